@@ -64,9 +64,9 @@ class Ours:
             independent_prompts=False,
             packed=False,
         )
-        (cell,) = request.cells
-        self.advance = advancer(request.plan.rule, loss_gradient(request, cell))
-        self.state = first_state(request.plan.rule, start_arrays(request, cell))
+        (group,) = request.groups
+        self.advance = advancer(request.plan.rule, loss_gradient(request, group))
+        self.state = first_state(request.plan.rule, start_arrays(request, group))
         self.state = jax.block_until_ready(self.advance(self.state, 0, 2))
 
     def seconds(self, steps: int) -> float:

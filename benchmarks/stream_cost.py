@@ -19,8 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 import promptlimit as pl
-from promptlimit.streaming._sums import TiltedSums
-from promptlimit.streaming._tree import BlockTree
+from promptlimit.streaming._sums import BlockTree, TiltedSums
 
 TERMS = (
     "start, a run",

@@ -70,7 +70,8 @@ def main(smallest: bool = False) -> None:
 def _drawing_alone(leaves: int) -> float:
     """Return milliseconds a token."""
     source = StandardNormals((jnp.uint32(1), jnp.uint32(2)), DIM)
-    draw = jax.jit(lambda part: source.columns(part, jnp.int32(0), leaves))
+    numbers = jnp.arange(leaves, dtype=jnp.int32)
+    draw = jax.jit(lambda part: jax.vmap(lambda leaf: source.columns(part, leaf))(numbers))
     valid = jnp.int32(leaves * LEAF)
     jax.block_until_ready(draw(BlockPart(jnp.uint32(0), valid, None)))
     start = time.perf_counter()

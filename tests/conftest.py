@@ -16,7 +16,7 @@ import typer.main
 from promptlimit.cli import _progress, main
 from reporting.page.visits import CHROMIUM, Visit
 
-_PATIENCE = 300_000  # milliseconds: a busy machine is no failure
+_PATIENCE = 300_000  # milliseconds: a busy machine must not fail a test
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def visit(browser: Any) -> Visit:
 
 
 _parser = functools.cache(typer.main.get_command)
-"""The commands with their options, which typer makes anew at each call: half of a short one."""
+"""The commands, built once: typer otherwise rebuilds them at each call."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a run is known by: its configuration in plain words."""
+"""The configuration that identifies a run, as plain values."""
 
 import importlib.util
 import linecache

@@ -1,4 +1,4 @@
-"""Cores of this process, on systems and Pythons that tell it in different ways."""
+"""Cores of this process, on systems and Pythons with different interfaces."""
 
 import os
 

@@ -164,7 +164,7 @@ def regression(rng, dim, label_row):
 def risk_by_quadrature(task, U, V, length):  # noqa: N803 - the letters of the formula
     """Return the risk by a trapezoidal rule in x and w, of one covariate, and its error.
 
-    Splines have six digits, and beyond their end the statistics lie between their last value and 1.
+    Splines have six digits; beyond their end the statistics are between their last value and 1.
     """
     (S,), (H,) = task.covariance[0], task.query_covariance[0]
     A, u, v1, b = U[0, 0], U[1, 0], V[1, 0], V[1, 1]

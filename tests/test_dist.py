@@ -33,7 +33,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def environment(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a virtual environment with the wheel; what it stands on is that of this one."""
+    """Return a virtual environment with the wheel, which shares the dependencies of this one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder)
     packages = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
@@ -50,7 +50,7 @@ def environment(archives: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
 
 
 def _outside() -> dict[str, str]:
-    """Return the environment variables of somebody who does not stand in this tree."""
+    """Return environment variables without those that point to this tree."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 

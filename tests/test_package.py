@@ -130,7 +130,7 @@ def imports() -> dict[Path, list[ast.Import | ast.ImportFrom]]:
 
 
 def top_level_imports(tree: ast.Module) -> set[str]:
-    """Return what is imported outside of functions, whatever branch it stands in."""
+    """Return the modules imported outside functions, in any branch."""
     found, waiting = set(), list[ast.AST](tree.body)
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""What the package stands on, by its own metadata."""
+"""The requirements of the package, from its metadata."""
 
 import importlib.metadata
 import json

@@ -41,7 +41,7 @@ def hook() -> Iterator[Callable[[str], Any]]:
 
 @pytest.fixture(scope="module")
 def katex(hook: Callable[[str], Any]) -> None:
-    """Skip where what draws the formulas is not installed and cannot be."""
+    """Skip the test if the formula renderer is not installed and cannot be."""
     try:
         hook("node").package("katex")
     except PluginError as problem:

@@ -1,4 +1,4 @@
-"""Arrays that come from users and those computed here, and lengths of prompts; without jax."""
+"""Types and checks for arrays, numbers and prompt lengths, without jax."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from promptlimit.errors import ArgumentError
 
 Array: TypeAlias = NDArray[np.float64]
-"""What is computed here: NumPy, double precision."""
+"""A NumPy array in double precision."""
 
 
 @runtime_checkable
@@ -24,12 +24,12 @@ class SupportsArray(Protocol):
     def __array__(self) -> Any: ...
 
 
-# NumPy's own ArrayLike takes numbers for instances of `complex`, which no checker at run time does.
+# NumPy's ArrayLike treats numbers as instances of `complex`, which run-time checkers do not.
 ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
-"""What a user may pass for an array."""
+"""Anything accepted as an array."""
 
 Number: TypeAlias = float | int | np.number
-"""What a user may pass for one number: checkers at run time do not take an int for a float."""
+"""Anything accepted as one number; run-time checkers do not accept an int as a float."""
 
 
 Arguments = ParamSpec("Arguments")
@@ -39,7 +39,7 @@ Returned = TypeVar("Returned")
 def is_traced(value: object) -> bool:
     """Return whether jax is tracing the value, so that it has a shape but no numbers yet.
 
-    False while jax is not imported, which this function does not do.
+    False if jax is not imported; this function does not import it.
     """
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
@@ -48,13 +48,13 @@ def is_traced(value: object) -> bool:
 def numpy_only(
     instead: str,
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Decorate a function that computes with NumPy, so that it cannot be called under jax.
+    """Decorate a function that computes with NumPy, so that it raises a clear error under jax.
 
-    An argument that `jit`, `vmap` or `grad` traces is refused in one sentence, and so is a call
-    that fails because the function to which `jit` applies made it.
+    It raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad` traces, and a
+    `TypeError` for a call inside a jitted function.
 
     Args:
-        instead: a sentence that names what to use.
+        instead: a sentence that names the alternative.
     """
 
     def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
@@ -77,9 +77,9 @@ def numpy_only(
                 return function(*args, **kwargs)
             except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as e:
                 if not is_traced(jax.device_put(np.zeros(()))):
-                    raise  # not ours: no `jit` is around this call
+                    raise  # another cause: this call is not inside `jit`
                 raise TypeError(
-                    f"`{called}` must be called outside `jit`, for it computes with NumPy. "
+                    f"`{called}` must be called outside `jit`, because it computes with NumPy. "
                     f"{instead}"
                 ) from e
 
@@ -89,9 +89,10 @@ def numpy_only(
 
 
 def require_unmasked(name: str, value: object) -> None:
-    """Refuse a masked array, also inside lists and tuples: NumPy would drop its mask silently.
+    """Raise an error for a masked array, also inside lists and tuples, which NumPy would unmask.
 
-    An array without masked entries is refused too, so that the answer does not depend on values.
+    A masked array without masked entries raises it too, so that the result does not depend on
+    values.
     """
     if isinstance(value, list | tuple):
         for part in value:
@@ -105,7 +106,7 @@ def require_unmasked(name: str, value: object) -> None:
 
 
 def require_readable(name: str, value: object) -> None:
-    """Refuse a PyTorch tensor that NumPy cannot read: bfloat16, with gradients, or on a device."""
+    """Raise an error for a PyTorch tensor that NumPy cannot read, such as one in bfloat16."""
     if not hasattr(value, "detach"):
         return
     try:
@@ -123,7 +124,7 @@ def require_readable(name: str, value: object) -> None:
 def require_whole(
     name: str, value: object, least: int, most: int | None = None, *, note: str = ""
 ) -> int:
-    """Return a whole number of at least `least`, and at most `most` where it is given."""
+    """Return a whole number of at least `least`, and at most `most` if given."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (whole and least <= int(value) <= (math.inf if most is None else most)):
         reach = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -132,14 +133,14 @@ def require_whole(
 
 
 def as_float64(array: object) -> Array:
-    """Return what a user built, of NumPy or of jax, as a NumPy array in double precision."""
+    """Return a NumPy or jax array as a NumPy array in double precision."""
     return np.asarray(array, dtype=np.float64)
 
 
 def real_numbers(values: object) -> Array:
-    """Return what a user passed as doubles; a TypeError where it is not, or not only, real numbers.
+    """Return values in double precision; raise a TypeError unless they are real numbers.
 
-    NumPy alone would read strings, take None for NaN and drop imaginary parts of arrays.
+    NumPy alone would parse strings, convert None to NaN and drop imaginary parts.
     """
     array = np.asarray(values)
     if values is None or array.dtype.kind in "cSUmM":
@@ -151,7 +152,7 @@ LARGEST_LENGTH = 1e30
 
 
 def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
-    """Return the lengths as floats of the same shape, or say which of them counts no tokens.
+    """Return prompt lengths as floats of the same shape.
 
     A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
     """
@@ -185,7 +186,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
 
 
 def increasing_lengths(lengths: ArrayLike) -> Array:
-    """Return one or several lengths as a vector, or refuse what does not increase."""
+    """Return one or several increasing lengths as a vector."""
     if lengths is None:
         raise ArgumentError("lengths", "must be a list of numbers, got None.")
     values = np.atleast_1d(checked_lengths(lengths, name="lengths"))

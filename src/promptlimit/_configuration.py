@@ -41,7 +41,7 @@ def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of
 
 
 def _name(thing: Any) -> str:
-    """Return the name of a type or a function; of those outside, with where it is and its text."""
+    """Return the name of a type or a function; outside this library, with a hash of its source."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
     if module.startswith("promptlimit."):
         return name
@@ -53,7 +53,7 @@ def _name(thing: Any) -> str:
 
 
 def _numbers(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:
-    """Return the entries of an array; of a random key, the bits it is made of."""
+    """Return the entries of an array, or the bits of a random key."""
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
     return np.asarray(array)

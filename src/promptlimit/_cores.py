@@ -1,12 +1,12 @@
-"""How many cores there are for this process."""
+"""The number of cores of this process."""
 
 import os
 
 
 def usable_cores() -> int:
-    """Return how many CPU cores this process may run on, where the system says; else all of them.
+    """Return the number of CPU cores that this process may use.
 
-    A scheduler or a container may leave it fewer than the machine has.
+    A scheduler or a container may allow fewer than the machine has.
 
     >>> usable_cores() >= 1
     True

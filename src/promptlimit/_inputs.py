@@ -1,8 +1,7 @@
-"""Arrays that come from a user: floating, of the right rank, finite, or one clear sentence.
+"""Validation of user arrays: real, of the right rank and finite.
 
-Shapes are known even while jax traces, so they are always checked. Values are checked only on
-concrete arrays, at the boundary: inside `jit`, `vmap` and `grad` these checks cost nothing because
-they do not run.
+Shapes are always checked, since they are known even while jax traces. Values are checked only on
+concrete arrays, so these checks cost nothing inside `jit`, `vmap` and `grad`.
 """
 
 import difflib
@@ -23,12 +22,12 @@ from promptlimit.errors import ArgumentError
 Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
-_SMALL = 10_000  # entries that are cheaper to look at here than to send to a device
+_SMALL = 10_000  # entries that are cheaper to check on the host than on a device
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
 
 def type_name(value: object) -> str:
-    """Return the type of a value for messages, which say so where a class is given."""
+    """Return the type of a value, for messages."""
     if isinstance(value, type):
         return f"the class {value.__name__} instead of an instance"
     return type(value).__name__
@@ -54,10 +53,10 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
 
 
 def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
-    """Return the values as a jax array of this dtype, their own when None, compiling nothing.
+    """Return the values as a jax array without compiling; with their own dtype when None.
 
     `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not,
-    but shares the memory, which its owner may change later; hence a copy. Arrays of jax pass.
+    but shares memory that may change later, hence a copy. A jax array is returned as it is.
     """
     if isinstance(values, jax.Array):
         return values if dtype is None else cast(values, dtype)
@@ -74,9 +73,9 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
-    """Return the finest of the dtypes, even where jax is told to refuse mixing them.
+    """Return the finest of the dtypes, even if jax is configured to raise an error on mixing them.
 
-    Without double precision it is single, also for NumPy arrays in double precision.
+    Without `enable_x64` it is at most single precision.
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes))
@@ -137,17 +136,17 @@ def _type_words(value: object, host: np.ndarray) -> str:
 
 
 def require_rank(name: str, array: Array, rank: int) -> None:
-    """Refuse an array with the wrong number of axes."""
+    """Raise an error for an array with the wrong number of axes."""
     if array.ndim != rank:
         raise ArgumentError(name, f"must be {_RANKS[rank]}, got shape {array.shape}.")
 
 
 def require_finite(name: str, array: Array) -> None:
-    """Refuse NaN and infinite entries, and say where the first one is."""
+    """Raise an error for NaN and infinite entries, with the index of the first one."""
     if is_traced(array):
         return
     if array.size > _SMALL:
-        # Evaluated where the array lives, and at once even when another array is being traced.
+        # Evaluated on the device of the array, and immediately even while jax traces.
         with jax.ensure_compile_time_eval():
             if bool(jnp.isfinite(array).all()):
                 return
@@ -162,13 +161,13 @@ def require_finite(name: str, array: Array) -> None:
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
-    """Refuse an array whose shape does not fit the other arguments."""
+    """Raise an error for an array whose shape does not fit the other arguments."""
     if array.shape != shape:
         raise ArgumentError(name, f"must have shape {shape} ({reason}), got {array.shape}.")
 
 
 def require_weights(name: str, weights: Array) -> None:
-    """Refuse weights that are not a probability vector."""
+    """Raise an error for weights that are not a probability vector."""
     if is_traced(weights):
         return
     host = np.asarray(weights, dtype=np.float64)
@@ -183,7 +182,7 @@ def require_weights(name: str, weights: Array) -> None:
 
 
 def require_random_key(key: object) -> None:
-    """Refuse what is not a random key of jax; None passes."""
+    """Raise an error for a value that is not a jax random key; None passes."""
     is_key = isinstance(key, jax.Array) and (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
@@ -194,7 +193,7 @@ def require_random_key(key: object) -> None:
 
 
 def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
-    """Return a name that is among `choices`, or refuse it and suggest the nearest."""
+    """Return a name that is among `choices`; the error suggests the nearest one."""
     known = list(choices)
     for choice in known:
         if choice == value:
@@ -208,6 +207,6 @@ def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
 
 
 def require_samples(samples: object) -> None:
-    """Refuse a number of prompts that has no standard error; None passes."""
+    """Raise an error for fewer than two prompts, which have no standard error; None passes."""
     if samples is not None:
         require_whole("samples", samples, 2, note=" It counts prompts.")

@@ -1,6 +1,6 @@
-"""Which packages this one stands on, by its own metadata, and which versions of them are there.
+"""The packages that this one requires, from its metadata, and their installed versions.
 
-Nothing but Python is needed to say so: any of them may be the one that is missing.
+Only the standard library is imported, because any other package may be missing.
 """
 
 import importlib.metadata
@@ -9,15 +9,15 @@ import re
 from promptlimit._version import __version__
 
 _OWN = "promptlimit"
-_AT_LEAST = ("jax", "jaxlib")  # jaxlib comes with jax, and has a version of its own
+_AT_LEAST = ("jax", "jaxlib")  # jaxlib is installed with jax, and has its own version
 _FOR_DEVELOPERS = ("dev", "docs")
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the version of this package and of each that it needs, None where one is missing.
+    """Return the versions of this package and of its requirements, None for a missing one.
 
-    An installed package knows what it needs: an editable one, what it needed when it was installed.
-    A source tree that was never installed does not, and of it jax and jaxlib alone are told.
+    The requirements are those at installation. For a source tree that was never installed only
+    jax and jaxlib are listed.
     """
     needed = [name for name, extra in _requirements() if extra is None]
     versions = {name: _version(name) for name in (*_AT_LEAST, *needed)}
@@ -25,7 +25,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def extra_versions() -> dict[str, dict[str, str | None]]:
-    """Return the versions of the packages of each extra a user may ask for, None where missing."""
+    """Return the versions of the packages of each extra for users, None for a missing one."""
     extras: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
         if extra is not None and extra not in _FOR_DEVELOPERS:
@@ -34,15 +34,15 @@ def extra_versions() -> dict[str, dict[str, str | None]]:
 
 
 def installed_version() -> str | None:
-    """Return the version of this package that was installed, None where it runs without that.
+    """Return the installed version of this package, None if it is not installed.
 
-    An editable package that was not installed again may say another than its source does.
+    It may differ from the version of the source in an editable installation.
     """
     return _version(_OWN)
 
 
 def _requirements() -> list[tuple[str, str | None]]:
-    """Return the names of the packages this one asks for, with the extra that does, None for all.
+    """Return the names of required packages, with their extra; None for a general requirement.
 
     For `tokenizers>=0.23.3; extra == 'heads'`, that is `("tokenizers", "heads")`.
     """

@@ -25,7 +25,7 @@ NORMAL_REACH = 8.5
 _LATTICE_DIM = 2
 _LATTICE_SHIFTS = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
 LATTICE_RADIUS = 8.0
-"""How far lattices go, in standard deviations: $e^{-32}$ of a plane lies outside."""
+"""The radius of lattices in standard deviations; the mass outside is $e^{-32}$ in the plane."""
 
 _SEED = 20_261_001
 _RADIAL_STRETCH = 1.4
@@ -51,11 +51,11 @@ def chi2_gauss(freedom: float, count: int) -> Rule:
     r"""Return the Gauss rule for $(\chi^2_f-f)/\sqrt{2f}$.
 
     Generalised Laguerre polynomials in the centred variable: the recurrence has
-    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ beside it, good for any f.
+    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it, stable for any f.
     """
     half, k = freedom / 2.0, np.arange(count)
-    beside = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
-    matrix = np.diag(2.0 * k / math.sqrt(half)) + np.diag(beside, 1) + np.diag(beside, -1)
+    off = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
+    matrix = np.diag(2.0 * k / math.sqrt(half)) + np.diag(off, 1) + np.diag(off, -1)
     nodes, vectors = np.linalg.eigh(matrix)
     return nodes, vectors[0] ** 2
 

@@ -1,8 +1,7 @@
-"""Random keys and draws of many prompts, shaped so that programs with them compile fast.
+"""Random keys and draws equal to those of `jax.random`, in forms that compile fast.
 
-They are those of `jax.random`. To hash a counter is a few lines of NumPy; in a program it is a loop
-that takes longer to compile than all that is done with the tokens, at each place where a key is
-split.
+Each split of a key inside a program compiles a loop, which takes longer than compiling all
+arithmetic on the tokens. Keys are therefore split in NumPy.
 """
 
 import math
@@ -18,15 +17,13 @@ from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
 
 _COUNTS_ALONE = "jax_threefry_partitionable"
-"""The setting, on since jax 0.5, by which the n-th key of a split is the hash of (0, n)."""
+"""The setting, on since jax 0.5, that makes the n-th key of a split the hash of (0, n)."""
 
 
 def row_keys(
     key: PRNGKeyArray, first: int, count: int, draws: int
 ) -> Key[Array, "{count} {draws}"]:
-    """Return `split(fold_in(key, i), draws)` for so many i from the first on.
-
-    They are those of `jax.random`, whatever the generator.
+    """Return `split(fold_in(key, i), draws)` for `count` values of i, from `first` on.
 
     >>> keys = row_keys(jax.random.key(7), 3, 2, 4)
     >>> bool((keys[0] == jax.random.split(jax.random.fold_in(jax.random.key(7), 3), 4)).all())
@@ -49,16 +46,15 @@ def sample_matrix(
     dtype: Any,
     **how: float,
 ) -> Array:
-    """Return a matrix of independent numbers, drawn in one row; the arguments are those of `draw`.
+    """Return a matrix of independent numbers, drawn as one row; the arguments are those of `draw`.
 
-    That changes none of them. A loop over few columns is unrolled by compilers, with all that makes
-    a random number.
+    The numbers are the same. XLA would unroll the generator over a small number of columns.
     """
     return draw(key, (math.prod(shape),), dtype, **how).reshape(shape)
 
 
 def _is_plain(key: PRNGKeyArray) -> bool:
-    """Return whether a key is known here, and of the generator that is written out here."""
+    """Return whether a key is concrete and of the generator implemented here."""
     if is_traced(key) or jax.random.key_impl(key) != "threefry2x32":
         return False
     return bool(getattr(jax.config, _COUNTS_ALONE, True))

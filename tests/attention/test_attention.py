@@ -415,7 +415,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no identity from queries to outputs": (
         lambda: pl.Layer(HEAD),
-        "`residual` must be a matrix where outputs and queries differ in dimension, got None for "
+        "`residual` must be a matrix if outputs and queries differ in dimension, got None for "
         "outputs of dimension 1 and queries of dimension 2.",
     ),
     "gradient of nothing": (
@@ -424,8 +424,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "gradient of a sum without a matrix": (
         lambda: pl.MultiHead([HEAD]).jacobian(LAW, [0.0, 0.0], wrt="key_query"),
-        "`wrt` must name a matrix of this MultiHead, which has none of its own, got 'key_query'. "
-        "Ask one of its heads.",
+        "`wrt` must name a matrix of this MultiHead, which has no matrices, got 'key_query'. "
+        "Call `jacobian` of one of its heads.",
     ),
     "push-forward of a rectangular head": (
         lambda: pl.SoftmaxAttention([[1.0], [1.0]], [[1.0, 1.0]]).push_forward(LAW),
@@ -458,8 +458,8 @@ WRONG_TYPES = {
     "of text. Pass an array of floats.",
     "pl.Stack([HEAD, 2])": "`layers[1]` must be a layer, got int. Pass promptlimit.Layer(heads).",
     "pl.Stack([HEAD]).causal(pl.Gaussian(np.zeros(2), np.eye(2)), np.zeros(2))": "`prompt` must be "
-    "tokens in their order for a causal mask, got Gaussian. Call the stack itself for a law: its "
-    "limit does not feel the mask.",
+    "tokens in order for a causal mask, got Gaussian. Call the stack itself for a law: the mask "
+    "does not change its limit.",
     "HEAD.affine_limit(pl.Rademacher([1.0, 1.0]))": "`prompt` must be Gaussian for an affine "
     "limit, got Rademacher. Call the attention itself: it takes any measure.",
     "pl.Mixture([1.0], [3])": "`components[0]` must be a measure, got int. "

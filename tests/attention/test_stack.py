@@ -27,7 +27,7 @@ class Plain(NamedTuple):
         return pl.Layer([HEADS[kernel](u, v) for kernel, u, v in self.heads], self.residual)
 
     def read(self, tokens: np.ndarray, weights: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Return what the layer makes of one vector over weighted tokens."""
+        """Return the output of the layer at one vector over weighted tokens."""
         output = self.residual @ z
         for kernel, u, v in self.heads:
             scores = tokens @ (u @ z)
@@ -217,7 +217,7 @@ def test_softmax_and_linear_stacks_have_their_own_limits(x64: None) -> None:
 
 
 def simulated_outputs(layers: list[Plain], tokens: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Return the outputs of many prompts [n, L, d] of softmax layers at once, in NumPy."""
+    """Return the outputs of many prompts [n, L, d] through softmax layers, in NumPy."""
     points = np.broadcast_to(query, (len(tokens), 1, query.size))
     for layer in layers:
         images = []
@@ -322,7 +322,7 @@ def test_a_batch_of_queries_and_of_prompts_is_a_vmap(x64: None) -> None:
 
 
 class Cubed(pl.AbstractAttention):
-    """A layer of one's own that says nothing of itself: the mean of the tokens, cubed, and z."""
+    """A user-defined layer without optional methods: the cubed mean of the tokens, plus z."""
 
     @property
     def token_dim(self) -> int:
@@ -375,11 +375,11 @@ PLAIN = pl.Layer(pl.SoftmaxAttention(np.eye(2), np.eye(2)))
 PAIR = pl.Stack([PLAIN, PLAIN])
 WIDE = pl.SoftmaxAttention(np.eye(3), np.eye(3))
 OTHER_QUERIES = pl.SoftmaxAttention(np.ones((2, 3)), np.eye(2))
-MASKED = "`prompt` must be tokens in their order for a causal mask, got {}. Call the stack itself "
-MASKED += "for a law: its limit does not feel the mask."
+MASKED = "`prompt` must be tokens in order for a causal mask, got {}. Call the stack itself "
+MASKED += "for a law: the mask does not change its limit."
 UNCHECKED = inspect.unwrap(pl.Stack.__init__)  # as users call it: without the tests' types
 BAD: dict[str, tuple[Callable[[], object], str]] = {
-    "no layers": (lambda: pl.Stack([]), "`layers` must hold at least one layer, got none."),
+    "no layers": (lambda: pl.Stack([]), "`layers` must contain at least one layer, got none."),
     "a layer for layers": (
         lambda: UNCHECKED(object.__new__(pl.Stack), PLAIN),
         "`layers` must be a list of layers, got Layer. Pass [promptlimit.Layer(heads), ...].",
@@ -390,18 +390,18 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "layers that do not chain": (
         lambda: pl.Stack([PLAIN, pl.Layer(WIDE)]),
-        "`layers[1]` must take tokens and queries of dimension 2, which `layers[0]` puts out, got "
+        "`layers[1]` must take tokens and queries of dimension 2, the output of `layers[0]`, got "
         "3 and 3.",
     ),
-    "queries that are no tokens": (
+    "queries of another dimension than tokens": (
         lambda: pl.Stack([OTHER_QUERIES, PLAIN]),
-        "`layers[0]` must take tokens as queries, for the layer above reads what it makes of them, "
-        "got tokens of dimension 2 and queries of dimension 3.",
+        "`layers[0]` must have queries of the dimension of its tokens, because tokens are also "
+        "queries below another layer, got tokens of dimension 2 and queries of dimension 3.",
     ),
     "a law without a closed image": (
         lambda: PAIR(pl.Rademacher([1.0, 1.0]), [0.0, 0.0]),
-        "`prompt` must be tokens or Gaussian for a stack of 2 layers, got Rademacher: a layer "
-        "makes no law of it that has a closed form. Ask prompt_moments(stack, law, query, "
+        "`prompt` must be tokens or Gaussian for a stack of 2 layers, got Rademacher, whose "
+        "image under a layer has no closed form. Call prompt_moments(stack, law, query, "
         "math.inf), or pass Empirical(law.sample(...)).",
     ),
     "a mask over weighted tokens": (
@@ -418,8 +418,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "the gradient in a matrix": (
         lambda: PAIR.jacobian(pl.Empirical([[0.0, 1.0]]), [0.0, 0.0], wrt="value"),
-        "`wrt` must name a matrix of this Stack, which has none of its own, got 'value'. Ask one "
-        "of its heads.",
+        "`wrt` must name a matrix of this Stack, which has no matrices, got 'value'. Call "
+        "`jacobian` of one of its heads.",
     ),
 }
 

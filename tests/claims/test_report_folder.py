@@ -87,7 +87,7 @@ def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path:
     with pytest.raises(InputFileError) as caught:
         folder.figure(STUDY, "more")
     assert str(caught.value) == (
-        f"{arrays} must hold the figure's arrays, but it is not there. Run "
+        f"{arrays} must hold the figure's arrays, but it does not exist. Run "
         "promptlimit reproduce more again."
     )
 
@@ -107,7 +107,7 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     [
         (b"", "Expecting value: line 1 column 1 (char 0)"),
         (b"\xff", "it is not UTF-8 text"),
-        (b"[1]", "it is none"),
+        (b"[1]", "it is not an object"),
         (b"[" * 100_000, "it is nested too deep"),
         (b'{"a":' * 30 + b"1" + b"}" * 30, "it is nested too deep"),
         (b'{"a":"' + b"x" * 1_000_000 + b'"}', "it is larger than 1 MB"),
@@ -118,7 +118,7 @@ def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reas
     file = path / STUDY / "claims" / "bad.json"
     file.write_bytes(content)
     assert refusal(path) == (
-        f"{file} must hold a JSON object, but {reason}. Run promptlimit reproduce bad again."
+        f"{file} must contain a JSON object, but {reason}. Run promptlimit reproduce bad again."
     )
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reas
         ({"number": "4"}, "its 'number' is not a whole number from 1 to 999"),
         ({"number": 0}, "its 'number' is not a whole number from 1 to 999"),
         ({"statement": 3}, "its 'statement' is not text"),
-        ({"expected": "maybe"}, "its 'expected' is none of holds, holds with a change, "),
+        ({"expected": "maybe"}, "its 'expected' is not one of holds, holds with a change, "),
         ({"checks": {}}, "its 'checks' is not a list"),
         ({"checks": [1]}, "one of its checks is not an object"),
         ({"checks": [{"name": "a", "value": "1"}]}, "its 'value' is not a number"),
@@ -149,7 +149,7 @@ def test_a_claim_that_is_none_is_named(path: Path, changes: dict[str, Any], reas
     ("file", "changes", "reason"),
     [
         ("provenance.json", {"seconds": "long"}, "but its 'seconds' is not a number"),
-        (f"{STUDY}/figures/gaps.json", {"section": "x"}, "'section' is none of paper, beyond"),
+        (f"{STUDY}/figures/gaps.json", {"section": "x"}, "'section' is not one of paper, beyond"),
         (f"{STUDY}/study.json", {"link": "javascript:x"}, "does not start with https://"),
         (f"{STUDY}/study.json", {"claims": -1}, "'claims' is not a whole number from 0 to 999"),
     ],
@@ -180,7 +180,7 @@ def test_two_claims_of_one_number_are_refused(path: Path) -> None:
 
 def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
     os.mkfifo(path / STUDY / "claims" / "pipe.json")
-    assert "pipe.json must hold a JSON object, but it is no file" in refusal(path)
+    assert "pipe.json must contain a JSON object, but it is not a file" in refusal(path)
 
 
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_damaged_provenance_is_written_anew(path: Path) -> None:
 def test_what_should_be_a_file_and_is_a_folder_is_refused(path: Path, name: str) -> None:
     (path / name).unlink(missing_ok=True)
     (path / name).mkdir()
-    assert f"{path / name} must hold a JSON object, but it is no file. " in refusal(path)
+    assert f"{path / name} must contain a JSON object, but it is not a file. " in refusal(path)
 
 
 def test_numbers_of_figures_are_read_from_references() -> None:

@@ -213,7 +213,7 @@ def test_two_lengths_test_nothing():
 def test_the_verdict_names_the_noise():
     lengths = decades(2, 4, 5)
     fit = fit_rate(lengths, 1 / lengths, cov=(0.2 / lengths) ** 2)
-    assert fit.verdict.startswith("Too noisy to tell: the exponent would be 1.000, between 0.8")
+    assert fit.verdict.startswith("Too noisy: the exponent would be 1.000, between 0.8")
     falling = np.exp(0.01 * np.log(lengths) ** 2) / lengths
     fit = fit_rate(lengths, falling, cov=(0.2 * falling) ** 2)
     assert -fit.drift_interval[0] > fit.drift_interval[1]

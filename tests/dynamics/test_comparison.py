@@ -10,7 +10,7 @@ from promptlimit.tasks import AbstractObjective
 
 
 class _Squares(AbstractObjective):
-    """The sum of the squares of U, and so many times that of the row of V."""
+    """The sum of the squares of U, plus a multiple of that of the row of V."""
 
     row: float
 

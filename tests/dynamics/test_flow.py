@@ -25,8 +25,8 @@ from promptlimit.dynamics import (
     limit_band,
 )
 from promptlimit.dynamics._risks import (
+    Parametrisation,
     RiskOfState,
-    StateReading,
     risk_of_state,
     state_of,
     state_risks,
@@ -206,7 +206,7 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     factors = [rng.uniform(-0.6, 0.6, size=shape) for shape in ((3, 3), (3, 3), (3, 3), (1, 3))]
     start = pl.Factored("linear", *factors, scale=0.5)
     risk = objective(start, 7.0)
-    of_state = risk_of_state(risk, StateReading(start, np.float64), start)
+    of_state = risk_of_state(risk, Parametrisation(start, np.float64), start)
     found = eqx.filter_jit(of_state.gradient)(state_of(start))
     merged = start.merged()
     head = pl.LinearAttention(merged.key_query, merged.value)
@@ -357,7 +357,7 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
         simulated(2.0, [0.0, 1.0, 1000.0])
     assert re.fullmatch(
         r"the flow must stay within `radius` = 10000, but left that ball at time [0-9.]+\. "
-        r"Ask for earlier times, or for a larger radius\.",
+        r"Request earlier times, or a larger radius\.",
         str(refusal.value),
     )
 
@@ -430,7 +430,7 @@ class Fixed(pl.AbstractAttention):
         ),
         (
             {"start": Fixed()},
-            "`start` must hold an array, got Fixed without any. Its arrays are what moves.",
+            "`start` must have at least one array to train, got Fixed without any.",
         ),
         ({"rtol": 0.0}, "`rtol` must be positive and finite, got 0.0."),
         (
@@ -461,7 +461,7 @@ def test_bad_requests_are_refused_in_one_sentence(change: dict, message: str) ->
 
 
 def test_starts_outside_the_theorem_warn_and_are_made() -> None:
-    with pytest.warns(OutsideTheoremWarning, match=r"Theorem 5.2 speaks of 0 < alpha < 0\.\d+ "):
+    with pytest.warns(OutsideTheoremWarning, match=r"Theorem 5.2 requires 0 < alpha < 0\.\d+ "):
         start = pl.dynamics.block_start(TASK, 5.0)
     assert float(start.value[2, 2]) == 5.0
     with warnings.catch_warnings():

@@ -46,10 +46,10 @@ def test_a_trajectory_is_read_back(tmp_path: Path) -> None:
         assert stored(right, tmp_path) == right
 
 
-def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_trajectory_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path, CONFIG)
     run.save({"value": np.zeros((2, 2))})
-    with pytest.raises(InputFileError, match="must hold a trajectory, but '"):
+    with pytest.raises(InputFileError, match="must contain a trajectory, but '"):
         load_flow(run)
     three = trajectory(
         times=np.array([0.0, 1.0, np.inf]),
@@ -61,7 +61,7 @@ def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="does not have one entry for each time"):
         stored(three, tmp_path)
     half = trajectory(key_query=None, config={**CONFIG, "n": 4})
-    with pytest.raises(InputFileError, match="but it has one of key_query and value_matrix, which"):
+    with pytest.raises(InputFileError, match="but it has only one of key_query and value_matrix"):
         stored(half, tmp_path)
 
 
@@ -83,5 +83,5 @@ def test_the_gap_is_the_squared_distance_at_common_times() -> None:
     assert trajectory_gap(trajectory(), other).parameters is None
     with pytest.raises(ValueError, match="`b` must share a time with `a`, got none"):
         trajectory_gap(a, trajectory(times=np.array([5.0, 6.0])))
-    with pytest.raises(ValueError, match="`b` must move a head of the same shapes as `a`"):
+    with pytest.raises(ValueError, match="`b` must have the shapes of `a`"):
         trajectory_gap(a, trajectory(value_matrix=np.ones((2, 1, 2))))

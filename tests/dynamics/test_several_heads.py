@@ -62,7 +62,7 @@ NAMES = (
 
 @functools.cache
 def prompts(length, step):
-    """Return what each prompt of a batch is, and the token it is asked about: the task's own."""
+    """Return the prompts of a batch and their queries, as the task draws them."""
     key = jax.random.fold_in(jax.random.split(KEY)[1], 0)
     key = jax.random.fold_in(jax.random.fold_in(key, 0 if math.isinf(length) else length), step)
     batch = []
@@ -115,7 +115,7 @@ def trained():
 
 
 def test_steps_are_those_of_numpy_on_the_same_prompts_each_run_clipped_by_its_own_norm(trained):
-    """On finite prompts and on their laws, with a loss that is no squared error."""
+    """On finite prompts and on their laws, with a loss other than the squared error."""
     clipped = []
     for start, (i, length), step in itertools.product((0, 1), enumerate((math.inf, 4)), (0, 1)):
         run = [trained.parameters[name][i, start, 0].astype(np.float64) for name in NAMES]
@@ -234,7 +234,7 @@ def test_training_at_infinity_follows_the_infinite_flow():
 
 
 class Gated(pl.AbstractAttention):
-    """A user's own attention that is no sum of heads: with a vector, a number and a mask."""
+    """A user-defined attention without heads: with a vector, a number and a mask."""
 
     value: jax.Array
     gate: jax.Array
@@ -290,11 +290,11 @@ def refused(trained, tmp_path):
     plain = pl.TrainingPlan(steps=2, samples=8)
     kernels = iter([("softmax", "linear"), ("linear", "linear")])
     return {
-        "`sampling` must be 'tokens' where starts are not one head each or a length is infinite, "
+        "`sampling` must be 'tokens' unless every start is one head and every length is finite, "
         "got 'law' for Layer(softmax, linear) at lengths [4].": lambda: pl.sgd(
             layer(), Sided(), 4, law, key=KEY
         ),
-        "`start` must return attentions that differ in their arrays alone, got others for other "
+        "`start` must return attentions that differ only in their arrays, got others for other "
         "keys. Pass one function for each.": lambda: pl.sgd(
             lambda key: layer(kernels=next(kernels)), Sided(), 4, plain, key=KEY, seeds=2
         ),
@@ -306,7 +306,7 @@ def refused(trained, tmp_path):
             run, pl.LinearAttention(COV, COV)
         ),
         "heads[0].key_query": attend(run, layer(dim=3)),
-        "`b` must move the parameters of `a`, heads[0].key_query": lambda: pl.trajectory_gap(
+        "`b` must have the parameters of `a`, heads[0].key_query": lambda: pl.trajectory_gap(
             run, pl.gradient_flow(HEAD, TASK, math.inf, [0.0])
         ),
     }

@@ -156,7 +156,7 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
     prompts = prompt_stream(4, lengths, 8, [KEY] * 3)
     sums = jax.jit(lambda a, b: packed_sums(prompts, kernels, step, a, b))
     packed = sums(score, value)
-    # What diverges at one length does not touch the others.
+    # A run that diverges at one length does not affect the others.
     lost = sums(score.at[1].set(np.nan), value.at[1].set(np.inf))
     for one, other in zip(packed, lost, strict=True):
         np.testing.assert_array_equal(one[::2], other[::2])
@@ -211,7 +211,7 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start(
     other = pl.dynamics.uniform_factors(3, key=jax.random.key(8))
     pl.sgd(other, LAWS["kms"], 9, plan, key=jax.random.key(8))
     assert not calls
-    with pytest.raises(ValueError, match="the runs would be one"):
+    with pytest.raises(ValueError, match="makes all runs equal"):
         pl.sgd(fixed, LAWS["identity"], 5, **settings)
 
 
@@ -331,8 +331,8 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
         ),
         (
             {"start": [start(), scaled]},
-            "`start` must hold attentions that make U and V of their arrays in one way, got "
-            "several, such as two scales of the scores. Train them in calls of their own, with the "
+            "`start` must contain attentions of one parametrisation, got several, such as two "
+            "scales of the scores. Train them in separate calls with the "
             "same key.",
         ),
         (
@@ -360,8 +360,7 @@ def test_what_is_no_plan_and_what_is_no_rule_are_refused_where_types_are_not_che
         inspect.unwrap(pl.sgd)(start(), LAWS["identity"], 5, 20, key=KEY)  # pyright: ignore[reportArgumentType]
     plan = object.__new__(pl.TrainingPlan)
     message = (
-        "`optimiser` must be a rule of optax, called with its numbers as in optax.adam(1e-3), got "
-        "<function adam at "
+        "`optimiser` must be an optax optimiser, such as optax.adam(1e-3), got <function adam at "
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         inspect.unwrap(pl.TrainingPlan.__init__)(plan, 5, optimiser=optax.adam)
@@ -388,7 +387,7 @@ def test_descent_and_flow_from_one_start_are_compared_in_two_lines() -> None:
         gap = pl.trajectory_gap(trained.trajectory(9, place), flow)
         np.testing.assert_array_equal(gap.times, plan.times)
         assert gap.parameters is not None
-        assert gap.parameters[0] < 1e-12  # single precision beside double
+        assert gap.parameters[0] < 1e-12  # single precision compared with double
         # The path is short of the noise of forty batches: rate^2 steps tr C, C of order 1.
         assert 0 < gap.parameters[-1] < 0.02 < flow.value[0] - flow.value[-1]
     with pytest.raises(ValueError, match="`length` must be one of 9, got 5"):

@@ -1,4 +1,4 @@
-"""Runs in folders: killed and resumed, finished and skipped, told apart."""
+"""Runs in folders: killed and resumed, finished and skipped, and kept separate."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def test_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
     for name, array in whole.parameters.items():
         np.testing.assert_array_equal(resumed.parameters[name], array)
     np.testing.assert_array_equal(resumed.value, whole.value)
-    # Finished cells are not run again, and leave no checkpoint behind.
+    # Finished groups are not run again, and leave no checkpoint behind.
     looked: list[int] = []
     train(tmp_path / "killed", lambda progress: looked.append(progress.done))
     assert looked == []

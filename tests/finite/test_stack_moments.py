@@ -311,8 +311,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a gap over a law without a closed limit": (
         lambda: pl.output_gap(TWO, CUBE, [[1.0]], [10], key=KEY, samples=16),
-        "`prompt` must be tokens or Gaussian for a stack of 2 layers, got UniformCube: a layer "
-        "makes no law of it that has a closed form. Ask prompt_moments(stack, law, query, "
+        "`prompt` must be tokens or Gaussian for a stack of 2 layers, got UniformCube, whose "
+        "image under a layer has no closed form. Call prompt_moments(stack, law, query, "
         "math.inf), or pass Empirical(law.sample(...)).",
     ),
 }

@@ -1,4 +1,4 @@
-"""Every measure beside its log-Laplace transform in 50-digit arithmetic, written independently."""
+"""Every measure, and its log-Laplace transform written independently with 50 digits."""
 
 import functools
 from collections.abc import Callable, Sequence

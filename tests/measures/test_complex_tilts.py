@@ -1,8 +1,8 @@
 r"""At a complex tilt every log-Laplace transform is the analytic continuation of the real one.
 
-What counts is $e^\Lambda$, $e^\Lambda\nabla\Lambda$ and $e^\Lambda(\nabla^2\Lambda +
-\nabla\Lambda\nabla\Lambda^\top)$ beside their sizes at the real part of the tilt, where all phases
-agree and nothing cancels.
+The tests compare $e^\Lambda$, $e^\Lambda\nabla\Lambda$ and $e^\Lambda(\nabla^2\Lambda +
+\nabla\Lambda\nabla\Lambda^\top)$ relative to their sizes at the real part of the tilt, where all
+phases agree and nothing cancels.
 """
 
 import functools
@@ -95,7 +95,7 @@ def found(name: str) -> tuple[Continuation, Continuation]:
 def laplace_derivatives(
     case: Case, tilt: np.ndarray, u: np.ndarray, v: np.ndarray
 ) -> tuple[Any, list[Any]]:
-    r"""$\Lambda$ at the real part; beside it $e^\Lambda$, its slope along u, that along u and v."""
+    r"""$\Lambda$ at the real part, then $e^\Lambda$, its slope along u, that along u and v."""
     point, step = [mp.mpmathify(complex(x)) for x in tilt], mp.mpf(10) ** -10
     top = case.oracle([x.real for x in point])
 
@@ -119,7 +119,7 @@ def test_the_transform_and_its_derivatives_are_exact_beside_the_real_axis(name: 
         second = u @ (hessian + np.outer(gradient, gradient)) @ v
         mass = mp.exp(mp.mpmathify(complex(value)) - top)
         rounding = 16 * EPS * (1 + abs(value) + np.linalg.norm(tilt) * case.scale)
-        # A Hessian beside a large gradient keeps its digits up to the square of the latter.
+        # The error of a Hessian is relative to the square of a large gradient.
         loss = max(1.0, float(1 / abs(wants[0])))
         for k, factor in enumerate((1.0, gradient @ u, second)):
             size = float(abs(sizes[k])) + case.scale**k

@@ -1,7 +1,7 @@
 """Every measure keeps every promise of `AbstractMeasure`, in both precisions.
 
 One program for a measure and a precision gives its three transforms at all tilts, and in double
-precision also at moved parameters with the slopes there; every test reads what it needs of it.
+precision also at moved parameters with the slopes there; all tests share it.
 """
 
 import functools

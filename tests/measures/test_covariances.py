@@ -8,7 +8,7 @@ from promptlimit.measures import ar1_covariance
 @pytest.mark.parametrize("dim", [1, 2, 3, 40])
 @pytest.mark.parametrize("rho", [-0.9, 0.0, 0.5, 0.99])
 def test_the_inverse_is_tridiagonal_in_closed_form(dim, rho):
-    r"""With $1+\rho^2$ on the diagonal, 1 at its ends, $-\rho$ beside it, over $1-\rho^2$."""
+    r"""With $1+\rho^2$ on the diagonal, 1 at its ends, $-\rho$ next to it, over $1-\rho^2$."""
     diagonal = np.full(dim, 1.0 + rho**2)
     diagonal[[0, -1]] = 1.0 if dim > 1 else 1.0 - rho**2
     beside = np.full(dim - 1, -rho)

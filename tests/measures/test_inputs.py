@@ -88,7 +88,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mixture of nothing": (
         lambda: pl.Mixture([], []),
-        "`components` must hold at least one measure, got none.",
+        "`components` must contain at least one measure, got none.",
     ),
     "mixture of different dimensions": (
         lambda: pl.Mixture([0.5, 0.5], [pl.Rademacher([1.0]), pl.Rademacher([1.0, 1.0])]),

@@ -35,7 +35,7 @@ def and_one_more(orders: Callable[[jax.Array], list[jax.Array]]) -> Callable:
 
 
 def derivatives(function: Function, points: np.ndarray, count: int) -> np.ndarray:
-    """The function and so many derivatives, one row a point, from one program."""
+    """The function and its derivatives, one row per point, from one program."""
     orders: Callable[[jax.Array], list[jax.Array]] = lambda at: [function(at)]  # noqa: E731
     for _ in range(count):
         orders = and_one_more(orders)

@@ -1,4 +1,4 @@
-"""The constant that bounds ask for, against the log-Laplace transform it must dominate."""
+"""Variance proxies, compared with the log-Laplace transform that they must dominate."""
 
 import equinox as eqx
 import jax

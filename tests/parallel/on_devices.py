@@ -1,6 +1,6 @@
-"""What one process with eight CPU devices finds on some of them, as JSON on standard output.
+"""Results of one process with eight CPU devices, as JSON on standard output.
 
-The tests start it once, since starting and compiling for each number of devices takes the time:
+The tests start it once, because starting and compiling dominate the time:
 
     python tests/parallel/on_devices.py PART... FOLDER
 """
@@ -62,7 +62,7 @@ def estimates(_: Path) -> dict[str, dict[int, list[str]]]:
 
 
 def slopes(_: Path) -> dict[str, dict[int, list[str]]]:
-    """Return the same of estimates that are made as that of the gap is."""
+    """Return more estimates on one device and on several."""
     return {"slope": _spread(slope, 2), "moments": _spread(moments, 4), "risk": _spread(risk, 2)}
 
 
@@ -103,7 +103,7 @@ def _trained(devices: int, folder: Path | None = None, watch: Any = None) -> dic
 
 
 def trainings(folder: Path) -> dict[str, Any]:
-    """Return a training on one device, on four, and begun on four and ended on one."""
+    """Return a training on one device, on four, and started on four and finished on one."""
     runs = {f"{devices}": _trained(devices) for devices in (1, 4)}
     with contextlib.suppress(_KilledError):
         _trained(4, folder, _stop)
@@ -112,7 +112,7 @@ def trainings(folder: Path) -> dict[str, Any]:
 
 
 def streams(_: Path) -> dict[str, dict[str, Any]]:
-    """Return prompts read on several devices in several chunks, by prompt and how."""
+    """Return streams on several devices in several chunks, by prompt, devices and chunk."""
     head, law = pl.SoftmaxAttention(np.eye(2), np.eye(2)), pl.Gaussian(np.ones(2), np.eye(2))
     tokens = np.random.default_rng(0).standard_normal((1_500_000, 2)).astype(np.float32)
     prompts = {
@@ -130,13 +130,13 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
 
 
 def collectives(_: Path) -> dict[str, Any]:
-    """Return the sums that all devices made together, and what each of them should be."""
+    """Return the sums over all devices and their correct value."""
     sums, expected = collective_sums()
     return {"sums": sums.tolist(), "expected": expected}
 
 
 def main() -> None:
-    """Print the parts that are asked for."""
+    """Print the requested parts."""
     *asked, folder = sys.argv[1:]
     parts = {part.__name__: part for part in (estimates, slopes, trainings, streams, collectives)}
     json.dump({name: parts[name](Path(folder)) for name in asked}, sys.stdout)

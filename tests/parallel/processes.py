@@ -1,4 +1,4 @@
-"""Real processes over loopback, on CPUs: started together, ended whatever happens."""
+"""Real processes over loopback, on CPUs: started together, and always ended."""
 
 import contextlib
 import os
@@ -21,21 +21,21 @@ _CACHE = TESTS.parent / ".pytest_cache" / "jax"
 _ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
-    "JAX_PLATFORMS": "cpu",  # processes cannot share one GPU, and a CPU counts as many devices
+    "JAX_PLATFORMS": "cpu",  # processes cannot share one GPU
     "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
 }
-LOST = r"Another process of this run was lost while .*Start the same command on all processes again"
-"""What every survivor says."""
+LOST = r"Another process of this run was lost while .*Run the same command on all processes again"
+"""The message of every surviving process."""
 
 LIMIT = 900.0
-"""Seconds after which a process that has not ended is ended, and the test fails."""
+"""Seconds after which a process is killed and the test fails."""
 
 
 class Ended(NamedTuple):
-    """What a process left behind."""
+    """The exit status and the output of a process."""
 
     code: int
     out: str
@@ -65,25 +65,25 @@ def several(count: int, *arguments: object) -> list[list[str]]:
 
 
 def hexadecimal(*arrays: ArrayLike) -> list[str]:
-    """Return numbers bit for bit, as text that JSON holds."""
+    """Return the bits of numbers as text."""
     return [float(x).hex() for array in arrays for x in np.ravel(np.asarray(array))]
 
 
 def streamed_numbers(found: StreamedAttention) -> dict[str, list[str]]:
-    """Return all numbers of a stream, bit for bit."""
+    """Return the bits of all numbers of a stream."""
     arrays = {name: x for name, x in vars(found).items() if isinstance(x, np.ndarray)}
     return {name: hexadecimal(array) for name, array in arrays.items()}
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def run(commands: Sequence[list[str]], *, folder: Path) -> list[Ended]:
-    """Run commands side by side to their ends."""
+    """Run commands concurrently to their ends."""
     with _started(commands, folder) as running:
         return _ended(running)
 
@@ -91,7 +91,7 @@ def run(commands: Sequence[list[str]], *, folder: Path) -> list[Ended]:
 def run_and_kill(
     commands: Sequence[list[str]], victim: int, when: Callable[[], bool], *, folder: Path
 ) -> list[Ended]:
-    """Run commands, kill one when it is time, and return how all of them ended."""
+    """Run commands, kill one when a condition holds, and return how all of them ended."""
     with _started(commands, folder) as running:
         until = time.monotonic() + LIMIT
         while not when():

@@ -23,7 +23,7 @@ traced: list[str] = []
 
 
 def _on_devices(folder: Path, *parts: str) -> dict[str, dict[str, Any]]:
-    """Return what a process with eight devices finds."""
+    """Return the results of a process with eight devices."""
     file = Path(__file__).with_name("on_devices.py")
     (done,) = run([program(file, *parts, folder / "runs")], folder=folder)
     assert done.code == 0, done.err
@@ -31,19 +31,21 @@ def _on_devices(folder: Path, *parts: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return what one such process found, for all tests."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return the results of one process, shared by all tests."""
     folder = tmp_path_factory.mktemp("devices")
     return _on_devices(folder, "estimates", "trainings", "streams", "collectives")
 
 
-def test_estimates_have_the_same_bits_on_1_and_8_devices(told: dict[str, dict]) -> None:
-    found = told["estimates"]
+def test_estimates_have_the_same_bits_on_1_and_8_devices(results: dict[str, dict]) -> None:
+    found = results["estimates"]
     assert [*found["gap"]] == ["1", "8"]
     _assert_same_bits(found)
 
 
-def test_so_have_gradient_gaps_moments_and_risks(tmp_path: Path) -> None:
+def test_gradient_gaps_moments_and_risks_have_the_same_bits_on_any_number_of_devices(
+    tmp_path: Path,
+) -> None:
     found = _on_devices(tmp_path, "slopes")["slopes"]
     assert {name: [*by_devices] for name, by_devices in found.items()} == {
         "slope": ["1", "2"],
@@ -61,10 +63,10 @@ def _assert_same_bits(found: dict[str, dict[str, list[str]]]) -> None:
 
 
 def test_training_agrees_to_rounding_and_a_run_begun_on_four_devices_resumes_on_one(
-    told: dict[str, dict],
+    results: dict[str, dict],
 ) -> None:
-    runs = dict(told["trainings"]["runs"])
-    assert len(told["trainings"]["checkpoints"]) == 1
+    runs = dict(results["trainings"]["runs"])
+    assert len(results["trainings"]["checkpoints"]) == 1
     alone = runs.pop("1")
     moved = np.array(alone["value"])[..., -1] / np.array(alone["value"])[..., 0]
     assert (abs(moved - 1.0) > 1e-3).all()
@@ -74,8 +76,8 @@ def test_training_agrees_to_rounding_and_a_run_begun_on_four_devices_resumes_on_
             np.testing.assert_allclose(other[name], array, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-def test_devices_and_chunks_change_no_bit_of_a_stream(told: dict[str, dict]) -> None:
-    found = told["streams"]
+def test_devices_and_chunks_change_no_bit_of_a_stream(results: dict[str, dict]) -> None:
+    found = results["streams"]
     assert {name: [*ways] for name, ways in found.items()} == {
         "drawn": ["1 1", "4 3"],  # devices and chunks
         "held": ["1 1", "8 1"],
@@ -108,7 +110,7 @@ def test_without_spread_there_is_one_device_the_default_one() -> None:
         assert active_devices().mesh.devices.tolist() == [jax.devices("cpu")[0]]
 
 
-def test_use_devices_refuses_more_devices_than_there_are_and_names_the_way_out() -> None:
+def test_use_devices_refuses_more_devices_than_there_are_and_suggests_how_to_get_more() -> None:
     there = len(jax.devices())
     with (
         pytest.raises(ValueError, match="`devices` must be at most") as caught,
@@ -117,14 +119,15 @@ def test_use_devices_refuses_more_devices_than_there_are_and_names_the_way_out()
         pass
     if jax.default_backend() == "cpu":
         assert str(caught.value) == (
-            f"`devices` must be at most {there}, got 1000. A CPU counts as one device unless told "
-            "before jax is first used: jax.config.update('jax_num_cpu_devices', 1000), or "
+            f"`devices` must be at most {there}, got 1000. A CPU is one device by default. "
+            "For more, set before jax is first used: "
+            "jax.config.update('jax_num_cpu_devices', 1000), or "
             "XLA_FLAGS=--xla_force_host_platform_device_count=1000."
         )
 
 
 @pytest.mark.parametrize("devices", [0, -1, "some"])
-def test_use_devices_refuses_what_is_no_number_of_devices(devices: int | str) -> None:
+def test_use_devices_refuses_invalid_numbers_of_devices(devices: int | str) -> None:
     words = f"`devices` must be 'all' or a whole number from 1, got {devices!r}."
     with pytest.raises(ValueError, match=words), pl.use_devices(devices):
         pass
@@ -144,13 +147,13 @@ def _words(_: None, keys: jax.Array) -> jax.Array:
     return jax.random.key_data(keys)
 
 
-def test_collective_sums_are_those_of_arithmetic() -> None:
+def test_collective_sums_are_correct_on_the_devices_present() -> None:
     found, expected = collective_sums()
     assert found.tolist() == [expected] * len(jax.devices())
 
 
-def test_so_they_are_on_eight_devices(told: dict[str, dict]) -> None:
-    assert told["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
+def test_collective_sums_are_correct_on_eight_devices(results: dict[str, dict]) -> None:
+    assert results["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
 
 
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:

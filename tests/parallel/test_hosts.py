@@ -44,7 +44,7 @@ with use_devices():
     print(json.dumps(moments()), flush=True)
     if number == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)  # not in a collective: only jax's own service can tell
+    time.sleep(60)  # outside a collective: only the coordination service detects a loss
 """
 
 
@@ -90,7 +90,7 @@ def _assert_alike(found: dict, expected: dict) -> None:
     np.testing.assert_allclose(found["value"], expected["value"], rtol=1e-5)
 
 
-def test_processes_agree_with_one_alone_stop_with_the_writer_and_say_when_another_is_gone(
+def test_processes_agree_with_one_alone_stop_with_the_writer_and_report_a_lost_process(
     tmp_path: Path,
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -107,7 +107,7 @@ def test_processes_agree_with_one_alone_stop_with_the_writer_and_say_when_anothe
 
 
 @pytest.mark.parametrize("problem", [PeerLostError, WriterError, JoinError, ValueError])
-def test_a_command_says_which_of_its_processes_had_to_stop_and_why(
+def test_a_command_reports_which_process_stopped_and_why(
     problem: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = []
@@ -137,7 +137,7 @@ def test_a_command_says_which_of_its_processes_had_to_stop_and_why(
         (("here:1", 2, -1), "`process` must be a whole number from 0 to 1, got -1."),
     ],
 )
-def test_join_refuses_what_cannot_be(arguments: tuple, words: str) -> None:
+def test_join_refuses_invalid_arguments(arguments: tuple, words: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         join(*arguments)
 
@@ -149,13 +149,13 @@ def test_a_process_joins_where_the_c_library_is_out_of_reach(
     def unreachable(_: object) -> None:
         raise problem("bad argument type for built-in operation")
 
-    asked = []
-    # Undone before the test ends: what runs between tests may open libraries of its own.
+    calls = []
+    # Undone before the test ends, because code between tests may open libraries.
     with monkeypatch.context() as patched:
         patched.setattr(ctypes, "CDLL", unreachable)
         patched.setattr(jax.config, "update", lambda *_: None)
-        patched.setattr(jax.distributed, "initialize", lambda *words, **_: asked.append(words))
-        for name, value in (("handler", None), ("joined", False), ("words", "")):
-            patched.setattr(_hosts._Fate, name, value)
+        patched.setattr(jax.distributed, "initialize", lambda *words, **_: calls.append(words))
+        for name, value in (("handler", None), ("joined", False), ("message", "")):
+            patched.setattr(_hosts._State, name, value)
         join("here:1", 2, 0)
-    assert asked == [("here:1", 2, 0)]
+    assert calls == [("here:1", 2, 0)]

@@ -478,7 +478,7 @@ def test_arrays_are_numbers(result: Any) -> None:
 
 def test_a_class_declares_fields_and_inherits_the_rest() -> None:
     class Curve(Result):
-        """A curve of one's own."""
+        """A user-defined curve."""
 
         depths: np.ndarray = axis("depth", "K")
         value: np.ndarray = variable("depth", label="loss")

@@ -101,7 +101,7 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
             read_arrays(source.format(path))
         return str(refusal.value).replace(str(path), "FILE")
 
-    assert refused("a.npz", None) == "FILE must be a file, but there is none of that name."
+    assert refused("a.npz", None) == "FILE must be a file, but it does not exist."
     assert refused("a.mat", "x") == "FILE must end in one of .npy, .csv, .npz, .json, got '.mat'."
     assert refused("a.csv", "1,2\n3") == (
         "FILE must be readable as .csv, but its rows have from 1 to 2 entries."
@@ -117,7 +117,7 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
         "FILE holds one array without a name. Write NAME=FILE, for example query=FILE."
     )
     assert refused("a.json", "[1, 2]") == (
-        "FILE must be readable as .json, but it must hold an object of named arrays."
+        "FILE must be readable as .json, but it must contain an object of named arrays."
     )
     assert refused("a.json", '{"cov": [["a"]]}') == (
         "FILE must be readable as .json, but 'cov' holds <U1 where numbers belong."
@@ -160,21 +160,20 @@ def test_an_archive_that_unpacks_to_more_than_a_limit_is_refused_unread(
         with pytest.raises(InputFileError) as refusal:
             refuse()
         assert str(refusal.value) == (
-            f"{path} must be readable as .npz, but it would unpack to 0.1 GiB, and no more than "
-            "0.0625 GiB are unpacked. Save it with numpy.savez, which does not compress, if it "
-            "must be so large."
+            f"{path} must be readable as .npz, but it would unpack to 0.1 GiB, and the limit is "
+            "0.0625 GiB. Save larger arrays with numpy.savez, which does not compress."
         )
     with pytest.raises(InputFileError, match="must hold 'query', but it holds cov, mean"):
         read_arrays(f"query={path}")
 
 
-def test_a_directory_that_speaks_of_gibibytes_is_believed(tmp_path: Path) -> None:
+def test_an_archive_whose_directory_states_gibibytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("cov.npy", bytes(2**20))
         archive.filelist[0].file_size = 3 * 2**30
     with pytest.raises(
-        InputFileError, match=r"it would unpack to 3\.0 GiB, and no more than 1 GiB"
+        InputFileError, match=r"it would unpack to 3\.0 GiB, and the limit is 1 GiB"
     ):
         read_arrays(str(path))
 

@@ -30,7 +30,7 @@ def locked(root: Path) -> contextlib.AbstractContextManager[None]:
 def busy(root: Path, holder: object) -> str:
     return (
         f"{RunFolder(root, CONFIG).path} must be written by one process at a time, but process "
-        f"{holder} is at work there. Wait for it, or choose another folder."
+        f"{holder} is writing to it. Wait for it, or choose another folder."
     )
 
 
@@ -51,7 +51,9 @@ def test_another_process_is_named_while_it_lives_and_its_lock_ends_when_it_is_ki
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
             assert refusal(tmp_path) == busy(tmp_path, other.pid)
-            assert refusal(tmp_path) == busy(tmp_path, other.pid), "asking erased the name"
+            assert refusal(tmp_path) == busy(tmp_path, other.pid), (
+                "a second attempt erased the name"
+            )
         finally:
             other.kill()
             other.wait()
@@ -79,7 +81,9 @@ def test_the_lock_ends_with_what_was_done_under_it_even_by_an_error(
         locks.append(FileLock(path, fallback_to_soft=fallback_to_soft))
         return locks[-1]
 
-    monkeypatch.setattr(_run_folder, "FileLock", kept)  # a lock that is let go of is released too
+    monkeypatch.setattr(
+        _run_folder, "FileLock", kept
+    )  # a lock that is garbage-collected is released too
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "new" / "folder"):
         raise ZeroDivisionError
     (lock,) = locks

@@ -53,7 +53,7 @@ def test_a_run_killed_before_the_end_is_not_there(
     monkeypatch.undo()
     (run,) = RunFolder.inside(tmp_path)
     assert not run.finished
-    with pytest.raises(InputFileError, match="must hold a finished run, but has no done"):
+    with pytest.raises(InputFileError, match="must contain a finished run, but has no done"):
         run.load()
     run.save(ARRAYS)
     assert RunFolder.at(run.path).config == CONFIG
@@ -66,12 +66,15 @@ def test_what_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
     config = (path / "config.json").read_text()
     for content, reason in (
         (config.replace("10.0", "11.0"), "must be named by the hash of its configuration"),
-        ("{", "must hold a JSON object, but Expecting property name"),
-        ('{"a": NaN}', "must hold a JSON object, but it holds NaN, which is not a finite number"),
-        ("[]", "must hold a JSON object, but it is none"),
-        ("[" * 100_000, "must hold a JSON object, but it is nested too deep"),
-        ('{"a":' * 30 + "1" + "}" * 30, "must hold a JSON object, but it is nested too deep"),
-        (" " * 2**24 + "{}", "must hold a JSON object, but it is larger than 16 MB"),
+        ("{", "must contain a JSON object, but Expecting property name"),
+        (
+            '{"a": NaN}',
+            "must contain a JSON object, but it holds NaN, which is not a finite number",
+        ),
+        ("[]", "must contain a JSON object, but it is not an object"),
+        ("[" * 100_000, "must contain a JSON object, but it is nested too deep"),
+        ('{"a":' * 30 + "1" + "}" * 30, "must contain a JSON object, but it is nested too deep"),
+        (" " * 2**24 + "{}", "must contain a JSON object, but it is larger than 16 MB"),
     ):
         (path / "config.json").write_text(content)
         for read in (
@@ -88,7 +91,7 @@ def test_what_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
 
 
 def test_arrays_of_objects_are_neither_written_nor_read(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`arrays` must hold numbers, got dtype object in 'x'"):
+    with pytest.raises(ValueError, match="`arrays` must contain numbers, got dtype object in 'x'"):
         RunFolder(tmp_path, CONFIG).save({"x": np.array([{}], dtype=object)})
     assert list(tmp_path.iterdir()) == []
 
@@ -98,9 +101,9 @@ def test_arrays_of_objects_are_neither_written_nor_read(tmp_path: Path) -> None:
     [
         ({"step": np.array(7)}, "its step is 7 of 5"),
         ({"step": np.array(-1)}, "its step is -1 of 5"),
-        ({"state": np.zeros(3)}, "'state' is float64[3] where float64[2] belongs"),
-        ({"state": np.zeros(2, np.float32)}, "'state' is float32[2] where float64[2] belongs"),
-        ({"more": np.zeros(2)}, "'more' is float64[2] where nothing belongs"),
+        ({"state": np.zeros(3)}, "'state' is float64[3] instead of float64[2]"),
+        ({"state": np.zeros(2, np.float32)}, "'state' is float32[2] instead of float64[2]"),
+        ({"more": np.zeros(2)}, "'more' is float64[2] instead of nothing"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(
@@ -134,7 +137,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_path_once(tmp_path: Path) -> N
 
 def test_a_configuration_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.json").mkdir()
-    message = "must hold a JSON object, but it is no file. Choose another folder."
+    message = "must contain a JSON object, but it is not a file. Choose another folder."
     with pytest.raises(InputFileError, match=re.escape(message)):
         require_configuration(tmp_path / "train.json", CONFIG)
 
@@ -149,7 +152,7 @@ def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path)
         f"{tmp_path} must keep its configuration, but this one differs:\n"
         "  steps: 10 there, 20 here\n"
         "  task.noise: 0.1 there, 0.2 here\n"
-        "Choose another folder, or ask for the same."
+        "Choose another folder, or use the same configuration."
     )
 
 

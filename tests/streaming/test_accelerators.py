@@ -1,4 +1,4 @@
-"""The programs for accelerators, run on any device, against plain NumPy and those for a CPU."""
+"""The programs for accelerators, run on any device, compared with NumPy and those for a CPU."""
 
 import functools
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import pytest
 import promptlimit as pl
 from promptlimit._normals import box_muller, threefry
 from promptlimit.streaming import _blocks, _request
-from promptlimit.streaming._blocks import Task, block_sums, is_bounded, leaves_together
-from promptlimit.streaming._leaves import LEAF, leaf_sums, sums_of_leaves
+from promptlimit.streaming._blocks import SharedInputs, block_sums, leaves_together
+from promptlimit.streaming._leaves import LEAF, leaf_sums
 from promptlimit.streaming._sources import BlockPart, GivenTokens, StandardNormals, TokenSource
 from promptlimit.streaming._sums import TiltedSums
 from streaming.plain_sums import plain_attention, plain_sums
@@ -35,10 +35,10 @@ def test_leaves_are_summed_as_plain_numpy_does(
     tokens = rng.standard_normal((3, dim, LEAF)).astype(dtype)
     tilts = (0.5 * rng.standard_normal((3, dim))).astype(dtype)
     counts = np.array([LEAF, 1000, 0], np.int32)
-    level = np.array([[2.0, 0.0, 5.0], [1.0, 3.0, 2.0], [0.0, 1.0, 2.0]], dtype)
     with jax.enable_x64(True):
-        program = jax.jit(partial(sums_of_leaves, second=second))
-        found = [np.asarray(x) for x in program(tokens, tilts, level, counts)]
+        sums = partial(leaf_sums, second=second)
+        program = jax.jit(jax.vmap(sums, in_axes=(0, None, 0)))
+        found = [np.asarray(x) for x in program(tokens, tilts, counts)]
     for leaf in range(2):
         plain = plain_sums(tokens[leaf].T[: counts[leaf]], tilts)
         for name, sums, value in zip(plain._fields, found, plain, strict=True):
@@ -54,32 +54,25 @@ def _assert_no_sums(sums: TiltedSums) -> None:
     assert all((x == 0.0).all() for x in rest)
 
 
-def test_a_leaf_without_tokens_has_no_sums_on_a_cpu_either() -> None:
-    tokens, tilts = np.ones((LEAF, 2), np.float32), np.ones((1, 2), np.float32)
-    with jax.enable_x64(True):
-        _assert_no_sums(jax.jit(partial(leaf_sums, second=True))(tokens, tilts, np.int32(0)))
-
-
 @pytest.mark.parametrize("dim", [3, 4])
 def test_leaves_drawn_together_have_the_tokens_of_those_drawn_alone(dim: int) -> None:
     key = _array(7, np.uint32), _array(9, np.uint32)
     source = StandardNormals(key, dim)
     part = BlockPart(_array(5, np.uint32), _array(LEAF, np.int32), None)
-    program = jax.jit(lambda first: source.columns(part, first, 2))
-    drawn = np.asarray(program(_array(0, np.int32)))
-    alone = jax.jit(lambda first: source.tokens(part, first, 1))
+    program = jax.jit(jax.vmap(lambda leaf: source.columns(part, leaf)))
+    drawn = np.asarray(program(_array([0, 1], np.int32)))
+    alone = jax.jit(lambda leaf: source.columns(part, leaf))
     for leaf in range(2):
-        plain = np.asarray(alone(_array(leaf, np.int32)))[0].T
+        plain = np.asarray(alone(_array(leaf, np.int32)))
         np.testing.assert_allclose(drawn[leaf], plain, atol=2e-6)
     index = np.arange(LEAF, dtype=np.uint32) + np.uint32(LEAF)  # the second pair of leaf 6
     place = np.full(index.shape, 6, np.uint32), index
     first, _ = jax.jit(lambda place: box_muller(*threefry(key, place)))(place)
     np.testing.assert_allclose(drawn[1, 2], first, atol=2e-6)
-    assert np.linalg.norm(drawn, axis=1).max() <= source.largest_norm
 
 
 def _array(value: object, dtype: type = np.float32) -> jax.Array:
-    """Return an array of jax without a program that makes it."""
+    """Return a jax array, without compiling a program."""
     return jax.device_put(np.asarray(value, dtype))
 
 
@@ -97,21 +90,21 @@ def _normals(dim: int) -> StandardNormals:
         (1000, True, 1, 1),
     ],
 )
-def test_as_many_leaves_are_done_together_as_memory_holds(
+def test_as_many_leaves_are_summed_together_as_memory_allows(
     dim: int, second: bool, tilts: int, leaves: int
 ) -> None:
-    task = Task(_normals(dim), _array(np.zeros((tilts, dim))), 4096, 1, second, True, "gpu")
-    assert leaves_together(task) == leaves
+    shared = SharedInputs(_normals(dim), _array(np.zeros((tilts, dim))), 4096, 1, second, "gpu")
+    assert leaves_together(shared) == leaves
 
 
 DIM, LEAVES = 3, 8
 
 
 @functools.cache
-def _program(together: int) -> Callable[[Task, BlockPart], TiltedSums]:
-    """Return what sums a block, made while so many leaves fit into memory together."""
+def _program(together: int) -> Callable[[SharedInputs, BlockPart], TiltedSums]:
+    """Return `block_sums` compiled separately for each number of leaves summed together."""
     del together
-    return eqx.filter_jit(lambda task, part: block_sums(task, part))  # noqa: PLW0108  # its own
+    return eqx.filter_jit(lambda *args: block_sums(*args))  # noqa: PLW0108  # a new function
 
 
 def _assert_alike(
@@ -123,11 +116,11 @@ def _assert_alike(
     rtol: float,
     atol: float,
 ) -> None:
-    """See that an accelerator sums a block as a CPU does, which asks for no bound on scores."""
-    how = (source, _array(tilts), LEAVES, 1, True)
-    accelerated = Task(*how, is_bounded(source, tilts), "gpu")
+    """Assert that an accelerator sums a block as a CPU does."""
+    inputs = (source, _array(tilts), LEAVES, 1, True)
+    accelerated = SharedInputs(*inputs, "gpu")
     assert leaves_together(accelerated) == together
-    expected = _program(LEAVES)(Task(*how, False, "cpu"), part)
+    expected = _program(1)(SharedInputs(*inputs, "cpu"), part)
     found = _program(together)(accelerated, part)
     for name, one, other in zip(TiltedSums._fields, expected, found, strict=True):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=name)
@@ -140,7 +133,6 @@ def test_a_drawn_block_on_an_accelerator_sums_as_one_on_a_cpu(
     monkeypatch.setattr(_blocks, "_MEMORY", memory)
     tilts = 0.5 * np.random.default_rng(3).standard_normal((2, DIM))
     with jax.enable_x64(True):
-        assert is_bounded(_normals(DIM), tilts)
         part = BlockPart(_array(0, np.uint32), _array(5 * LEAF + 100, np.int32), None)
         _assert_alike(_normals(DIM), tilts, part, together, rtol=1e-4, atol=1e-5)
 
@@ -154,7 +146,6 @@ def test_a_given_block_on_an_accelerator_sums_as_one_on_a_cpu(
     tokens = rng.standard_normal((LEAVES * LEAF, DIM)).astype(np.float32)
     with jax.enable_x64(True):
         source = GivenTokens(_array(np.zeros(DIM)))
-        assert not is_bounded(source, tilts)
         part = BlockPart(_array(0, np.uint32), _array(5 * LEAF + 100, np.int32), tokens)
         _assert_alike(source, tilts, part, 2, rtol=1e-4, atol=1e-5)
 
@@ -163,16 +154,15 @@ def test_a_given_block_on_an_accelerator_sums_as_one_on_a_cpu(
 def test_no_weight_is_lost_below_what_single_precision_holds(size: float, valid: int) -> None:
     tilts = size * np.array([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]])  # one score of a token is low
     with jax.enable_x64(True):
-        assert is_bounded(_normals(DIM), tilts) == (size == 12.5)
         part = BlockPart(_array(0, np.uint32), _array(valid, np.int32), None)
         _assert_alike(_normals(DIM), tilts, part, LEAVES, rtol=1e-3, atol=0.0)
 
 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let streams run the programs for accelerators, in blocks that a CPU can do."""
-    monkeypatch.setattr(_request, "platform_at_work", lambda: "gpu")
-    monkeypatch.setattr(_request, "leaves_of_a_block", lambda _: 4)
+    """Run the programs for accelerators in streams, with blocks small enough for a CPU."""
+    monkeypatch.setattr(_request, "active_platform", lambda: "gpu")
+    monkeypatch.setattr(_request, "leaves_per_block", lambda _: 4)
 
 
 @pytest.mark.usefixtures("accelerated")
@@ -198,7 +188,7 @@ def test_a_stream_on_an_accelerator_is_attention_on_the_tokens_in_memory(
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1e30])
 def test_tokens_without_finite_scores_are_named_on_an_accelerator_too(bad: float) -> None:
     tokens = np.zeros((50_000, 3), np.float32)
-    tokens[4 * LEAF : 8 * LEAF, 0] = bad  # whole leaves: nothing but their scores is amiss
+    tokens[4 * LEAF : 8 * LEAF, 0] = bad  # whole leaves, so that only the scores are wrong
     head = pl.SoftmaxAttention(1e10 * np.eye(3), np.eye(3))
     with pytest.raises(ValueError, match="finite scores, got others among tokens 16384 to 32767"):
         pl.stream(head, tokens, [[1.0, 0.0, 0.0]] * 4)  # as many as three with linear attention

@@ -1,4 +1,4 @@
-"""Streams that are killed, resumed, refused, or done already."""
+"""Streams that are killed, resumed, refused or already finished."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ import os, signal, sys
 from streaming.test_saved import drawn
 
 def kill(progress):
-    if progress.done >= 8 * 131072:  # what was read before is saved
+    if progress.done >= 8 * 131072:  # so that earlier blocks are saved
         os.kill(os.getpid(), signal.SIGKILL)
 
 drawn(sys.argv[1], kill)
@@ -124,7 +124,7 @@ def test_another_prompt_of_the_same_first_token_is_never_taken_for_the_first_one
     others = [blocks[0][:1], blocks[1]]
     fresh = _blocks(None, others)
     _blocks(folder, blocks)
-    for _ in range(2):  # beside a finished stream, and then as a finished one itself
+    for _ in range(2):  # next to a finished stream, then as a finished stream
         found = _blocks(folder, others)
         assert isinstance(found, StreamedAttention)
         assert isinstance(fresh, StreamedAttention)
@@ -134,7 +134,7 @@ def test_another_prompt_of_the_same_first_token_is_never_taken_for_the_first_one
 def test_blocks_that_end_before_the_checkpoint_are_refused(
     unfinished: Path, blocks: list[np.ndarray]
 ) -> None:
-    with pytest.raises(ValueError, match=r"to go on at token 131072, but it ended after 100000"):
+    with pytest.raises(ValueError, match=r"to resume at token 131072, but it ended after 100000"):
         _blocks(unfinished.parents[1], blocks[:1])
 
 

@@ -110,9 +110,11 @@ def test_a_process_with_another_prompt_than_the_first_one_is_refused(
     how = {"covariance": True, "linear": False, "chunk": 1}
     with jax.enable_x64(True):
         for query in ([1.0, 0.0], [1.0, 1e-16]):  # hosts may differ in a last bit
-            _stream._require_one_for_all(checked_request(_head(), _prompt(0), [query], [7], **how))
+            _stream._require_same_in_all_processes(
+                checked_request(_head(), _prompt(0), [query], [7], **how)
+            )
         with pytest.raises(ValueError, match="`prompt`") as refusal:
-            _stream._require_one_for_all(
+            _stream._require_same_in_all_processes(
                 checked_request(_head(), _prompt(1), [[1.0, 0.0]], [7], **how)
             )
     assert str(refusal.value) == (

@@ -14,15 +14,14 @@ from promptlimit.errors import InputFileError
 from promptlimit.results import StreamedAttention
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
-from promptlimit.streaming._request import leaves_of_a_block, most_blocks, platform_at_work
-from promptlimit.streaming._sums import no_sums
-from promptlimit.streaming._tree import BlockTree
+from promptlimit.streaming._request import active_platform, leaves_per_block, most_blocks
+from promptlimit.streaming._sums import BlockTree, no_sums
 from streaming.plain_sums import plain_attention, plain_sums
 
 DIM = 3
 LENGTHS = [1, 2, 4096, 5000, 131072, 200_000]
-PLATFORM = platform_at_work()
-BLOCK = leaves_of_a_block(PLATFORM) * LEAF
+PLATFORM = active_platform()
+BLOCK = leaves_per_block(PLATFORM) * LEAF
 NAMES = ("log_sum_exp", "max_score", "max_weight", "participation", "entropy", "mean", "cov")
 
 
@@ -41,7 +40,7 @@ def _tokens(length: int = 300_000) -> np.ndarray:
 
 QUERIES = np.random.default_rng(2).standard_normal((4, DIM))
 FEWER = QUERIES[:3]
-"""With linear attention beside it, which adds one, as many as `QUERIES`: the same programs."""
+"""One query fewer, so that linear attention, which adds a tilt, reuses the compiled programs."""
 
 
 def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
@@ -215,9 +214,9 @@ def test_watching_counts_tokens_up_to_the_end() -> None:
     assert seen[0].total == 300_000
 
 
-def test_lengths_an_iterable_never_reaches_are_told_and_lose_nothing() -> None:
+def test_lengths_that_an_iterable_never_reaches_give_a_warning() -> None:
     tokens = _tokens(5000)
-    with pytest.warns(UserWarning, match=r"ended after 5000 tokens: .* lengths \[6000\]"):
+    with pytest.warns(UserWarning, match=r"ended after 5000 tokens, before the lengths \[6000\]"):
         found = pl.stream(_head(), iter([tokens]), QUERIES, [10, 6000])
     assert found.lengths.tolist() == [10, 5000]
 
@@ -232,12 +231,15 @@ def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
     ("change", "message"),
     [
         ({"queries": np.ones(3)}, "`queries` must be a matrix"),
-        ({"queries": np.ones((2, 4))}, r"`queries` must have shape \[n, 3\], one a row, got"),
-        ({"prompt": np.ones((5, 4))}, "`prompt` must have tokens of dimension 3 .* got 4"),
-        ({"prompt": np.ones(5)}, r"`prompt` must hold tokens, one a row, got .* shape \[5\]"),
-        ({"prompt": np.array([["a"] * 3])}, "`prompt` must hold real numbers, got dtype"),
-        ({"prompt": iter([])}, "`prompt` must hold at least one block of tokens, got none"),
-        ({"prompt": iter([np.ones((0, 3))])}, "`prompt` must hold at least one block of tokens"),
+        (
+            {"queries": np.ones((2, 4))},
+            r"`queries` must have shape \[n, 3\], one query per row, got",
+        ),
+        ({"prompt": np.ones((5, 4))}, "`prompt` must have tokens of dimension 3, .* got 4"),
+        ({"prompt": np.ones(5)}, r"`prompt` must have one token per row, got .* shape \[5\]"),
+        ({"prompt": np.array([["a"] * 3])}, "`prompt` must contain real numbers, got dtype"),
+        ({"prompt": iter([])}, "`prompt` must contain at least one token, got none"),
+        ({"prompt": iter([np.ones((0, 3))])}, "`prompt` must contain at least one token"),
         ({"prompt": 3}, "`prompt` must be a `Generated`, an array .* got int"),
         ({"prompt": [np.ones((5, 3)), np.ones((5, 2))]}, r"blocks \[n, 3\], got one of shape"),
         ({"lengths": [5, 5]}, r"`lengths` must increase, got \[5, 5\]. Sort them"),
@@ -264,7 +266,7 @@ def test_several_heads_are_refused_with_the_way_out() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_tokens_that_are_no_numbers_are_named_by_place(bad: float) -> None:
+def test_nonfinite_tokens_are_named_by_place(bad: float) -> None:
     tokens = _tokens(300_000)
     tokens[200_000, 1] = bad
     with pytest.raises(ValueError, match=_not_finite(200_000, 300_000)):
@@ -272,14 +274,14 @@ def test_tokens_that_are_no_numbers_are_named_by_place(bad: float) -> None:
 
 
 def _not_finite(place: int, length: int) -> str:
-    """Return what is said about a token: the block that it is in, and what is wrong."""
+    """Return the expected message for a token, which names its block."""
     first = place // BLOCK * BLOCK
     last = min(first + BLOCK, length) - 1
     return f"finite tokens with finite scores, got others among tokens {first} to {last}. Remove"
 
 
-def test_the_limits_of_a_cpu_are_these() -> None:
-    assert leaves_of_a_block("cpu") * LEAF == 131072
+def test_block_sizes_and_their_limits() -> None:
+    assert leaves_per_block("cpu") * LEAF == 131072
     assert (most_blocks("cpu"), most_blocks("gpu")) == (16383, 127)
 
 
@@ -302,10 +304,10 @@ def test_tokens_whose_squares_single_precision_cannot_hold_are_read_in_any_numbe
     assert np.abs(np.asarray(found.cov)[0] - expected["cov"]).max() < 1e-4 * expected["cov"].max()
 
 
-def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+def test_files_other_than_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", a=np.ones((3, 3)))
     np.save(tmp_path / "objects.npy", np.array([None, 1], dtype=object), allow_pickle=True)
-    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "text.npy").write_text("text")
     for name in ("two.npz", "objects.npy", "text.npy", "missing.npy"):
         with pytest.raises(InputFileError, match="`prompt` must be") as refusal:
             pl.stream(_head(), tmp_path / name, QUERIES)

@@ -1,4 +1,4 @@
-"""What every attention promises: an output, its parameter gradients, and its Gaussian limit."""
+"""The base class of attentions: an output, its parameter gradients, and its Gaussian limit."""
 
 import abc
 import dataclasses
@@ -144,8 +144,8 @@ class AbstractAttention(eqx.Module):
         if not (matrices := self.matrices()):
             raise ArgumentError(
                 "wrt",
-                f"must name a matrix of this {type(self).__name__}, which has none of its "
-                f"own, got '{wrt}'. Ask one of its heads.",
+                f"must name a matrix of this {type(self).__name__}, which has no matrices, "
+                f"got '{wrt}'. Call `jacobian` of one of its heads.",
             )
         require_choice("wrt", wrt, matrices)
         require_prompt(self, prompt)
@@ -156,7 +156,7 @@ class AbstractAttention(eqx.Module):
         return jacobian
 
     def as_heads(self) -> "tuple[AbstractHead, ...] | None":
-        r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
+        r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if unavailable.
 
         `residual_matrix` is not included. The heads are differentiable functions of the
         parameters, so that factored or projected heads can be trained.
@@ -164,39 +164,39 @@ class AbstractAttention(eqx.Module):
         return None
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
-        """Return $C$, where $Cz$ is added to the heads whatever the prompt; None if nothing is."""
+        """Return $C$ of the term $Cz$ that is added to the heads; None without such a term."""
         return None
 
     def as_layers(self) -> "tuple[AbstractAttention, ...] | None":
-        """Return the layers that tokens and query pass one after another; None for one layer."""
+        """Return the layers, from the first to the last; None for one layer."""
         return None
 
     def scratch_size(self, length: int) -> int:  # noqa: ARG002  # for subclasses
-        """Return how many numbers are held at a time to read so many tokens, beside the tokens."""
+        """Return the number of temporary numbers for a prompt of `length` tokens."""
         return 0
 
     def single_head(self) -> "AbstractHead | None":
-        """Return this attention as one head with merged parameters; None when it is not one."""
+        """Return this attention as one head with merged parameters; None if it is not one head."""
         heads = self.as_heads()
         if heads is None or len(heads) != 1 or self.residual_matrix() is not None:
             return None
         return heads[0]
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":  # noqa: ARG002  # for subclasses
-        """Return what the gradient in the matrix named `wrt` reads of a prompt; None if unknown."""
+        """Return the structure of the gradient in the matrix named `wrt`; None if unknown."""
         return None
 
     def matrices(self) -> list[str]:
-        """Return the names of this attention's own matrices, those `jacobian` can take."""
+        """Return the names of this attention's matrices, for `jacobian`."""
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
 
     def with_arrays(self: AttentionT, arrays: Mapping[str, ArrayLike]) -> AttentionT:
-        """Return this attention with other numbers in its arrays, in the precision they come in.
+        """Return this attention with other arrays, in the precision of the new ones.
 
         Args:
-            arrays: by the names of `array_names`, such as "value" or "heads[0].value"; what is not
-                named stays.
+            arrays: new arrays by the names of `array_names`, such as "value" or "heads[0].value";
+                the others are kept.
 
         >>> import promptlimit as pl
         >>> both = pl.MultiHead([pl.LinearAttention([[1.0]], [[1.0]])] * 2)
@@ -212,7 +212,7 @@ class AbstractAttention(eqx.Module):
             for place, name in enumerate(names):
                 if name in arrays:
                     number = to_device(arrays[name])
-                    require_shape(name, number, leaves[place].shape, "that of the attention's own")
+                    require_shape(name, number, leaves[place].shape, "as in the attention")
                     leaves[place] = number
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
 
@@ -268,9 +268,9 @@ def _jacobian(
     return jax.jacrev(output)(getattr(attention, wrt))
 
 
-# Functions, not methods: equinox wraps a method at every access, which small prompts would notice.
+# Functions, not methods: equinox wraps a method at every access, which is slow for small prompts.
 def require_prompt(attention: AbstractAttention, prompt: object) -> None:
-    """Refuse what is no measure, or one of tokens of another dimension."""
+    """Raise an error for a value that is not a measure of the attention's dimension."""
     measure = require_measure("prompt", prompt)
     if measure.dim != attention.token_dim:
         require_dimension(attention, "token_dim")

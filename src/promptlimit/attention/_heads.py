@@ -1,4 +1,4 @@
-"""One head with its parameters merged: the pair (U, V) the theory speaks of."""
+"""One head with merged parameters: the pair (U, V) of the theory."""
 
 import math
 from typing import TypeVar
@@ -27,8 +27,8 @@ class GradientStructure(eqx.Module):
     Attributes:
         head: the head, its value matrix replaced by the $V$ above.
         left: $K$ for a score matrix, [k, token_dim]; None otherwise.
-        constant: what multiplies the distance when it does not depend on the query...
-        factor: ... and $F$ when it does, [f, query_dim].
+        constant: the factor of the distance if it does not depend on the query.
+        factor: $F$ if it does, [f, query_dim].
     """
 
     head: "AbstractHead"
@@ -60,8 +60,8 @@ class AbstractHead(AbstractAttention):
             key_weight: $K$, shape `[head_dim, token_dim]`.
             query_weight: $Q$, shape `[head_dim, query_dim]`.
             value_weight: $V$, shape `[output_dim, token_dim]`.
-            scale: what multiplies the scores; transformers use $1/\sqrt{\text{head\_dim}}$, and
-                this library does so only when told to.
+            scale: multiplies the scores; transformers use $1/\sqrt{\text{head\_dim}}$, the default
+                here is 1.
 
         >>> import promptlimit as pl
         >>> head = pl.SoftmaxAttention.from_kqv([[1.0, 2.0]], [[3.0, 4.0]], [[1.0, 0.0]], scale=0.5)
@@ -192,7 +192,7 @@ def _merged_parameters(key_query: ArrayLike, value: ArrayLike) -> tuple[Array, A
 
 
 def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[Array, Array]:
-    """Return K and Q as arrays that can be multiplied, or say why they cannot."""
+    """Return K and Q as arrays with compatible shapes."""
     key, query = float_arrays(key_weight=key_weight, query_weight=query_weight)
     require_rank("key_weight", key, 2)
     require_rank("query_weight", query, 2)
@@ -209,7 +209,7 @@ def _product(scale: float | Array, key: Array, query: Array) -> Array:
 
 
 def require_scale(scale: float) -> float:
-    """Return the factor on the scores, or say that it is not a number."""
+    """Return the finite factor of the scores."""
     if not math.isfinite(scale):
         raise ArgumentError("scale", f"must be finite, got {scale}.")
     return float(scale)

@@ -1,4 +1,4 @@
-"""A layer as transformers have it: what the heads read, beside what passes them by."""
+"""A transformer layer: heads and a residual."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,11 @@ from promptlimit.measures import AbstractMeasure, Gaussian
 
 
 class Layer(AbstractAttention):
-    r"""The layer $Cz+\sum_hT_h[\mu](z)$: heads that read one prompt, beside a residual matrix.
+    r"""The layer $Cz+\sum_hT_h[\mu](z)$: heads over one prompt and a residual matrix.
 
-    The residual does not see the prompt, so that gaps between prompts are those of the heads. A
-    matrix given for it is a parameter, and moves in training; the identity of None stays. For heads
-    without a residual take `MultiHead`.
+    The residual does not depend on the prompt, so gaps between prompts are those of the heads. A
+    residual matrix is a parameter and is trained; the default identity is fixed. Use `MultiHead`
+    for heads without a residual.
 
     Args:
         heads: the attentions $T_h$, with outputs of one dimension; one or several.
@@ -52,7 +52,7 @@ class Layer(AbstractAttention):
             if shape[0] != shape[1]:
                 raise ArgumentError(
                     "residual",
-                    "must be a matrix where outputs and queries differ in dimension, "
+                    "must be a matrix if outputs and queries differ in dimension, "
                     f"got None for outputs of dimension {shape[0]} and queries of dimension "
                     f"{shape[1]}.",
                 )

@@ -14,10 +14,10 @@ from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
 class MultiHead(AbstractAttention):
-    r"""The sum of heads $O\sum_h T_h[\mu](z)$, each with its own prompt reading.
+    r"""The sum of heads $O\sum_h T_h[\mu](z)$, over one prompt.
 
-    Concatenated heads followed by one matrix are the same thing: give each head its slice of that
-    matrix as the `output` of a `Factored`.
+    Concatenated heads followed by one matrix are such a sum: pass each head's slice of that matrix
+    as the `output` of a `Factored`.
 
     Args:
         heads: the attentions $T_h$, with outputs of one dimension.
@@ -79,7 +79,7 @@ class MultiHead(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return the sums of the heads' matrices and shifts, after $O$; None if one is None."""
+        r"""Return the sums of the heads' matrices and shifts, after $O$; None if one is missing."""
         limits = [head.affine_limit(prompt) for head in self.heads]
         known = [limit for limit in limits if limit is not None]
         if len(known) < len(limits):

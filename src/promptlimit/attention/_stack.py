@@ -1,4 +1,4 @@
-"""Layers one upon another: a whole attention network on tokens, and its infinite-prompt limit."""
+"""Stacks of layers: an attention network on tokens, and its infinite-prompt limit."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -26,32 +26,31 @@ Carried = TypeVar("Carried")
 Affine = tuple[Array, Array]
 
 _LOOP = 3
-"""Layers alike from which on they are one compiled loop rather than so many copies."""
+"""The number of equal layers from which on they are compiled as one loop."""
 
 _SCORES = 2**20
-"""Scores of tokens for tokens that one prompt holds at a time."""
+"""The largest number of scores between tokens in memory for one prompt."""
 
 _COPIES = 3
-"""Arrays of that size: scores, their exponentials, what a mask leaves of them."""
+"""Arrays of that size: scores, exponentials and masked exponentials."""
 
 
 class Stack(AbstractAttention):
-    r"""The layers $F_1,F_2,\dots$ one upon another: tokens and query pass through all of them.
+    r"""The composition of layers $F_1,F_2,\dots$, applied to tokens and query.
 
-    In each layer every token attends to all tokens, itself included, and the query attends to the
-    tokens and is a key for none: with $\mu_0$ the prompt and $q_0$ the query,
+    In each layer every token attends to all tokens, itself included; the query attends to the
+    tokens, and no token attends to it. With $\mu_0$ the prompt and $q_0$ the query,
 
         mu_{l+1} = F_l[mu_l]_# mu_l,      q_{l+1} = F_l[mu_l](q_l).
 
-    On `Empirical` tokens that is the network as it runs; `causal` lets token i see the tokens 1 to
-    i alone. On a `Gaussian` every $\mu_l$ is Gaussian and every layer affine (Castin et al. 2025),
-    so that the whole stack has a closed limit. Softmax and linear layers mix. Other laws have no
-    closed image under a layer: `prompt_moments(stack, law, query, math.inf)` takes particles or
-    quadrature.
+    On `Empirical` tokens this is the usual forward pass; `causal` applies a causal mask. On a
+    `Gaussian` every $\mu_l$ is Gaussian and every layer affine (Castin et al. 2025), so the stack
+    has a closed limit. Softmax and linear layers can be mixed. Other laws have no closed image
+    under a layer; `prompt_moments(stack, law, query, math.inf)` uses particles or quadrature.
 
     Args:
         layers: from the first to the last. A `Layer` has a residual; a head or a `MultiHead` is a
-            layer without one. A stack among them stands for its own layers.
+            layer without one. A stack among them is replaced by its layers.
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> layer = pl.Layer(pl.SoftmaxAttention(key_query=[[0.2]], value=[[0.6]]))
@@ -83,7 +82,7 @@ class Stack(AbstractAttention):
                 )
             flat += layer.as_layers() or (layer,)
         if not flat:
-            raise ArgumentError("layers", "must hold at least one layer, got none.")
+            raise ArgumentError("layers", "must contain at least one layer, got none.")
         _require_chain(flat)
         self.layers = tuple(flat)
 
@@ -103,22 +102,23 @@ class Stack(AbstractAttention):
         return self.layers[-1].output_dim
 
     def causal(self, prompt: Empirical, query: ArrayLike) -> Float[Array, " output_dim"]:
-        """Return the output where token i sees the tokens 1 to i alone, and the query all of them.
+        """Return the output with a causal mask: token i attends to tokens 1 to i, the query to all.
 
-        The limit of long prompts is that without the mask; what a finite prompt adds is larger.
+        The limit of long prompts is the same as without the mask; the gap at finite length is
+        larger.
 
         Args:
-            prompt: tokens in their order.
-            query: outside of them, as one more position at their end.
+            prompt: tokens in order.
+            query: one more position after the tokens.
         """
         require_prompt(self, prompt)
         if not isinstance(prompt, Empirical) or prompt.weights is not None:
             thing = "tokens with weights" if isinstance(prompt, Empirical) else type(prompt)
             raise ArgumentError(
                 "prompt",
-                "must be tokens in their order for a causal mask, got "
+                "must be tokens in order for a causal mask, got "
                 f"{thing if isinstance(thing, str) else thing.__name__}. Call the stack itself "
-                "for a law: its limit does not feel the mask.",
+                "for a law: the mask does not change its limit.",
             )
         return _causal_output(self.layers, prompt, as_query(self, query))
 
@@ -127,15 +127,15 @@ class Stack(AbstractAttention):
         return self.layers
 
     def as_heads(self) -> tuple[AbstractHead, ...] | None:
-        """Return the heads of the layer where there is one."""
+        """Return the heads of a single layer; None for several layers."""
         return self.layers[0].as_heads() if len(self.layers) == 1 else None
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
-        """Return the residual of the layer where there is one."""
+        """Return the residual of a single layer; None for several layers."""
         return self.layers[0].residual_matrix() if len(self.layers) == 1 else None
 
     def scratch_size(self, length: int) -> int:
-        """Return the scores of tokens for tokens that are held at a time."""
+        """Return the number of scores between tokens in memory."""
         return _COPIES * length * _rows_at_a_time(length) if len(self.layers) > 1 else 0
 
     def attend(
@@ -152,33 +152,33 @@ class Stack(AbstractAttention):
         raise ArgumentError(
             "prompt",
             f"must be tokens or Gaussian for a stack of {len(self.layers)} layers, got "
-            f"{type(prompt).__name__}: a layer makes no law of it that has a closed form. Ask "
+            f"{type(prompt).__name__}, whose image under a layer has no closed form. Call "
             "prompt_moments(stack, law, query, math.inf), or pass Empirical(law.sample(...)).",
         )
 
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(P_K, p_K)$: the layers' maps at the images of the prompt, one after another."""
+        r"""Return $(P_K, p_K)$, the composed limits of the layers at the images of the prompt."""
         require_gaussian_prompt(self, prompt)
         return _composed_limit(self.layers, prompt)
 
 
 def _require_chain(layers: Sequence[AbstractAttention]) -> None:
-    """Refuse a layer that does not take what the one before it puts out, tokens and queries."""
+    """Raise an error unless each layer accepts the outputs of the layer below."""
     for index, (below, layer) in enumerate(itertools.pairwise(layers)):
         if below.query_dim != below.token_dim:
             raise ArgumentError(
                 f"layers[{index}]",
-                "must take tokens as queries, for the layer above reads what it "
-                f"makes of them, got tokens of dimension {below.token_dim} and queries of "
-                f"dimension {below.query_dim}.",
+                "must have queries of the dimension of its tokens, because tokens are also "
+                f"queries below another layer, got tokens of dimension {below.token_dim} and "
+                f"queries of dimension {below.query_dim}.",
             )
         if not below.output_dim == layer.token_dim == layer.query_dim:
             raise ArgumentError(
                 f"layers[{index + 1}]",
                 "must take tokens and queries of dimension "
-                f"{below.output_dim}, which `layers[{index}]` puts out, got {layer.token_dim} and "
+                f"{below.output_dim}, the output of `layers[{index}]`, got {layer.token_dim} and "
                 f"{layer.query_dim}.",
             )
 
@@ -208,16 +208,16 @@ def _causal_output(layers: tuple[AbstractAttention, ...], prompt: Empirical, que
 def attend_through(
     layers: Sequence[AbstractAttention], prompt: Empirical, query: Array, *, causal: bool = False
 ) -> Float[Array, " output_dim"]:
-    """Return what the last layer makes of the query over the tokens that the others made.
+    """Return the output of the last layer at the query.
 
     Args:
-        layers: that chain.
+        layers: layers with matching dimensions.
         prompt: the tokens; equal weights under a mask.
-        query: outside of them.
-        causal: whether token i sees the tokens 1 to i alone.
+        query: the query.
+        causal: whether to apply a causal mask.
     """
     arrays = jax.tree.leaves(eqx.filter((layers, prompt, query), eqx.is_inexact_array))
-    dtype = promoted(*(array.dtype for array in arrays))  # what a loop carries keeps its type
+    dtype = promoted(*(array.dtype for array in arrays))  # the carry of a loop must keep its dtype
 
     def step(layer: AbstractAttention, rows: Array) -> Array:
         return _rows_after(layer, Empirical(rows[:-1], prompt.weights), rows, causal)
@@ -232,7 +232,7 @@ def _rows_after(
 ) -> Float[Array, "rows e"]:
     r"""Return $F[\mu](z_i)$ for the tokens and, in the last row, for the query.
 
-    Linear heads without a mask read one second moment S: $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
+    Linear heads without a mask depend on one second moment S: $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
     """
     heads, residual = layer.as_heads(), layer.residual_matrix()
     if heads is None:
@@ -256,7 +256,7 @@ def _rows_after(
 def _row_by_row(
     layer: AbstractAttention, prompt: Empirical, rows: Array, causal: bool
 ) -> Float[Array, "rows e"]:
-    """Return what a layer makes of every row, some rows of the matrix of scores at a time."""
+    """Return the image of every row, in groups that bound the matrix of scores in memory."""
     length, dtype = prompt.length, rows.dtype
     places = jnp.arange(length)
 
@@ -271,7 +271,7 @@ def _row_by_row(
     at_a_time = _rows_at_a_time(length)
     if at_a_time == length:
         return jax.vmap(image)(every)
-    # What a gradient needs is made again: all rows at once would be the whole matrix.
+    # Gradients recompute the scores, because storing all of them would take the whole matrix.
     return jax.lax.map(jax.checkpoint(image), every, batch_size=at_a_time)
 
 
@@ -284,7 +284,7 @@ def _through(
     step: Callable[[AbstractAttention, Carried], Carried],
     start: Carried,
 ) -> Carried:
-    """Return what is carried through all layers; those alike are one loop, compiled once."""
+    """Return the carry after all layers; equal layers are one loop, compiled once."""
     so_far = start
     for _, same in itertools.groupby(layers, _shape):
         run = tuple(same)
@@ -298,7 +298,7 @@ def _through(
 
 
 def _shape(layer: AbstractAttention) -> object:
-    """Return what layers alike have in common; nothing is like one with other than arrays in it."""
+    """Return a key that equal layers share; only layers of arrays alone can be equal."""
     leaves, structure = jax.tree.flatten(layer)
     if not all(eqx.is_array(leaf) for leaf in leaves):
         return object()

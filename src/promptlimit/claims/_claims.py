@@ -52,7 +52,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the comparison holds. It never holds for a NaN."""
+        """Whether the comparison is true; false for NaN."""
         below = self.relation == "<="
         return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
@@ -63,7 +63,7 @@ class Check:
         return gap / scale if 0.0 < scale < math.inf else 0.0 if gap == 0.0 else math.inf
 
     def to_dict(self) -> dict[str, object]:
-        """Return the check as plain numbers and strings: NaN is None, infinity the word "inf"."""
+        """Return the check as plain numbers and strings; NaN becomes None, infinity "inf"."""
         numbers = {name: _plain(getattr(self, name)) for name in ("value", "tolerance", "error")}
         return {**asdict(self), **numbers, "passed": self.passed}
 

@@ -72,7 +72,7 @@ class ReportFolder:
         write_json(self._file(claim.study, "claims", claim.name), content)
 
     def save_figure(self, figure: StoredFigure) -> None:
-        """Write the arrays of a figure, then its words: without words there is no figure."""
+        """Write the arrays of a figure, then its text, which marks the figure as complete."""
         words = self._file(figure.study, "figures", figure.name)
         words.unlink(missing_ok=True)
         buffer = io.BytesIO()
@@ -124,7 +124,7 @@ class ReportFolder:
         return {path.name for path in self.path.iterdir() if _is_study(path)}
 
     def picture(self, figure: StoredFigure, ending: Literal["png", "svg"]) -> bytes:
-        """Return a stored picture of a figure; nothing where there is none that begins as one."""
+        """Return a stored picture of a figure; empty without a valid one."""
         path = self._file(figure.study, "figures", figure.name).with_suffix(f".{ending}")
         try:
             content = limited_bytes(path, _LARGEST_PICTURE)
@@ -409,7 +409,7 @@ def _object(path: Path) -> dict[str, Any]:
         return json_object(path)
     except ValueError as problem:
         reason = f"{problem}. {_again(path)}"
-        raise InputFileError(f"{path} must hold a JSON object, but {reason}") from None
+        raise InputFileError(f"{path} must contain a JSON object, but {reason}") from None
 
 
 def _again(path: Path) -> str:

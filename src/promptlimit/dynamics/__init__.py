@@ -1,4 +1,4 @@
-"""Training dynamics: gradient flow on exact risks, descent, and the distance between the two."""
+"""Training: gradient flow on exact risks, SGD on prompts, and distances between trajectories."""
 
 from promptlimit.dynamics._comparison import BallGap as BallGap
 from promptlimit.dynamics._comparison import LimitBand as LimitBand

@@ -1,4 +1,4 @@
-"""Trajectories side by side, and long prompts against the infinite one: on balls and at the end."""
+"""Distances between trajectories, and between finite and infinite prompts."""
 
 import math
 
@@ -35,11 +35,11 @@ class TrajectoryGap(Result):
     Attributes:
         times: the shared times, [n].
         lengths: $L$ of the first trajectory, or of the second where only that has many.
-        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n], or None where one of the trajectories is
-            not of one head.
-        parameters: the same over the arrays that moved, [n], or None where the two trajectories
-            do not move arrays of the same names and shapes.
-        value: `merged` where it is known, else `parameters`, [n].
+        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n], or None if one of the trajectories is not
+            that of one head.
+        parameters: the squared distance of the trained arrays, [n], or None if their names and
+            shapes differ.
+        value: `merged` if available, else `parameters`, [n].
     """
 
     times: np.ndarray = axis("time", "t", scale="symlog")
@@ -52,19 +52,19 @@ class TrajectoryGap(Result):
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     r"""Return the squared distance between two trajectories at their common times.
 
-    Factors are not unique, $(K,Q)\to(RK,R^{-\top}Q)$ changes nothing, and neither is the order of
-    heads, so compare parameters only between flows from one start; the merged parameters of any two
-    single heads can be compared.
+    Compare `parameters` only between flows from one start: factors are not unique, since
+    $(K,Q)\to(RK,R^{-\top}Q)$ changes nothing, and neither is the order of heads. The merged
+    parameters of any two single heads can be compared.
 
     Args:
         a: one trajectory, at one length or many.
-        b: another, of a head with the same dimensions; where one of them is not one head, of the
-            same parameters. Where both have many lengths, of the same lengths; one length is
+        b: another. Single heads must have the same dimensions, other attentions the same
+            parameters. Two trajectories at many lengths must have the same lengths; one length is
             compared with each of many.
     """
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
-        raise ArgumentError("b", "must share a time with `a`, got none. Ask for the same times.")
+        raise ArgumentError("b", "must share a time with `a`, got none. Request the same times.")
     axes = [np.ndim(path.lengths) for path in (a, b)]
     lengths = a.lengths if axes[0] >= axes[1] else b.lengths
     if all(axes) and not np.array_equal(a.lengths, b.lengths):
@@ -90,8 +90,8 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         if merged is None:
             raise ArgumentError(
                 "b",
-                f"must move the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
-                f"where one of the two is not one head, got {', '.join(moved[1])}.",
+                f"must have the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
+                f"if one of the two is not one head, got {', '.join(moved[1])}.",
             )
         return TrajectoryGap(times, lengths, merged, None, merged)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
@@ -101,24 +101,24 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
 
 
 def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
-    """Refuse to compare heads whose matrices differ in shape."""
+    """Raise an error for heads whose matrices differ in shape."""
     shapes = [tuple(matrix.shape[-2:] for matrix in path.merged()) for path in (a, b)]
     if shapes[0] != shapes[1]:
         raise ArgumentError(
             "b",
-            "must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
+            "must have the shapes of `a`, U {} and V {}, got {} and {}.".format(
                 *shapes[0], *shapes[1]
             ),
         )
 
 
 class BallGap(Result):
-    r"""What a finite prompt changes in the risk, at its largest over points of a ball.
+    r"""The largest differences between $R_L$ and $R_\infty$ over random points of a ball.
 
-    The points are drawn, so each number is below the supremum it stands for.
+    Each number is a lower bound of the supremum.
 
     Attributes:
-        radius: of the ball about 0 in the parameters $(U, v)$.
+        radius: the radius of the ball about 0 in the parameters $(U, v)$.
         risk: $\sup|R_L-R_\infty|$.
         gradient: $g(L)=\sup\|\nabla R_L-\nabla R_\infty\|$.
         lipschitz: $\beta=\sup\|\nabla^2R_\infty\|_{op}$.
@@ -144,10 +144,10 @@ def ball_gap(
     Args:
         task: one with an exact risk, as `LinearRegression` has.
         length: $L$.
-        radius: of the ball; half of the points lie on its surface.
+        radius: the radius of the ball; half of the points are on its surface.
         key: randomness of the points.
-        draws: how many of them.
-        points: of quadrature for the risk.
+        draws: the number of points.
+        points: quadrature points for the risk.
     """
     dim = task.token_dim
     with jax.enable_x64(True):
@@ -164,7 +164,7 @@ def ball_gap(
             raise ArgumentError(
                 "task",
                 "must have an exact risk for one head at both lengths, got "
-                f"{type(task).__name__}. Give it a method `closed_risk`, or register a rule of "
+                f"{type(task).__name__}. Implement `closed_risk`, or register a rule of "
                 "`tasks.OBJECTIVE`.",
             )
         for max_sharpness in SHARPNESS_RANGES:
@@ -200,7 +200,7 @@ def _ball_gaps(
 
 
 class LimitBand(Result):
-    r"""Lemma E.1, measured: a band around the infinite flow, and the finite flow inside it.
+    r"""The distance of a finite flow from the infinite flow, and its bound by Lemma E.1.
 
     Attributes:
         times: t, [n].
@@ -219,11 +219,11 @@ def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitB
     Args:
         finite: $\theta_L$, from a merged start.
         infinite: $\theta_\infty$, from the same start.
-        gap: $g(L)$ and $\beta$ on a ball that holds both.
+        gap: $g(L)$ and $\beta$ on a ball that contains both.
     """
     apart = trajectory_gap(finite, infinite)
     if apart.parameters is None:
-        raise ArgumentError("finite", "must move the same matrices as `infinite`, got others.")
+        raise ArgumentError("finite", "must have the parameters of `infinite`, got others.")
     times = apart.times[np.isfinite(apart.times)]
     distance = np.sqrt(apart.parameters[: times.size])
     with np.errstate(over="ignore"):  # an infinite bound is still a bound
@@ -264,20 +264,20 @@ def smallest_length(
 ) -> int:
     r"""Return $L(\epsilon)$ of Theorem 4.3: the smallest length whose flow ends within $\epsilon$.
 
-    The length grows until the flow ends low enough, then bisection in its logarithm finds the
-    smallest to within `ratio`.
+    The length grows until the flow ends low enough; bisection in its logarithm then finds the
+    smallest length to within `ratio`.
 
     Args:
         start: where the flows start.
         task: one with an exact risk, as `LinearRegression` has.
         excess: $\epsilon$, above the limit of the infinite flow.
-        ratio: of the length found to one that is too short, at most.
+        ratio: the largest ratio of the length found to one that is too short.
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """
     if not excess > 0.0:
         raise ArgumentError(
-            "excess", f"must be positive, got {excess}. Finite prompts cost something."
+            "excess", f"must be positive, got {excess}. No finite prompt reaches the limit."
         )
 
     def excess_at(length: int) -> float:
@@ -290,7 +290,7 @@ def smallest_length(
                 f"`excess` must be reached by {_LAST_LENGTH} tokens, but the flow ends "
                 f"{reached:.3g} above the infinite one. Try another start."
             )
-        # The excess falls like 1/L, which says how much further to look.
+        # The excess falls like 1/L.
         below, above = above, math.ceil(above * min(max(1.1 * reached / excess, 2.0), 64.0))
     while above > max(below + 1, ratio * below):
         middle = min(math.ceil(math.sqrt(max(below, 1) * above)), above - 1)

@@ -23,15 +23,15 @@ _FINEST = 1e-13
 _CLOSE = 1e-14  # about a hundred roundings
 
 
-class Rules(NamedTuple):
-    """What decides each step and the last one, as arrays.
+class FlowLimits(NamedTuple):
+    """When a flow stops and how accurate it is, as arrays.
 
     Attributes:
-        end: when to stop at the latest.
+        end: the latest time.
         tolerance: of a step, absolute and relative.
-        arrival: the gradient norm at which the flow has arrived, or a hundredth of that at the
-            start where that is smaller: a start near a saddle has not arrived.
-        radius: the ball that must not be left.
+        arrival: the gradient norm at which the flow has arrived, at most a hundredth of the norm at
+            the start, so that a start near a saddle has not arrived.
+        radius: of the ball about 0 that the parameters must not leave.
     """
 
     end: Float[Array, ""]
@@ -41,15 +41,15 @@ class Rules(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """Where a flow went.
+    """The solution of a flow.
 
     Attributes:
-        states: the parameters as vectors, at the times asked; infinite after the end.
+        states: the parameters as vectors, at the requested times; infinite after the end.
         last: the parameters at the end.
-        end: when it ended.
-        arrived: whether because the gradient was below the threshold.
-        escaped: whether because the parameters left the ball.
-        finished: whether the end was reached, or one of the above.
+        end: the time at which the flow stopped.
+        arrived: whether it stopped because the gradient was small enough.
+        escaped: whether it stopped because the parameters left the ball.
+        finished: whether it stopped for one of these reasons or at the latest time.
     """
 
     states: Float[Array, "times n"]
@@ -61,9 +61,9 @@ class Descent(NamedTuple):
 
 
 class _FlowPoint(NamedTuple):
-    """A flow on its way: where it is, what the next step starts from, and what was saved.
+    """The carry of the loop: state, step, solver and controller, and the saved states.
 
-    The slope is the norm of the gradient, the threshold the one at which the flow has arrived.
+    `slope` is the norm of the gradient, `threshold` the norm at which the flow has arrived.
     """
 
     y: Array
@@ -83,55 +83,57 @@ def descend(
     risk: RiskOfState,
     start: Float[Array, " n"],
     times: Float[Array, " times"],
-    rules: Rules,
+    limits: FlowLimits,
     solver: diffrax.AbstractSolver,
 ) -> Descent:
     r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from $\theta$ = `start`.
 
-    A loop over diffrax's steps, because `diffrax.diffeqsolve` compiles longer: a first softmax flow
-    takes 10 to 12 s of one core with this loop and 14 to 16 s with it (`benchmarks/flow_loop.py`).
+    A loop over diffrax's steps, because `diffrax.diffeqsolve` with its events compiles about twice
+    as long. The first flow of the paper's setting takes 12.3 s of one core with this loop and 23.8
+    with `diffeqsolve` (softmax, stabilised), 12.4 and 17.6 (softmax, Dopri8), 8.8 and 19.9 (linear,
+    Dopri8); `benchmarks/flow_loop.py` compares the two.
     """
     pull = jax.jit(lambda y: -risk.gradient(y))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return _descent(pull, start, times, rules, solver)
+        return _descent(pull, start, times, limits, solver)
 
 
 def _descent(
     pull: Callable[[Array], Array],
     y0: Array,
     times: Array,
-    rules: Rules,
+    limits: FlowLimits,
     solver: Any,
 ) -> Descent:
     if isinstance(solver, diffrax.AbstractRungeKutta) and solver.scan_kind is None:
-        solver = dataclasses.replace(solver, scan_kind="lax")  # no one differentiates through it
-    loop = _Loop(pull, times, rules, solver)
+        solver = dataclasses.replace(solver, scan_kind="lax")  # the loop is never differentiated
+    loop = _Loop(pull, times, limits, solver)
     end = jax.lax.while_loop(loop.goes_on, loop.step, loop.first(y0))
     arrived, escaped = loop.events(end)
-    finished = arrived | escaped | (~end.failed & (end.t >= rules.end))
+    finished = arrived | escaped | (~end.failed & (end.t >= limits.end))
     return Descent(end.states, end.y, end.t, arrived, escaped, finished)
 
 
 class _Loop(NamedTuple):
-    """Steps of a solver, as long as a controller makes them, until one of the rules says stop.
+    """Steps of a solver with an adaptive controller, until one of the limits is reached.
 
-    The first step has length 0, and finds the slope and how stiff the flow is at the start: what
-    would be evaluated before the loop is compiled as often again.
+    The first step has length 0 and finds the slope and the stiffness at the start. Evaluating them
+    before the loop would compile the gradient a second time.
     """
 
     pull: Callable[[Array], Array]
     times: Array
-    rules: Rules
+    limits: FlowLimits
     solver: Any
 
     @property
     def terms(self) -> diffrax.ODETerm:
-        """Return the flow as diffrax reads it."""
+        """The flow as a diffrax term."""
         return diffrax.ODETerm(lambda t, y, args: self.pull(y))  # noqa: ARG005  # its signature
 
     def control(self, threshold: Array) -> diffrax.PIDController:
-        """Return what decides the length of steps of a flow that arrives at a threshold."""
-        tolerance = self.rules.tolerance
+        """Return the step size controller of a flow that arrives at a threshold."""
+        tolerance = self.limits.tolerance
         if not isinstance(self.solver, StabilisedRungeKutta):
             # At the edge of stability other methods hover about the end at their tolerance.
             tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
@@ -145,12 +147,12 @@ class _Loop(NamedTuple):
         )
 
     def first(self, y0: Array) -> _FlowPoint:
-        """Return where the flow starts, of a slope that is not known yet."""
-        zero, unknown = jnp.zeros_like(self.rules.end), jnp.full_like(self.rules.end, jnp.inf)
+        """Return the carry at the start, where the slope is not known yet."""
+        zero, unknown = jnp.zeros_like(self.limits.end), jnp.full_like(self.limits.end, jnp.inf)
         terms, order, solver = self.terms, self.solver.error_order(self.terms), self.solver
         is_stabilised = isinstance(solver, StabilisedRungeKutta)
         _, marks = self.control(unknown).init(
-            terms, zero, self.rules.end, y0, self._first_end(), None, solver.func, order
+            terms, zero, self.limits.end, y0, self._first_end(), None, solver.func, order
         )
         return _FlowPoint(
             y=y0,
@@ -166,19 +168,19 @@ class _Loop(NamedTuple):
         )
 
     def _first_end(self) -> Array:
-        """Return the end of the first step that has a length."""
-        end = self.rules.end
+        """Return the end of the first step of positive length."""
+        end = self.limits.end
         return jnp.minimum(jnp.clip(0.1 * end, SMALLEST_STEP, 0.01), end)
 
     def events(self, now: _FlowPoint) -> tuple[Array, Array]:
-        """Return whether the flow has arrived, and whether it has left the ball before."""
+        """Return whether the flow has arrived, and whether it left the ball before."""
         arrived = now.slope <= now.threshold
-        return arrived, ~arrived & (jnp.linalg.norm(now.y) > self.rules.radius)
+        return arrived, ~arrived & (jnp.linalg.norm(now.y) > self.limits.radius)
 
     def goes_on(self, now: _FlowPoint) -> Array:
         arrived, escaped = self.events(now)
         stopped = arrived | escaped | now.failed | (now.steps >= MAX_STEPS)
-        return (now.steps == 0) | ((now.t < self.rules.end) & ~stopped)
+        return (now.steps == 0) | ((now.t < self.limits.end) & ~stopped)
 
     def step(self, now: _FlowPoint) -> _FlowPoint:
         begins, terms = now.steps == 0, self.terms
@@ -191,11 +193,11 @@ class _Loop(NamedTuple):
             now.t, now.next_t, now.y, y, None, error, order, now.controller
         )
         kept, t, next_t, _, marks, verdict = decided
-        t = jnp.minimum(t, self.rules.end)
+        t = jnp.minimum(t, self.limits.end)
         y = jnp.where(kept & ~begins, y, now.y)
         after = _chosen(kept | begins, after, now.solver)
         slope = _slope(self.pull, y, after)
-        least = jnp.maximum(jnp.minimum(self.rules.arrival, _FALL * slope), _ROUNDING)
+        least = jnp.maximum(jnp.minimum(self.limits.arrival, _FALL * slope), _ROUNDING)
         failed = ~diffrax.is_okay(verdict) | (kept & ~diffrax.is_okay(outcome))
         return _FlowPoint(
             y=y,
@@ -211,13 +213,13 @@ class _Loop(NamedTuple):
         )
 
     def _clipped(self, t: Array, next_t: Array, kept: Array) -> Array:
-        """Return the end of the next step: not beyond the last time, nor just before it."""
-        end = self.rules.end
+        """Return the end of the next step, neither beyond the last time nor just before it."""
+        end = self.limits.end
         last = jnp.where(kept, end, t + 0.5 * (end - t))
         return jnp.where(next_t > (1 - _CLOSE) * end, last, next_t)
 
     def _saved(self, now: _FlowPoint, dense: dict[str, Array], kept: Array) -> Array:
-        """Return the states, with those at times inside a step that was kept."""
+        """Return the states, filled in at times inside an accepted step."""
         path = self.solver.interpolation_cls(t0=now.t, t1=now.next_t, **dense)
         inside = kept & (self.times > now.t) & (self.times <= now.next_t)
         return jax.lax.cond(
@@ -228,10 +230,10 @@ class _Loop(NamedTuple):
 
 
 def _chosen(these: Array, some: Any, others: Any) -> Any:
-    """Return `some` or `others`, of one structure."""
+    """Return `some` or `others`, two trees of the same structure."""
     return jax.tree.map(lambda one, other: jnp.where(these, one, other), some, others)
 
 
 def _slope(pull: Callable[[Array], Array], y: Array, memory: Any) -> Array:
-    """Return the norm of the gradient at y, which some solvers have computed already."""
+    """Return the norm of the gradient at y; the stabilised solver has already computed it."""
     return jnp.linalg.norm(memory.field if isinstance(memory, FlowState) else pull(y))

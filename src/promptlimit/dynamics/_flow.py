@@ -20,13 +20,13 @@ from promptlimit._configuration import description
 from promptlimit._inputs import in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, array_names
-from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
+from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, FlowLimits, descend
 from promptlimit.dynamics._flow_folder import FLOW_ARRAYS, load_flow, save_flow
 from promptlimit.dynamics._plan import FlowPlan
 from promptlimit.dynamics._risks import (
     RISK_SETS,
+    Parametrisation,
     RiskOfState,
-    StateReading,
     error_of_one_set,
     moments_on_sets,
     require_risks,
@@ -106,7 +106,7 @@ def gradient_flow(
         head, law = in_double(start), in_double(task)
         requests = [FlowRequest(head, law, length, chosen, key) for length in tokens.flat]
         for request in requests:
-            # Raises an error where prompts must be simulated and there is no key.
+            # Raises an error if prompts must be simulated and `key` is None.
             OBJECTIVE.choose(request.problem, "auto", request.effort)
         flows = _trajectories(requests, folder)
     return _along_lengths(flows) if tokens.ndim else flows[0]
@@ -114,7 +114,7 @@ def gradient_flow(
 
 @dataclasses.dataclass(frozen=True)
 class FlowRequest:
-    """One flow: all that decides its trajectory, with the meanings of `gradient_flow`."""
+    """One flow: everything that determines its trajectory, with the names of `gradient_flow`."""
 
     start: AbstractAttention
     task: AbstractTask
@@ -131,17 +131,17 @@ class FlowRequest:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        """When to record the flow."""
+        """The times at which to record the flow."""
         return np.asarray(self.plan.times, dtype=np.float64)
 
     @property
     def effort(self) -> Effort:
-        """The prompts to simulate, where that is necessary."""
+        """The prompts to simulate, if no exact rule applies."""
         return Effort(self.key, self.plan.samples)
 
     @functools.cached_property
     def exact(self) -> Objectives | None:
-        """The risk without simulation, where a rule computes it."""
+        """The risk without simulation; None if no rule computes it."""
         return exact_objectives(self.problem, self.plan.points, self.together)
 
     @functools.cached_property
@@ -157,18 +157,18 @@ class FlowRequest:
         return kind_of("estimate" if self.exact is None else "exact", self.length)
 
     @functools.cached_property
-    def reading(self) -> StateReading:
-        """How the arrays of the start make U and V."""
-        return StateReading(self.start, np.float64)
+    def parametrisation(self) -> Parametrisation:
+        """The map from arrays to U and V."""
+        return Parametrisation(self.start, np.float64)
 
     def risk(self, max_sharpness: float, shift: int = 0) -> RiskOfState:
-        """Return the risk; for a `shift`, on another set of points or prompts."""
+        """Return the risk; a nonzero `shift` selects another set of points or prompts."""
         objective = self.objectives(max_sharpness, self.plan.replicate + shift)
-        return risk_of_state(objective, self.reading, self.start)
+        return risk_of_state(objective, self.parametrisation, self.start)
 
     @property
     def solver(self) -> diffrax.AbstractSolver:
-        """The solver of the plan, or a method of high order where steps are cheap or fine."""
+        """The solver of the plan; by default a high-order method if steps are cheap or small."""
         if self.plan.solver is not None:
             return self.plan.solver
         cheap = self.objectives.is_closed_form or self.plan.rtol < _STABILISED_FROM
@@ -176,7 +176,7 @@ class FlowRequest:
 
     @property
     def config(self) -> dict[str, object]:
-        """The request as plain numbers and strings: its hash names the run."""
+        """The request as plain numbers and strings, whose hash names the run."""
         unused = ("points",) if self.exact is None else ("samples",)
         names = [field.name for field in dataclasses.fields(self.plan) if field.name not in unused]
         config = {
@@ -196,7 +196,7 @@ class FlowRequest:
 
 
 def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) -> list[Trajectory]:
-    """Return one trajectory per request, read from the folder where it is finished there."""
+    """Return one trajectory per request; finished ones are read from the folder."""
     runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
     stored = [run is not None and run.finished for run in runs]
     to_do = tuple(one.length for one, there in zip(requests, stored, strict=True) if not there)
@@ -212,7 +212,7 @@ def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) ->
 
 
 def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
-    """Return flows at several lengths as one trajectory, whose arrays begin with the lengths."""
+    """Return flows at several lengths as one trajectory with an axis of lengths."""
     kinds = {flow.kind for flow in flows}
     arrays: dict[str, Any] = {}
     for name in (*FLOW_ARRAYS, "arrived"):
@@ -232,7 +232,7 @@ def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
 
 
 class _Attempt(NamedTuple):
-    """A flow followed with weight statistics up to some sharpness."""
+    """A flow computed with weight statistics up to some sharpness."""
 
     risk: RiskOfState
     descent: Descent
@@ -241,13 +241,13 @@ class _Attempt(NamedTuple):
 
     @property
     def left_the_tables(self) -> bool:
-        """Whether it stopped because the statistics end there, or went far beyond their end."""
+        """Whether the flow stopped at the end of the statistics or went far beyond it."""
         stopped = not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
         return stopped or self.sharpness > _FAR * self.max_sharpness
 
 
 def _solution(request: FlowRequest) -> Trajectory:
-    """Return the trajectory; the tables of weight statistics grow when the sharpness asks."""
+    """Return the trajectory; a large sharpness is computed again with wider weight statistics."""
     usual, widest = SHARPNESS_RANGES
     attempt = _attempt(request, usual)
     if attempt.left_the_tables:
@@ -259,39 +259,39 @@ def _solution(request: FlowRequest) -> Trajectory:
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
     risk = request.risk(max_sharpness)
     descent = _descent(request, risk, float(request.plan.rtol))
-    end = [to_device(array) for array in request.reading.arrays(np.asarray(descent.last))]
-    sharpness = risk.objective.sharpness(request.reading.attention(end))
+    end = [to_device(array) for array in request.parametrisation.arrays(np.asarray(descent.last))]
+    sharpness = risk.objective.sharpness(request.parametrisation.attention(end))
     return _Attempt(risk, descent, max_sharpness, sharpness)
 
 
 def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Descent:
-    """Follow the flow; its states at times padded to a common number, so that programs are few."""
+    """Return the flow; times are padded to a common number, so that few programs compile."""
     plan, times = request.plan, request.times
     finite = times[np.isfinite(times)]
     end = finite[-1] if finite.size == times.size else _FOREVER
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
-    limits = (end, tolerance, plan.arrival, plan.radius)
-    # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
-    rules = Rules(*(to_device(limit, jnp.float64) for limit in limits))
-    descent = descend(risk, state_of(request.start), to_device(padded), rules, request.solver)
-    asked = np.asarray(descent.states)[padded.size - finite.size :]
-    return descent._replace(states=to_device(asked))
+    numbers = (end, tolerance, plan.arrival, plan.radius)
+    # One dtype throughout: jax would compile again for a Python number in place of an array.
+    limits = FlowLimits(*(to_device(number, jnp.float64) for number in numbers))
+    descent = descend(risk, state_of(request.start), to_device(padded), limits, request.solver)
+    states = np.asarray(descent.states)[padded.size - finite.size :]
+    return descent._replace(states=to_device(states))
 
 
 def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
-    """Refuse a flow that left the ball, left the tables, or ran out of steps."""
+    """Raise an error for a flow that left the ball or the tables, or needed too many steps."""
     descent = attempt.descent
     end = float(descent.end)
     if bool(descent.escaped):
         raise ArithmeticError(
             f"the flow must stay within `radius` = {request.plan.radius:g}, but left that ball at "
-            f"time {end:.4g}. Ask for earlier times, or for a larger radius."
+            f"time {end:.4g}. Request earlier times, or a larger radius."
         )
     if attempt.left_the_tables:
         raise ArithmeticError(
             f"the flow must keep the sharpness below {attempt.max_sharpness:g}, where weight "
-            f"statistics end, but reached that at time {end:.4g}. Ask for earlier times, or raise "
+            f"statistics end, but reached that at time {end:.4g}. Request earlier times, or raise "
             "`points`: a flow can follow too few points away from the law."
         )
     in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
@@ -299,13 +299,13 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
             f"stopped at time {end:.4g} with parameters of norm "
-            f"{jnp.linalg.norm(descent.last):.3g}. Ask for earlier times, a larger `rtol` or "
+            f"{jnp.linalg.norm(descent.last):.3g}. Request earlier times, a larger `rtol` or "
             "a larger `arrival`."
         )
 
 
 def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
-    """Return the trajectory: what was saved up to the end, then the last state."""
+    """Return the trajectory: saved states up to the end, then the last state."""
     descent = attempt.descent
     states = _states(request, descent)
     count = 1 if request.objectives.is_closed_form else RISK_SETS
@@ -319,7 +319,7 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         times=request.times,
         lengths=request.length,
         parameters=dict(
-            zip(array_names(request.start), request.reading.arrays(states), strict=True)
+            zip(array_names(request.start), request.parametrisation.arrays(states), strict=True)
         ),
         key_query=moments.key_query,
         value_matrix=moments.value,
@@ -349,8 +349,8 @@ def _parameter_error(
 ) -> np.ndarray | None:
     r"""Return $\|\theta-\theta'\|/\sqrt2$, $\theta'$ the flow over an independent point set.
 
-    It is the standard deviation of two values. The second flow takes coarser steps, which adds to
-    the distance. NaN at times that it does not reach.
+    This is the standard deviation of two values. The second flow takes coarser steps, which adds to
+    the distance. NaN at times that the second flow does not reach.
     """
     if request.exact is None or not request.plan.parameter_error:
         return None
@@ -364,7 +364,7 @@ def _parameter_error(
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
-    """Return the parameters at all times: saved up to the end, the start at 0, then the last."""
+    """Return the parameters at all times: the start at 0, saved states, then the last state."""
     times = request.times
     states = np.tile(np.asarray(descent.last), (times.size, 1))
     before = times <= float(descent.end)

@@ -1,4 +1,4 @@
-"""Trajectories of gradient flows in run folders, which are not trusted when read."""
+"""Trajectories of gradient flows in run folders, validated when read."""
 
 from collections.abc import Mapping
 from typing import Any, cast, get_args
@@ -24,13 +24,13 @@ def save_flow(run: RunFolder, flow: Trajectory) -> None:
 
 
 def load_flow(run: RunFolder) -> Trajectory:
-    """Return the trajectory of a finished run, or raise `InputFileError`: one sentence."""
+    """Return the trajectory of a finished run; raise `InputFileError` if it is damaged."""
     arrays = unpack_nonfinite(run.load())
     try:
         return _trajectory(RunFolder.at(run.path).config, arrays)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
         raise InputFileError(
-            f"{run.path} must hold a trajectory, but {problem or type(problem).__name__}."
+            f"{run.path} must contain a trajectory, but {problem or type(problem).__name__}."
         ) from None
 
 
@@ -47,7 +47,7 @@ def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) 
         if name != "arrived" and (array.ndim != axes or array.shape[:1] != times.shape):
             raise ValueError(f"'{name}' does not have one entry for each time")
     if ("key_query" in arrays) != ("value_matrix" in arrays):
-        raise ValueError("it has one of key_query and value_matrix, which come together")
+        raise ValueError("it has only one of key_query and value_matrix")
     optional: dict[str, Any] = {name: arrays.get(name) for name in (*_MERGED, "parameter_error")}
     return Trajectory(
         times=times,

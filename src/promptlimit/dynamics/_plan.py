@@ -1,4 +1,4 @@
-"""How gradient descent is to go: a plan, checked when it is made."""
+"""Plans for gradient descent and gradient flow, validated when they are created."""
 
 import functools
 from collections.abc import Sequence
@@ -19,22 +19,23 @@ from promptlimit.tasks import require_points
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    r"""How many steps of which rule on which batches, and what is recorded on the way.
+    r"""The steps of SGD: their number, optimiser and batches, and which ones to record.
 
     Attributes:
-        steps: how many.
-        batch: how many prompts a step has.
+        steps: the number of steps.
+        batch: prompts per step.
         learning_rate: $\eta$ of plain descent.
-        optimiser: another rule, from optax; one such rule for each run, which sees the gradient of
-            that run alone: `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` clips
-            each by its own norm. The gradient is that of twice the task's loss.
-        label: the name of that rule with its numbers, such as "adam 0.001", for the configuration
-            of a run in a folder: runs of one label are taken for one another.
-        record: after which steps to record; about ten a decade when None.
-        sampling: "tokens", or "law": sums over tokens drawn exactly in law without the tokens,
-            faster, but heads then share no prompts.
-        points: of quadrature for exact risks, a power of two.
-        samples: how many prompts estimate a risk where it is not exact.
+        optimiser: an optax optimiser in place of plain descent. Each run has its own, which
+            receives the gradient of twice the task's loss for that run:
+            `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` clips each run by its
+            own norm.
+        label: the name of the optimiser with its numbers, such as "adam 0.001". A run in a folder
+            requires one, because the label identifies the optimiser there.
+        record: steps to record; about ten per decade when None.
+        sampling: "tokens", or "law": the sums over tokens are drawn exactly in law without drawing
+            the tokens, which is faster, but heads then share no prompts.
+        points: quadrature points for exact risks, a power of two.
+        samples: simulated prompts for a risk that is not exact.
 
     >>> plan = TrainingPlan(steps=300, learning_rate=0.01, record=[0, 100, 300])
     >>> plan.times
@@ -59,14 +60,13 @@ class TrainingPlan:
         if self.optimiser is not None and not hasattr(self.optimiser, "update"):
             raise ArgumentError(
                 "optimiser",
-                "must be a rule of optax, called with its numbers as in "
-                f"optax.adam(1e-3), got {self.optimiser!r}.",
+                f"must be an optax optimiser, such as optax.adam(1e-3), got {self.optimiser!r}.",
             )
         if self.label is not None and (self.optimiser is None or self.label == "sgd"):
             raise ArgumentError(
                 "label",
-                "must name another rule than plain descent, which is 'sgd', and come with "
-                f"its `optimiser`, got '{self.label}'.",
+                "must name the `optimiser`, and 'sgd' is reserved for plain descent, "
+                f"got '{self.label}'.",
             )
         require_points(self.points)
         if self.record is not None:
@@ -75,7 +75,7 @@ class TrainingPlan:
 
     @property
     def recorded_steps(self) -> NDArray[np.int64]:
-        """When to record: the steps named, or 0 and about ten a decade up to the last."""
+        """The steps to record: `record`, or 0 and about ten per decade up to the last step."""
         if self.record is not None:
             return np.asarray(self.record, np.int64)
         spaced = np.geomspace(1, self.steps, 1 + max(1, round(10 * np.log10(self.steps))))
@@ -94,13 +94,13 @@ class TrainingPlan:
 
     @property
     def rule(self) -> optax.GradientTransformation:
-        """What moves parameters."""
+        """The optimiser."""
         rate = float(self.learning_rate)
         return _plain_descent(rate) if self.optimiser is None else self.optimiser
 
     @property
     def rule_name(self) -> str:
-        """That rule in words."""
+        """The name of the optimiser."""
         if self.label is not None:
             return self.label
         return "sgd" if self.optimiser is None else "given"
@@ -108,7 +108,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class FlowPlan:
-    """How to follow a gradient flow, and at which times to record it.
+    """The times at which to record a gradient flow, and how accurately to compute it.
 
     Attributes:
         times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
@@ -118,9 +118,9 @@ class FlowPlan:
         radius: of the ball about 0 that the parameters must not leave.
         solver: of diffrax; by default a stabilised method of order 2, and `diffrax.Dopri8` where
             the risk is a closed form or `rtol` is below 1e-7.
-        points: of quadrature for exact risks, a power of two. The `error` of the trajectory covers
-            the risks at its parameters, its `parameter_error` what the points do to the parameters.
-        replicate: which of the independent point sets.
+        points: quadrature points for exact risks, a power of two. Their effect on the risks is the
+            `error` of the trajectory, their effect on the parameters its `parameter_error`.
+        replicate: the number of an independent point set.
         parameter_error: whether to measure the error of the parameters by a second flow, over an
             independent point set. It costs about as much as the first.
         samples: number of prompts where risks are simulated.
@@ -152,18 +152,18 @@ class FlowPlan:
 
 @functools.cache
 def _plain_descent(rate: float) -> optax.GradientTransformation:
-    """Return the same rule for the same rate: another one would be compiled anew."""
+    """Return the same object for the same rate, so that programs are reused."""
     return optax.sgd(rate)
 
 
 def flow_time(steps: Number, learning_rate: float) -> float:
     r"""Return the time of the flow that SGD steps on twice the risk correspond to.
 
-    The experiments minimise $2R$, the mean squared error of a regression, where flows descend $R$:
-    k steps at rate $\eta$ are the time $2k\eta$. `sgd` does so on every task, whatever its loss.
+    `sgd` minimises $2R$, as the paper's experiments do with the mean squared error, and flows
+    minimise $R$: k steps at rate $\eta$ correspond to time $2k\eta$.
 
     Args:
-        steps: k, how many.
+        steps: k.
         learning_rate: $\eta$.
 
     >>> flow_time(300_000, 1e-3)
@@ -179,13 +179,13 @@ def flow_time(steps: Number, learning_rate: float) -> float:
 
 
 def require_count(**counts: int) -> None:
-    """Refuse numbers that do not count anything, or more than a counter counts."""
+    """Raise an error for a value that is not a whole number from 1 to 2^31 - 1."""
     for name, value in counts.items():
         require_whole(name, value, 1, LAST_STEP)
 
 
 def require_positive(**numbers: Number) -> None:
-    """Refuse what is not a positive and finite number."""
+    """Raise an error for a value that is not positive and finite."""
     for name, value in numbers.items():
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not (is_number and 0.0 < value < np.inf):
@@ -204,7 +204,7 @@ def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
 
 
 def _require_times(times: ArrayLike) -> NDArray[np.float64]:
-    """Return the times as a vector, or say what is wrong with them."""
+    """Return the times as a vector."""
     require_unmasked("times", times)
     when = np.asarray(times, dtype=np.float64)
     if when.ndim != 1 or when.size == 0:

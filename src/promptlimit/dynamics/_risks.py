@@ -1,4 +1,4 @@
-"""The risk as a function of parameters: how arrays make an attention, its risk and its gradient."""
+"""The risk and its gradient as functions of the parameters of an attention."""
 
 import itertools
 import math
@@ -22,19 +22,18 @@ _ROUNDING = 1e-12
 RISK_SETS = 5
 """Independent sets of points or prompts that recorded risks are computed on."""
 _LARGE = 2.0
-_FEW = 64  # states whose gradients cost less than a program without them
+_FEW = 64  # states for which computing gradients costs less than compiling without them
 
 
-class StateReading:
-    """How arrays make an attention, and U and V where it is one head.
+class Parametrisation:
+    """The map from trained arrays to an attention, and to U and V for one head.
 
-    Parameters move, and the rest stays beside them. Of one head, two readings are equal where they
-    are the same program: what is compiled for a softmax head serves a linear one. Of others, where
-    arrays of the same shapes lie in the same places.
+    Two parametrisations of one head are equal if they are the same program, so a softmax head and
+    a linear head share what is compiled. Others are equal if their trees and shapes are.
 
     Attributes:
-        shapes: of the arrays, in their order.
-        is_one_head: whether they make U and V.
+        shapes: the shapes of the arrays, in order.
+        is_one_head: whether the arrays determine U and V.
     """
 
     def __init__(self, attention: AbstractAttention, dtype: Any):
@@ -55,12 +54,12 @@ class StateReading:
     def attention(
         self, arrays: Sequence[Array], rest: AbstractAttention | None = None
     ) -> AbstractAttention:
-        """Return the attention with these arrays, and with what stays: its own, or `rest`."""
+        """Return the attention with these arrays; `rest` replaces its untrained part."""
         moving = jax.tree.unflatten(self._structure, arrays)
         return eqx.combine(moving, self._rest if rest is None else rest)
 
     def arrays(self, state: Any) -> list[Any]:
-        """Return the arrays that lie behind one another along the last axis."""
+        """Return the arrays that are concatenated along the last axis of `state`."""
         parts, first = [], 0
         for shape in self.shapes:
             last = first + math.prod(shape)
@@ -69,20 +68,20 @@ class StateReading:
         return parts
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, StateReading) and self._program == other._program
+        return isinstance(other, Parametrisation) and self._program == other._program
 
     def __hash__(self) -> int:
         return hash(self._program)
 
 
 def is_one_head(attention: AbstractAttention) -> bool:
-    """Return whether an attention in whatever precision is one head."""
+    """Return whether an attention, in any precision, is one head."""
     with jax.enable_x64(True):
         return attention.single_head() is not None
 
 
 def kernel_of(start: AbstractAttention) -> str:
-    """Return the kernel of one head, in whatever precision; of others the type and its kernels.
+    """Return the kernel of one head; the type and the kernels of other attentions.
 
     >>> import promptlimit as pl
     >>> head = pl.LinearAttention([[1.0]], [[1.0]])
@@ -98,30 +97,30 @@ def kernel_of(start: AbstractAttention) -> str:
 
 
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
-    """Return the arrays of an attention behind one another, as one vector."""
+    """Return the arrays of an attention as one vector."""
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
     return to_device(np.concatenate([np.ravel(leaf) for leaf in leaves]))
 
 
 class RiskOfState(eqx.Module):
-    """A risk as a function of parameters in a vector.
+    """The risk as a function of a vector of parameters.
 
     Attributes:
         objective: the risk of an attention.
-        reading: how the vector makes U and V.
-        attention: what reads the vector where the objective asks for more than U and V.
+        parametrisation: the map from the vector to the attention.
+        attention: the untrained part, for an objective that needs more than U and V.
     """
 
     objective: AbstractObjective
-    reading: StateReading = eqx.field(static=True)
+    parametrisation: Parametrisation = eqx.field(static=True)
     attention: AbstractAttention | None
 
     def __call__(self, state: Float[Array, " n"]) -> Float[Array, ""]:
         """Return the risk."""
-        arrays, of_matrices = self.reading.arrays(state), self.objective.of_matrices
+        arrays, of_matrices = self.parametrisation.arrays(state), self.objective.of_matrices
         if of_matrices is not None:
-            return of_matrices(*self.reading(arrays))
-        return self.objective(self.reading.attention(arrays, self.attention))
+            return of_matrices(*self.parametrisation(arrays))
+        return self.objective(self.parametrisation.attention(arrays, self.attention))
 
     def gradient(self, state: Float[Array, " n"]) -> Float[Array, " n"]:
         r"""Return $\nabla R_L$ as a vector."""
@@ -129,15 +128,15 @@ class RiskOfState(eqx.Module):
 
 
 def risk_of_state(
-    objective: AbstractObjective, reading: StateReading, start: AbstractAttention
+    objective: AbstractObjective, parametrisation: Parametrisation, start: AbstractAttention
 ) -> RiskOfState:
     """Return the risk as a function of the arrays of `start` in a vector."""
     rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
-    return RiskOfState(objective, reading, rest if objective.of_matrices is None else None)
+    return RiskOfState(objective, parametrisation, rest if objective.of_matrices is None else None)
 
 
 class StateMoments(NamedTuple):
-    """Costs at each state, [n, ...], and merged parameters where they are those of one head."""
+    """Risk and gradient norm at each state, [n, ...], and the merged parameters of one head."""
 
     key_query: np.ndarray | None
     value: np.ndarray | None
@@ -153,7 +152,7 @@ def state_moments(risk: RiskOfState, states: Float[np.ndarray, "times n"]) -> St
 def state_risks(
     risk: RiskOfState, states: Float[np.ndarray, "times n"]
 ) -> Float[np.ndarray, " times"]:
-    """Return the risks alone: of few states, by the program that has been compiled for moments."""
+    """Return the risks; for few states, by the program already compiled for moments."""
     if states.shape[0] <= _FEW:
         return np.asarray(state_moments(risk, states).risk)
     return _in_chunks(_state_risks, risk, states)
@@ -162,7 +161,7 @@ def state_risks(
 def _in_chunks(
     program: Callable[[RiskOfState, Array], Any], risk: RiskOfState, states: np.ndarray
 ) -> Any:
-    """Return what a program says of all states, so many at a time that it is compiled once."""
+    """Return the results of a program at all states, in chunks of one size."""
     count = states.shape[0]
     padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
     chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
@@ -173,8 +172,12 @@ def _in_chunks(
 @eqx.filter_jit
 def _state_moments(risk: RiskOfState, states: Array) -> Any:
     def at(state: Array) -> Any:
-        reading = risk.reading
-        key_query, value = reading(reading.arrays(state)) if reading.is_one_head else (None, None)
+        parametrisation = risk.parametrisation
+        key_query, value = (
+            parametrisation(parametrisation.arrays(state))
+            if parametrisation.is_one_head
+            else (None, None)
+        )
         cost, slope = jax.value_and_grad(risk)(state)
         parts: Any = (key_query, value, cost, jnp.linalg.norm(slope))
         return StateMoments(*parts)
@@ -197,10 +200,10 @@ def moments_on_sets(
 
 
 def error_of_one_set(values: Float[np.ndarray, "sets times"]) -> Float[np.ndarray, " times"]:
-    """Return one standard error of the risk on one set, from independent sets; 0 for one alone.
+    r"""Return one standard error of the risk on one set, from independent sets; 0 for one set.
 
-    That of the mean over the sets is smaller by the root of their number. Where a set does not
-    give a number, because scores leave the tables, the error is the whole risk.
+    The standard error of the mean over n sets is smaller by $\sqrt n$. If the risk on some set is
+    NaN, because scores leave the tables, the error is the whole risk.
     """
     count = values.shape[0]
     if count == 1:
@@ -210,10 +213,10 @@ def error_of_one_set(values: Float[np.ndarray, "sets times"]) -> Float[np.ndarra
 
 
 def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Return risks no smaller than `bound`, a lower bound of all risks, or refuse them.
+    """Return the risks, raised to `bound`, a lower bound of all risks.
 
     Values below the bound by less than four errors of one point set are raised to it. A value
-    further below, or an error of twice the risk, shows that a few points carry the answer.
+    further below, or an error of twice the risk, shows that a few points dominate the result.
 
     Raises:
         AccuracyError: the points do not determine the risk.
@@ -226,8 +229,8 @@ def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.nda
             place = int(np.argmax(poor))
             raise AccuracyError(
                 f"The points give a risk of {risks[place]:.4g} with an error of "
-                f"{errors[place]:.2g}, where no risk is below {bound:.4g}: a few queries carry the "
-                "answer. Raise `points`.",
+                f"{errors[place]:.2g}, but no risk is below {bound:.4g}: a few queries "
+                "dominate the result. Raise `points`.",
                 argument="points",
             )
     return np.where(errors > 0.0, np.maximum(risks, bound), risks)
@@ -241,16 +244,16 @@ def training_moments(
     *,
     exact: bool = False,
 ) -> tuple[StateMoments, np.ndarray]:
-    """Return moments of states of training, the risk averaged over sets, and its standard error.
+    """Return the moments of training states, with the mean risk over sets, and its standard error.
 
-    All are NaN where a state is not finite.
+    Both are NaN at states that are not finite.
 
     Args:
         objectives: the risk on independent sets of points or prompts.
-        start: an attention of the shapes and kernel that were trained.
+        start: an attention with the trained shapes and kernel.
         leaves: the arrays of the attention, each [n, ...].
-        sets: how many sets.
-        exact: whether to refuse risks that the points do not determine.
+        sets: the number of sets.
+        exact: whether to raise an error if the points do not determine the risk.
     """
     states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
     well = np.all(np.isfinite(states), axis=1)
@@ -258,18 +261,18 @@ def training_moments(
     count = 1 if objectives.is_closed_form else sets
 
     def up_to(max_sharpness: float) -> tuple[float, StateMoments, np.ndarray]:
-        """Return the lower bound of the risk, moments and risks, with tables up to a sharpness."""
+        """Return the lower bound of the risk, the moments and the risks on all sets."""
         first = objectives(max_sharpness)
         others = (objectives(max_sharpness, number) for number in range(1, count))
         risks = (
-            risk_of_state(objective, reading, head)
+            risk_of_state(objective, parametrisation, head)
             for objective in itertools.chain([first], others)
         )
         return first.lower_bound, *moments_on_sets(risks, safe)
 
     with jax.enable_x64(True):
         head = in_double(start)
-        reading = StateReading(head, np.float64)
+        parametrisation = Parametrisation(head, np.float64)
         usual, widest = SHARPNESS_RANGES
         bound, moments, values = up_to(usual)
         if not np.isfinite(values[0, well]).all():

@@ -1,4 +1,4 @@
-"""The runs of one program from the first step to the last: on devices, and through checkpoints."""
+"""The training loop of one program: on devices, with checkpoints."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from promptlimit._inputs import to_device
 from promptlimit.dynamics._risks import training_moments
 from promptlimit.dynamics._step import (
     Advance,
-    Cell,
+    RunGroup,
     TrainingRequest,
     TrainingState,
     advancer,
@@ -25,42 +25,42 @@ from promptlimit.parallel import active_devices, agreed, from_writer, run_on_dev
 from promptlimit.results import Length
 from promptlimit.storage import Progress, RunFolder, Watcher
 
-_SECONDS = 0.5  # between two looks from outside
+_SECONDS = 0.5  # between two progress reports
 
 
 class Records(NamedTuple):
     """Parameters at the steps to record.
 
     Attributes:
-        leaves: the arrays that move, each [members, heads, records, ...].
-        diverged: after how many steps a head was infinite, -1 for never, [members, heads].
+        leaves: the trained arrays, each [sequences, runs, records, ...].
+        diverged: the step after which a run was infinite, -1 for never, [sequences, runs].
     """
 
     leaves: list[np.ndarray]
     diverged: np.ndarray
 
 
-def records_of_cell(
+def group_records(
     request: TrainingRequest,
-    cell: Cell,
+    group: RunGroup,
     run: RunFolder | None,
     every: int,
     watch: Watcher | None,
 ) -> Records:
-    """Return the records of a cell; with a folder, from its checkpoint and with new ones.
+    """Return the records of a group; with a folder, resume from its checkpoint and write new ones.
+
+    Only the first process uses the folder, and sends the state to the others.
 
     Args:
-        request: what is asked.
-        cell: which lengths and seeds.
-        run: where it is kept.
-        every: how many steps lie between checkpoints.
-        watch: what is told now and then how far things are.
-
-    Only the first process touches the folder; the others hear from it.
+        request: the validated arguments of `sgd`.
+        group: the lengths and seeds.
+        run: the folder of the run.
+        every: steps between checkpoints.
+        watch: called with the progress.
     """
     recorded, steps = request.plan.recorded_steps, int(request.plan.steps)
-    state = first_state(request.plan.rule, start_arrays(request, cell))
-    advance = advancer_of_cell(request, cell)
+    state = first_state(request.plan.rule, start_arrays(request, group))
+    advance = group_advancer(request, group)
     leaves = [
         np.zeros((*leaf.shape[:2], recorded.size, *leaf.shape[2:]), leaf.dtype)
         for leaf in jax.tree.leaves(state.parameters)
@@ -73,7 +73,7 @@ def records_of_cell(
             state, step = _state(arrays, state), int(arrays["step"])
             leaves = [arrays[f"records.{i}"] for i in range(len(leaves))]
     pace = _StepPace(step)
-    lengths = tuple(length for length, _ in cell)
+    lengths = tuple(length for length, _ in group)
     while True:
         for place in np.flatnonzero(recorded == step):
             for record, leaf in zip(leaves, jax.tree.leaves(state.parameters), strict=True):
@@ -82,7 +82,7 @@ def records_of_cell(
         if due and run is not None and active_devices().writes:
             run.checkpoint(_arrays(state, step, leaves))
         if watch is not None:
-            risk = functools.partial(_current_risk, request, cell[0][0], state.parameters)
+            risk = functools.partial(_current_risk, request, group[0][0], state.parameters)
             watch(Progress(step, steps, pace.rate, lengths, risk))
         if step == steps:
             return Records(leaves, np.asarray(state.diverged))
@@ -95,28 +95,28 @@ def records_of_cell(
 
 
 def _current_risk(request: TrainingRequest, length: Length, parameters: Any) -> float:
-    """Return the risk of the first run of a cell."""
+    """Return the risk of the first run of a group."""
     leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
     start = request.starts[0][0]
     return float(training_moments(request.objectives(start, length), start, leaves)[0].risk[0])
 
 
 def _arrays(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what a checkpoint holds."""
+    """Return the arrays of a checkpoint."""
     numbers = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
     records = {f"records.{i}": leaf for i, leaf in enumerate(leaves)}
     return {**numbers, **records, "step": np.array(step)}
 
 
 def _state(arrays: dict[str, np.ndarray], like: TrainingState) -> TrainingState:
-    """Return the state that a checkpoint holds."""
+    """Return the state of a checkpoint."""
     leaves, structure = jax.tree.flatten(like)
     numbers = [to_device(arrays[f"state.{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, numbers)
 
 
 class _StepPace:
-    """How fast steps are, and how many fit between two looks."""
+    """The rate of steps, and the number of steps between two progress reports."""
 
     def __init__(self, step: int):
         self.rate = 0.0
@@ -127,7 +127,7 @@ class _StepPace:
         now = time.perf_counter()
         if step - self._step < self.stride:
             return
-        # The first look holds the compilation: it says nothing of the rate.
+        # The first stride includes compilation, so it does not measure the rate.
         if self.stride > 8:
             self.rate = (step - self._step) / max(now - self._time, 1e-9)
         wanted = int(self.rate * _SECONDS) if self.rate else 64
@@ -136,15 +136,15 @@ class _StepPace:
 
 
 def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
-    """Return which runs each device takes, [devices, starts x its seeds], as places on their axis.
+    """Return the runs of each device, [devices, starts x its seeds], as indices on their axis.
 
-    Seeds are shared out evenly, and each device takes all starts of a seed, which meet the same
-    prompts. The last ones may repeat the last seed.
+    Seeds are distributed evenly, and all starts of a seed, which share prompts, are on one device.
+    The last devices may repeat the last seed.
 
     Args:
-        seeds: how many there are.
-        starts: how many starts there are.
-        devices: how many are used.
+        seeds: the number of seeds.
+        starts: the number of starts.
+        devices: the number of devices.
 
     >>> runs_of_devices(3, 2, 2).tolist()
     [[0, 1, 3, 4], [2, 2, 5, 5]]
@@ -155,9 +155,9 @@ def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
 
 
 def _whole(parts: Any, runs: np.ndarray) -> Any:
-    """Return all runs in their order, from the parts of devices, each array [devices, members, n].
+    """Return all runs in order, from arrays [devices, sequences, n].
 
-    A checkpoint does not depend on how many devices there were.
+    So a checkpoint does not depend on the number of devices.
     """
     first = np.unique(runs, return_index=True)[1]
 
@@ -168,19 +168,20 @@ def _whole(parts: Any, runs: np.ndarray) -> Any:
     return jax.tree.map(join, parts)
 
 
-def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
-    """Return what moves a cell on, on the devices at work; one where seeds have their own prompts.
+def group_advancer(request: TrainingRequest, group: RunGroup) -> Advance:
+    """Return the function that advances a group, on the active devices.
 
-    With several processes all devices take part, since every process must hear of the result.
+    Seeds with independent prompts run on one device. With several processes all devices take part,
+    because every process needs the result.
     """
     team, rule, seeds = active_devices(), request.plan.rule, request.seeds
     own = -(-seeds // team.size)
     devices = team.size if team.hosts > 1 else -(-seeds // own)
-    if devices == 1 or cell[0][1] is not None:
-        return advancer(rule, loss_gradient(request, cell))
+    if devices == 1 or group[0][1] is not None:
+        return advancer(rule, loss_gradient(request, group))
     runs = runs_of_devices(seeds, len(request.starts), devices)
     part = dataclasses.replace(request, starts=tuple(row[:own] for row in request.starts))
-    steps = many_steps(rule, loss_gradient(part, cell))
+    steps = many_steps(rule, loss_gradient(part, group))
 
     def program(_: None, given: tuple[TrainingState, Any]) -> TrainingState:
         return steps(*given)

@@ -15,9 +15,9 @@ from promptlimit._arrays import Number, numpy_only, require_unmasked
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
 from promptlimit.dynamics._risks import RISK_SETS, training_moments
-from promptlimit.dynamics._run import Records, records_of_cell
+from promptlimit.dynamics._run import Records, group_records
 from promptlimit.dynamics._starts import Start, starts_of_seeds
-from promptlimit.dynamics._step import Cell, TrainingRequest
+from promptlimit.dynamics._step import RunGroup, TrainingRequest
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, from_writer
 from promptlimit.results import Length, Training
@@ -44,32 +44,32 @@ def sgd(
     every: int = 10_000,
     watch: Watcher | bool | None = True,
 ) -> Training:
-    r"""Return the parameters and the exact risks along gradient descent on batches of prompts.
+    r"""Return the parameters and risks along stochastic gradient descent on fresh prompts.
 
-    Each step draws a batch of fresh prompts and descends twice the mean of the task's loss: of a
-    regression the mean squared error, as the paper's experiments do (section 6). All starts and
-    seeds meet the same prompts: step k's batch is a function of (key, length, k) alone. One head on
-    `LinearRegression` trains in a layout made for it, the task's `batch_gradient`, in single
-    precision; other attentions and other tasks train on prompts that the task draws. At an infinite
-    length a prompt is its law, and the queries are what is drawn. Where no rule computes the risk,
-    risks are estimated on other prompts.
+    Each step draws a batch of prompts and descends twice the mean loss of the task; for a
+    regression that is the mean squared error, as in the paper's experiments (section 6). All starts
+    and seeds share their prompts: the batch of step k depends only on (key, length, k). At an
+    infinite length the prompt is its law, and only queries are drawn. Risks are exact where a rule
+    computes them, and otherwise estimated on other prompts.
 
-    Inside `use_devices` the seeds of a length are distributed over the devices; results agree with
-    those of one device to rounding. Seeds with independent prompts run on one device.
+    One head on `LinearRegression` trains by a fused single-precision gradient, the task's
+    `batch_gradient`; other attentions and tasks train on prompts that the task draws. Inside
+    `use_devices` the seeds of a length are distributed over the devices, and results agree with
+    those of one device to rounding; seeds with independent prompts run on one device.
 
     Args:
-        start: any attention, its arrays are what moves; or a function of a key that returns one,
-            called once a seed; or several of these, trained on the same prompts.
+        start: an attention, whose arrays are trained; or a function of a key that returns one,
+            called once per seed; or a list of these, trained on the same prompts.
         task: the law of prompts and queries, and the loss.
-        lengths: $L$, one or several whole numbers; `math.inf` too.
-        plan: how many steps of which rule, on which batches, and what is recorded.
+        lengths: $L$, one or several whole numbers or `math.inf`.
+        plan: steps, optimiser, batches and recorded steps.
         key: randomness.
-        seeds: how many runs from each start.
-        independent_prompts: whether each seed has prompts of its own.
-        packed: whether all lengths run in one program; on an accelerator when None.
-        folder: where runs are kept: finished ones are not run again, others resume at their last
-            checkpoint, to the identical bits.
-        every: how many steps lie between checkpoints.
+        seeds: the number of runs from each start.
+        independent_prompts: whether each seed draws its own prompts.
+        packed: whether all lengths run in one program; None packs them on an accelerator.
+        folder: where to store runs. Finished runs are read back, others resume from their last
+            checkpoint to the identical bits.
+        every: steps between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
 
@@ -81,7 +81,7 @@ def sgd(
     >>> print(trained.kind, trained.value.shape, bool((trained.diverged < 0).all()))
     exact (1, 1, 1, 2) True
 
-    Beside the gradient flow from the same start:
+    The gradient flow from the same start is close:
 
     >>> flow = pl.gradient_flow(start, task, 10, plan.times)
     >>> print(pl.trajectory_gap(trained.trajectory(), flow).merged.max() < 0.02)
@@ -111,12 +111,12 @@ def sgd(
         packed=bool(to_device) and plan.sampling == "tokens",
     )
     _require_law(request)
-    cells = [
-        (cell, None if folder is None else RunFolder(folder, request.config(cell)))
-        for cell in request.cells
+    groups = [
+        (group, None if folder is None else RunFolder(folder, request.config(group)))
+        for group in request.groups
     ]
     with watching(watch if active_devices().writes else False, "training") as watcher:
-        arrays = [_cell_arrays(request, cell, run, int(every), watcher) for cell, run in cells]
+        arrays = [_group_arrays(request, group, run, int(every), watcher) for group, run in groups]
     return _training(request, arrays)
 
 
@@ -126,12 +126,13 @@ def _require_different(start: Start | Sequence[Start]) -> None:
         raise ArgumentError(
             "start",
             "must be a function of a key for several seeds on the same prompts, got an "
-            "attention: the runs would be one. Pass independent_prompts=True, or such a function.",
+            "attention, which makes all runs equal. Pass such a function, or "
+            "independent_prompts=True.",
         )
 
 
 def _require_lengths(lengths: object) -> tuple[Length, ...]:
-    """Return the lengths as whole numbers or infinity, or say what is wrong with them."""
+    """Return the lengths as whole numbers or infinity."""
     require_unmasked("lengths", lengths)
     several: list[Any] = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
     bad = [length for length in several if not _counts_tokens(length)]
@@ -149,33 +150,37 @@ def _counts_tokens(length: object) -> bool:
 
 
 def _require_law(request: TrainingRequest) -> None:
-    """Refuse to sample in law where the task does not know how."""
+    """Raise an error for sampling in law if it is not supported."""
     if request.plan.sampling == "tokens":
         return
     if not request.are_heads or math.inf in request.lengths:
         names = ", ".join(dict.fromkeys(request.kernels))
         raise ArgumentError(
             "sampling",
-            "must be 'tokens' where starts are not one head each or a length is "
-            f"infinite, got 'law' for {names} at lengths {list(request.lengths)}.",
+            "must be 'tokens' unless every start is one head and every length is "
+            f"finite, got 'law' for {names} at lengths {list(request.lengths)}.",
         )
-    if request.own_gradient(request.cells[0]) is None:
+    if request.fused_gradient(request.groups[0]) is None:
         raise ArgumentError(
             "sampling",
             f"must be 'tokens' for {type(request.task).__name__}, got 'law'. "
-            "No rule draws the sums of its prompts in law.",
+            "No rule draws the sums of its prompts.",
         )
 
 
-def _cell_arrays(
-    request: TrainingRequest, cell: Cell, run: RunFolder | None, every: int, watch: Watcher | None
+def _group_arrays(
+    request: TrainingRequest,
+    group: RunGroup,
+    run: RunFolder | None,
+    every: int,
+    watch: Watcher | None,
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a cell, from its folder where it is finished there.
+    """Return the arrays of a group, read from its folder if it is finished there.
 
-    The folder is the first process's: it reads and writes, and tells the others.
+    Only the first process reads and writes the folder.
     """
     if run is None:
-        return _arrays(request, cell, records_of_cell(request, cell, None, every, watch))
+        return _arrays(request, group, group_records(request, group, None, every, watch))
     with contextlib.ExitStack() as locks:
 
         def begin() -> dict[str, np.ndarray]:
@@ -184,23 +189,23 @@ def _cell_arrays(
             return {"finished": np.array(run.finished)}
 
         def end(records: Records) -> dict[str, np.ndarray]:
-            run.save(pack_nonfinite(_arrays(request, cell, records)))
+            run.save(pack_nonfinite(_arrays(request, group, records)))
             return {}
 
         if not from_writer(begin)["finished"]:
-            records = records_of_cell(request, cell, run, every, watch)
+            records = group_records(request, group, run, every, watch)
             from_writer(lambda: end(records))
     return from_writer(lambda: unpack_nonfinite(run.load()))
 
 
-def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str, np.ndarray]:
-    """Return what is kept of a cell, each [members, starts, seeds, ...]."""
-    members, count = len(cell), request.plan.recorded_steps.size
+def _arrays(request: TrainingRequest, group: RunGroup, records: Records) -> dict[str, np.ndarray]:
+    """Return the stored arrays of a group, each [sequences, starts, seeds, ...]."""
+    sequences, count = len(group), request.plan.recorded_steps.size
     seeds = records.diverged.shape[1] // len(request.starts)
-    shape = (members, len(request.starts), seeds)
+    shape = (sequences, len(request.starts), seeds)
     leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
     rows = []
-    for i, (length, _) in enumerate(cell):
+    for i, (length, _) in enumerate(group):
         for j, (start, *_) in enumerate(request.starts):
             flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
             objectives = request.objectives(start, length)
@@ -218,11 +223,11 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
     return {**parameters, **curves, "diverged": records.diverged.reshape(shape)}
 
 
-def _training(request: TrainingRequest, cells: list[dict[str, np.ndarray]]) -> Training:
-    """Return all cells side by side; seeds with prompts of their own become one axis again."""
-    members = [member for cell in request.cells for member in cell]
-    order = [members.index(member) for member in request.members]
-    arrays = {name: np.concatenate([cell[name] for cell in cells])[order] for name in cells[0]}
+def _training(request: TrainingRequest, groups: list[dict[str, np.ndarray]]) -> Training:
+    """Return all groups as one result; seeds with independent prompts become one axis again."""
+    sequences = [sequence for group in request.groups for sequence in group]
+    order = [sequences.index(sequence) for sequence in request.sequences]
+    arrays = {name: np.concatenate([group[name] for group in groups])[order] for name in groups[0]}
     if request.independent_prompts:
         lengths, seeds = len(request.lengths), request.seeds
         arrays = {

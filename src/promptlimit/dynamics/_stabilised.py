@@ -1,7 +1,7 @@
 r"""An explicit method for stiff gradient flows: many cheap stages, one long stable step.
 
-The Hessian of a risk is symmetric, so the stiffness of a gradient flow lies along the negative real
-axis. There a Runge-Kutta-Chebyshev step of $s$ stages is stable up to $h\rho\approx0.65\,s^2$,
+The Hessian of a risk is symmetric, so a gradient flow is stiff only along the negative real axis.
+There a Runge-Kutta-Chebyshev step of $s$ stages is stable up to $h\rho\approx0.65\,s^2$,
 $\rho$ the largest eigenvalue: twice the stages, four times the step, and no matrix is ever formed.
 """
 
@@ -18,19 +18,19 @@ _SAFETY = 1.25
 _FIRST_LOOKS = 23
 _NUDGE = 1e-6  # of the order of the square root of the rounding error
 _FEWEST = 3
-_EVERY = 4  # steps from one look at the largest eigenvalue to the next
-_UNSEEN = -1  # the age of an eigenvalue before the first look
+_EVERY = 4  # steps between two updates of the largest eigenvalue
+_UNSEEN = -1  # the age of an eigenvalue before the first estimate
 MAX_STAGES = 250
 
 
 class FlowState(NamedTuple):
-    """What one step hands to the next: the field, and how stiff it is in which direction.
+    """The solver state: the field, its stiffest direction and its stiffness.
 
     Attributes:
-        field: at the end of the step.
-        direction: the stiffest one.
-        radius: the largest eigenvalue, with room to grow.
-        age: how many steps ago it was seen.
+        field: the field at the end of the step.
+        direction: the stiffest direction.
+        radius: the largest eigenvalue, with a safety factor.
+        age: the number of steps since it was estimated.
     """
 
     field: Float[Array, " n"]
@@ -49,8 +49,8 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
     Y_j=(1-\mu-\nu)y+\mu Y_{j-1}+\nu Y_{j-2}+\tfrac{w_1}{w_0}\mu h(F_{j-1}-a_{j-1}F_0),$$
 
     $\mu=2w_0b_j/b_{j-1}$, $\nu=-b_j/b_{j-2}$; the step ends at $Y_s$. The number of stages follows
-    from the step and the largest eigenvalue, which one evaluation in four steps keeps up to date
-    (power iteration): it changes less than a step's accuracy allows the state to. The error is
+    from the step and the largest eigenvalue, which power iteration updates with one evaluation
+    every four steps: it changes slowly compared with the state. The error is
     estimated by $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
 
     For autonomous systems whose state is one vector.
@@ -72,7 +72,7 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return the field at the start and its stiffest direction: a step of length 0."""
+        """Return the field at the start and its stiffest direction, by a step of length 0."""
         nowhere, fewest = jnp.zeros((), y0.dtype), jnp.int32(_FEWEST)
         _, state = chebyshev_step(
             lambda y: terms.vf(t0, y, args), y0, nowhere, fewest, self.unseen(y0)
@@ -80,10 +80,10 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return state
 
     def unseen(self, y0: Array) -> FlowState:
-        """Return a state that knows nothing, from which the first step must have length 0.
+        """Return the state before any evaluation, from which the first step must have length 0.
 
-        Its looks begin with all coordinates mixed: a symmetric start would never see an
-        eigenvector of another symmetry, which rounding errors do find.
+        The power iteration starts from a vector without symmetries. A symmetric one would miss
+        eigenvectors of another symmetry, which rounding errors excite.
         """
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
         direction = mixed / jnp.linalg.norm(mixed)
@@ -99,14 +99,14 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         solver_state: FlowState,
         made_jump: Any,  # noqa: ARG002  # a gradient flow has none
     ) -> tuple[Array, Array, dict[str, Array], FlowState, diffrax.RESULTS]:
-        """Return the state after one step, the error, and what interpolation needs."""
+        """Return the state after one step, its error and the data for interpolation."""
         h = t1 - t0
         stages = stages_for(h * solver_state.radius)
         y1, state = chebyshev_step(
             lambda y: terms.vf(t0, y, args), y0, h, jnp.minimum(stages, MAX_STAGES), solver_state
         )
         error = 0.8 * (y0 - y1) + 0.4 * h * (solver_state.field + state.field)
-        # A step longer than the stages allow would be unstable: report that it must be shorter.
+        # A step that needs more stages would be unstable; an infinite error makes it shorter.
         error = jnp.where(stages > MAX_STAGES, jnp.inf, error)
         dense = {"y0": y0, "y1": y1, "k0": h * solver_state.field, "k1": h * state.field}
         return y1, error, dense, state, diffrax.RESULTS.successful
@@ -115,13 +115,13 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
 def stages_for(stiffness: Float[Array, ""]) -> Array:
     r"""Return the fewest stages that keep a step stable at $h\rho$ = `stiffness`, at least 3.
 
-    $s$ of them are stable up to $0.65(s^2-1)$; two would be less accurate than their error says.
+    $s$ stages are stable up to $0.65(s^2-1)$. With two the error estimate is too small.
     """
     return jnp.maximum(_FEWEST, jnp.ceil(jnp.sqrt(1 + 1.54 * stiffness)).astype(jnp.int32))
 
 
 def _iterated(state: FlowState, nudged: Float[Array, " n"]) -> FlowState:
-    """Return the state after a power iteration, from the field a nudge along the direction."""
+    """Return the state after a power iteration, from the field at a small displacement."""
     image = (nudged - state.field) / _NUDGE
     size = jnp.linalg.norm(image)
     direction = jnp.where(size > 0, image / size, state.direction)
@@ -137,9 +137,10 @@ def chebyshev_step(
 ) -> tuple[Float[Array, " n"], FlowState]:
     """Return $Y_s$ and the state there, after a step of length h from y.
 
-    One loop with one evaluation of the field in it, so that it is compiled once: at $Y_1$ to
-    $Y_s$, and then, where that is due, at $Y_s$ nudged along the stiffest direction. Of a start the
-    field is not known: the first step must have length 0, and looks until the direction is found.
+    One loop with one evaluation of the field, so that it is compiled once: at $Y_1$ to $Y_s$, and
+    then, when an update is due, at $Y_s$ displaced along the stiffest direction. The first step
+    must have length 0, because the field at the start is not known; it iterates until the direction
+    has converged.
     """
     begins = state.age == _UNSEEN
     looks = jnp.where(begins, _FIRST_LOOKS, (state.age + 1 >= _EVERY).astype(stages.dtype))

@@ -1,4 +1,4 @@
-"""Where training starts: blocks of the theory, random factors, and checks of a user's starts."""
+"""Starts of training: blocks of the theory, random factors, and validation of user starts."""
 
 import math
 import warnings
@@ -22,7 +22,7 @@ from promptlimit.attention import (
     SoftmaxAttention,
     array_names,
 )
-from promptlimit.dynamics._risks import StateReading, is_one_head, kernel_of
+from promptlimit.dynamics._risks import Parametrisation, is_one_head, kernel_of
 from promptlimit.errors import ArgumentError, OutsideTheoremWarning
 from promptlimit.results import Trajectory
 from promptlimit.tasks import (
@@ -34,7 +34,7 @@ from promptlimit.tasks import (
 )
 
 Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
-"""An attention, or a function of a key that returns one: one for each seed."""
+"""An attention, or a function of a key that returns one, called once per seed."""
 
 Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
 """Attentions, [start][seed]."""
@@ -51,8 +51,8 @@ def block_start(
 ) -> SoftmaxAttention | LinearAttention:
     r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
 
-    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. A warning says when $\alpha$ is
-    outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or
+    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. A warning is given if $\alpha$ is
+    outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or if
     $\Theta^\top\Sigma=0$.
 
     Args:
@@ -76,8 +76,8 @@ def block_start(
     largest = math.sqrt(2.0) / (dim**0.25 * norm) if norm > 0.0 else math.inf
     if not 0.0 < alpha < largest or not (square @ task.covariance).any():
         warnings.warn(
-            f"Theorem 5.2 speaks of 0 < alpha < {largest:.4g} and of theta with theta' Sigma not "
-            f"zero; alpha = {alpha:g}",
+            f"Theorem 5.2 requires 0 < alpha < {largest:.4g} and theta' Sigma not zero, "
+            f"got alpha = {alpha:g}.",
             OutsideTheoremWarning,
             stacklevel=2,
         )
@@ -103,7 +103,7 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
 
 
 def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> Factored:
-    r"""Return random factors $K,Q,V$ and $O$, uniform in $\pm1/\sqrt{d+1}$, as PyTorch starts.
+    r"""Return random factors $K,Q,V$ and $O$, uniform in $\pm1/\sqrt{d+1}$, the default of PyTorch.
 
     The start of the paper's experiments (section 6): $K,Q,V$ are $[d+1,d+1]$, $O$ is $[1,d+1]$ and
     scores are multiplied by $1/\sqrt{d+1}$. The same key gives both kernels the same factors.
@@ -119,7 +119,7 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
     1 6 0.1667
     """
     if dim < 1:
-        raise ArgumentError("dim", f"must be at least 1, got {dim}. It counts covariates.")
+        raise ArgumentError("dim", f"must be at least 1, got {dim}.")
     with jax.enable_x64(True):
         size = dim + 1
         bound = 1.0 / math.sqrt(size)
@@ -150,8 +150,8 @@ def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
 def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
     r"""Return $\|A\|_F^2-b^2$ at each time, which the infinite flow conserves in blocks.
 
-    $R_\infty$ sees only $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ changes nothing, and gradient flow
-    keeps what belongs to that symmetry.
+    $R_\infty$ depends only on $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ is a symmetry, and gradient
+    flow conserves the corresponding quantity.
     """
     key_query, value = trajectory.merged()
     A, b = key_query[..., :-1, :-1], value[..., -1, -1]
@@ -192,26 +192,25 @@ def block_limit(
 
 
 def _require_one_image(task: LinearRegression) -> None:
-    """Refuse queries that see other directions than prompts, unless both see all."""
+    """Raise an error if queries and prompts span different directions, unless both span all."""
     covariances = (task.covariance, task.query_covariance)
     full = all(np.linalg.matrix_rank(S, tol=_RANK) == S.shape[0] for S in covariances)
     if not full and not np.array_equal(*covariances):
         raise ArgumentError(
             "task",
-            "must have one covariance, or two that are invertible, for the end of its flow "
-            "to be known. Follow it: gradient_flow(start, task, math.inf, [math.inf]).",
+            "must have one covariance or two invertible ones for a closed form of the limit. "
+            "Compute it with gradient_flow(start, task, math.inf, [math.inf]).",
         )
 
 
 def require_start(start: AbstractAttention, task: AbstractTask) -> None:
-    """Raise an error for an attention that does not fit the task or has no arrays to move."""
+    """Raise an error for an attention that does not fit the task or has no arrays to train."""
     require_task(task)
     require_fitting_task("start", start, task)
     if not array_names(start):
         raise ArgumentError(
             "start",
-            f"must hold an array, got {type(start).__name__} without any. Its arrays are "
-            "what moves.",
+            f"must have at least one array to train, got {type(start).__name__} without any.",
         )
 
 
@@ -221,7 +220,7 @@ def starts_of_seeds(
     """Return the attentions [start][seed]; functions get the same key for the same seed."""
     several = list(start) if isinstance(start, Sequence) else [start]
     if not several:
-        raise ArgumentError("start", "must hold at least one attention, got none.")
+        raise ArgumentError("start", "must contain at least one attention, got none.")
     keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
     for one in several:
         if not (isinstance(one, AbstractAttention) or callable(one)):
@@ -242,31 +241,30 @@ def starts_of_seeds(
 
 
 def _require_alike(starts: Starts) -> None:
-    """Refuse starts that one program cannot train side by side."""
+    """Raise an error for starts that cannot be trained by one program."""
     everyone = [attention for row in starts for attention in row]
     shapes = {_shapes(attention) for attention in everyone}
     if len(shapes) > 1:
         raise ArgumentError(
             "start",
-            "must hold attentions whose arrays have the same names and shapes, got "
-            f"{len(shapes)} kinds. Train them in calls of their own, with the same key.",
+            "must contain attentions whose arrays have the same names and shapes, got "
+            f"{len(shapes)} kinds. Train them in separate calls with the same key.",
         )
     different = _different(everyone)
     if not all(map(is_one_head, different)):
-        # Each start has a program of its own; the seeds of one share it.
+        # Each start has its own program, which its seeds share.
         if any(len(_different(row)) > 1 for row in starts):
             raise ArgumentError(
                 "start",
-                "must return attentions that differ in their arrays alone, got others for "
+                "must return attentions that differ only in their arrays, got others for "
                 "other keys. Pass one function for each.",
             )
         return
-    if len({StateReading(attention, np.float32) for attention in different}) > 1:
+    if len({Parametrisation(attention, np.float32) for attention in different}) > 1:
         raise ArgumentError(
             "start",
-            "must hold attentions that make U and V of their arrays in one way, got "
-            "several, such as two scales of the scores. Train them in calls of their own, with the "
-            "same key.",
+            "must contain attentions of one parametrisation, got several, such as two "
+            "scales of the scores. Train them in separate calls with the same key.",
         )
     if any(len({kernel_of(attention) for attention in row}) > 1 for row in starts):
         raise ArgumentError(
@@ -282,7 +280,7 @@ def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], 
 
 
 def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttention]:
-    """Return one attention for each of those that differ in more than their arrays."""
+    """Return one attention for each distinct untrained part."""
     rests: list[tuple[AbstractAttention, Any]] = []
     for attention in attentions:
         rest = eqx.filter(attention, eqx.is_inexact_array, inverse=True)

@@ -1,4 +1,4 @@
-"""One step of training and many: a request, the gradient of a batch, and a loop of optax steps."""
+"""Steps of training: the request, the gradient of a batch, and a loop of optax steps."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from promptlimit._inputs import in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.dynamics._plan import TrainingPlan
-from promptlimit.dynamics._risks import StateReading, is_one_head, kernel_of
+from promptlimit.dynamics._risks import Parametrisation, is_one_head, kernel_of
 from promptlimit.dynamics._starts import Starts
 from promptlimit.results import Kind, Length
 from promptlimit.rules import Effort
@@ -35,11 +35,11 @@ from promptlimit.tasks import (
     simulated_objectives,
 )
 
-Cell: TypeAlias = tuple[tuple[Length, int | None], ...]
-"""The members of one program: a length each, and a seed where seeds have prompts of their own."""
+RunGroup: TypeAlias = tuple[tuple[Length, int | None], ...]
+"""The prompt sequences of one program: (length, seed), the seed None if seeds share prompts."""
 
 Gradient: TypeAlias = Callable[[Any, Array], Any]
-"""The gradient of each head's loss in its parameters, at parameters and a step."""
+"""(parameters, step) -> gradient of the loss of each run."""
 
 Advance: TypeAlias = Callable[["TrainingState", int, int], "TrainingState"]
 """(state, first, last) -> state after the steps from `first` to `last`."""
@@ -47,7 +47,7 @@ Advance: TypeAlias = Callable[["TrainingState", int, int], "TrainingState"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
-    """Runs to make: all that decides them, with the meanings of `sgd`."""
+    """The validated arguments of `sgd`, which determine all runs."""
 
     starts: Starts
     task: AbstractTask
@@ -59,17 +59,17 @@ class TrainingRequest:
 
     @property
     def seeds(self) -> int:
-        """How many seeds there are."""
+        """The number of seeds."""
         return len(self.starts[0])
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The kernel of each start that is one head, and the names of others."""
+        """The kernel of each start that is one head; the names of other starts."""
         return tuple(kernel_of(start[0]) for start in self.starts)
 
     @property
     def kind(self) -> Kind:
-        """What the risks will be."""
+        """The kind of the risks."""
         return kind_of("exact" if self.is_exact else "estimate", self.lengths)
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class TrainingRequest:
             return all(risk is not None for risk in risks)
 
     def _exact(self, start: AbstractAttention, length: Length) -> Objectives | None:
-        """Return the risk without simulation, where a rule computes it."""
+        """Return the risk without simulation; None if no rule computes it."""
         problem = self._problem(start, length)
         return exact_objectives(problem, self.plan.points, [float(n) for n in self.lengths])
 
@@ -88,48 +88,47 @@ class TrainingRequest:
         return RiskProblem(in_double(start), in_double(self.task), np.array([float(length)]))
 
     @property
-    def members(self) -> Cell:
-        """All that runs, in the order of lengths."""
+    def sequences(self) -> RunGroup:
+        """All prompt sequences, in the order of lengths."""
         seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
         return tuple((length, seed) for length in self.lengths for seed in seeds)
 
     @property
-    def cells(self) -> list[Cell]:
-        """What runs in one program each: lengths, and seeds that have prompts of their own.
+    def groups(self) -> list[RunGroup]:
+        """The prompt sequences that share a program.
 
-        A cell is a tuple of (length, seed), the seed None where all seeds share their prompts. An
-        infinite length has a cell of its own: its prompts are not made of tokens.
+        Infinite lengths form their own group, because their prompts have no tokens.
         """
         if not self.packed:
-            return [(member,) for member in self.members]
-        finite = tuple(member for member in self.members if math.isfinite(member[0]))
-        infinite = tuple(member for member in self.members if math.isinf(member[0]))
-        return [cell for cell in (finite, infinite) if cell]
+            return [(sequence,) for sequence in self.sequences]
+        finite = tuple(sequence for sequence in self.sequences if math.isfinite(sequence[0]))
+        infinite = tuple(sequence for sequence in self.sequences if math.isinf(sequence[0]))
+        return [group for group in (finite, infinite) if group]
 
-    def runs_per_start(self, cell: Cell) -> int:
-        """How many runs of a cell come from one start."""
-        return self.seeds if cell[0][1] is None else 1
+    def runs_per_start(self, group: RunGroup) -> int:
+        """The number of runs per start and prompt sequence."""
+        return self.seeds if group[0][1] is None else 1
 
-    def keys(self, cell: Cell) -> tuple[PRNGKeyArray, ...]:
-        """The randomness of prompts, one a member of a cell."""
+    def keys(self, group: RunGroup) -> tuple[PRNGKeyArray, ...]:
+        """The random key of each prompt sequence."""
         shared = jax.random.fold_in(self.key, 0)
-        seeds = [seed for _, seed in cell]
+        seeds = [seed for _, seed in group]
         return tuple(shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds)
 
-    def own_gradient(self, cell: Cell) -> BatchGradient | None:
-        """The gradient in U and V that a rule computes with prompts drawn in its own way.
+    def fused_gradient(self, group: RunGroup) -> BatchGradient | None:
+        """The task's fused gradient in U and V, which draws its own prompts.
 
-        None where no rule applies, prompts are infinite, or the starts are not one head each.
+        None if no rule applies, a length is infinite, or some start is not one head.
         """
-        lengths = [length for length, _ in cell]
+        lengths = [length for length, _ in group]
         if not self.are_heads or math.inf in lengths:
             return None
         kernels = cast(tuple[KernelName, ...], self.kernels)
         batches = Batches(
             lengths=tuple(map(int, lengths)),
-            keys=self.keys(cell),
+            keys=self.keys(group),
             size=int(self.plan.batch),
-            kernels=tuple(kernel for kernel in kernels for _ in range(self.runs_per_start(cell))),
+            kernels=tuple(kernel for kernel in kernels for _ in range(self.runs_per_start(group))),
             sampling=cast(Literal["tokens", "law"], self.plan.sampling),
         )
         return batch_gradient(self.task, batches)
@@ -140,7 +139,7 @@ class TrainingRequest:
         return all(is_one_head(start[0]) for start in self.starts)
 
     def objectives(self, start: AbstractAttention, length: Length) -> Objectives:
-        """Return the risk on independent sets of points or prompts, other than those of steps."""
+        """Return the risk on sets of points or prompts that are independent of the steps."""
         with jax.enable_x64(True):
             exact = self._exact(start, length) if self.is_exact else None
             if exact is not None:
@@ -149,15 +148,15 @@ class TrainingRequest:
             (simulated,) = simulated_objectives(self._problem(start, length), effort)
         return Objectives(lambda sharpness, replicate: simulated(sharpness, 1 + replicate))
 
-    def config(self, cell: Cell | None = None) -> dict[str, object]:
-        """The request, or one cell of it, as plain numbers and strings."""
+    def config(self, group: RunGroup | None = None) -> dict[str, object]:
+        """The request, or one group of it, as plain numbers and strings."""
         plan = self.plan
         return {
             "what": "sgd",
             "version": __version__,
             "task": description(self.task),
             "starts": description(self.starts),
-            "lengths": description(self.lengths if cell is None else cell),
+            "lengths": description(self.lengths if group is None else group),
             "steps": int(plan.steps),
             "record": plan.recorded_steps.tolist(),
             "batch": int(plan.batch),
@@ -173,28 +172,28 @@ class TrainingRequest:
 
 
 class TrainingState(NamedTuple):
-    """What a run is at a step: enough to go on to the identical bits.
+    """The state of runs at a step: enough to resume to the identical bits.
 
     Attributes:
-        parameters: the arrays that move, each [members, heads, ...].
-        optimiser: what the optimiser remembers of each head.
-        diverged: after how many steps a head's parameters were infinite or NaN, -1 for never.
+        parameters: the trained arrays, each [sequences, runs, ...].
+        optimiser: the optimiser state of each run.
+        diverged: the step after which a run was infinite or NaN, -1 for never.
     """
 
     parameters: Any
     optimiser: Any
-    diverged: Int32[Array, "members heads"]
+    diverged: Int32[Array, "sequences runs"]
 
 
-def start_arrays(request: TrainingRequest, cell: Cell) -> list[Array]:
-    """Return the arrays of the starts, each [members, heads, ...], in single precision."""
+def start_arrays(request: TrainingRequest, group: RunGroup) -> list[Array]:
+    """Return the arrays of the starts, each [sequences, runs, ...], in single precision."""
 
     def arrays(attention: AbstractAttention) -> list[np.ndarray]:
         moving = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
         return [np.asarray(leaf, np.float32) for leaf in moving]
 
     rows = []
-    for _, seed in cell:
+    for _, seed in group:
         seeds = range(request.seeds) if seed is None else [seed]
         heads = [arrays(start[number]) for start in request.starts for number in seeds]
         rows.append([np.stack(leaves) for leaves in zip(*heads, strict=True)])
@@ -209,94 +208,98 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Tra
     return TrainingState(parameters, memory, to_device(np.full(shape, -1), jnp.int32))
 
 
-def loss_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
-    """Return the gradient of twice the task's loss over a step's batch, for each head.
+def loss_gradient(request: TrainingRequest, group: RunGroup) -> Gradient:
+    """Return the gradient of twice the task's loss over the batch of a step, for each run.
 
-    What varies between cells of one shape is arrays in it, so that they share a program.
+    Groups of one shape differ only in arrays, so that they share a program.
     """
-    own = request.own_gradient(cell)
+    own = request.fused_gradient(group)
     if own is None:
-        return _OverDrawnPrompts.of(request, cell)
-    return _ThroughHeads(own, StateReading(request.starts[0][0], np.float32))
+        return _PromptGradient.of(request, group)
+    return _HeadGradient(own, Parametrisation(request.starts[0][0], np.float32))
 
 
-class _ThroughHeads(eqx.Module):
-    """A task's own gradient in U and V, carried on to what they are made of."""
+class _HeadGradient(eqx.Module):
+    """A fused gradient in U and V, pulled back to the arrays that determine them."""
 
     own: BatchGradient
-    reading: StateReading = eqx.field(static=True)
+    parametrisation: Parametrisation = eqx.field(static=True)
 
     def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
-        heads, back = jax.vjp(jax.vmap(jax.vmap(self.reading)), parameters)
+        heads, back = jax.vjp(jax.vmap(jax.vmap(self.parametrisation)), parameters)
         return back(self.own(step, *heads))[0]
 
 
-class _OverDrawnPrompts(eqx.Module):
-    """The gradient over prompts that the task draws itself; a program for each start.
+class _PromptGradient(eqx.Module):
+    """The gradient over prompts that the task draws, start by start.
 
     Attributes:
-        task: whose loss.
-        keys: randomness, one a member.
-        rests: what stays of each start.
-        readings: how arrays make the attention of each start.
-        lengths: the number of tokens of a prompt, one a member.
-        per_start: how many runs come from one start.
-        size: how many prompts a batch has.
+        task: the task.
+        keys: random keys, one per sequence.
+        rests: the untrained part of each start.
+        parametrisations: the map from arrays to the attention of each start.
+        lengths: prompt lengths, one per sequence.
+        per_start: runs per start.
+        size: prompts per batch.
     """
 
     task: AbstractTask
     keys: tuple[PRNGKeyArray, ...]
     rests: tuple[AbstractAttention, ...]
-    readings: tuple[StateReading, ...] = eqx.field(static=True)
+    parametrisations: tuple[Parametrisation, ...] = eqx.field(static=True)
     lengths: tuple[float, ...] = eqx.field(static=True)
     per_start: int = eqx.field(static=True)
     size: int = eqx.field(static=True)
 
     @classmethod
-    def of(cls, request: TrainingRequest, cell: Cell) -> "_OverDrawnPrompts":
-        """Return the gradient of a cell."""
-        lengths = tuple(float(length) for length, _ in cell)
+    def of(cls, request: TrainingRequest, group: RunGroup) -> "_PromptGradient":
+        """Return the gradient of a group."""
+        lengths = tuple(float(length) for length, _ in group)
         keys = tuple(
             jax.random.fold_in(key, 0 if math.isinf(length) else int(length))
-            for key, length in zip(request.keys(cell), lengths, strict=True)
+            for key, length in zip(request.keys(group), lengths, strict=True)
         )
         firsts = [start[0] for start in request.starts]
         return cls(
             request.task,
             keys,
             tuple(eqx.filter(first, eqx.is_inexact_array, inverse=True) for first in firsts),
-            tuple(StateReading(first, np.float32) for first in firsts),
+            tuple(Parametrisation(first, np.float32) for first in firsts),
             lengths,
-            request.runs_per_start(cell),
+            request.runs_per_start(group),
             int(request.plan.batch),
         )
 
     def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
         rows = [
-            self._of_member([leaf[i] for leaf in parameters], jax.random.fold_in(key, step), length)
+            self._of_sequence(
+                [leaf[i] for leaf in parameters], jax.random.fold_in(key, step), length
+            )
             for i, (key, length) in enumerate(zip(self.keys, self.lengths, strict=True))
         ]
         return [jnp.stack(leaves) for leaves in zip(*rows, strict=True)]
 
-    def _of_member(self, arrays: list[Array], key: PRNGKeyArray, length: float) -> list[Array]:
+    def _of_sequence(self, arrays: list[Array], key: PRNGKeyArray, length: float) -> list[Array]:
         objective = simulated_objective(self.task, length, samples=self.size, key=key)
         slopes = []
-        for number, (reading, rest) in enumerate(zip(self.readings, self.rests, strict=True)):
+        for number, (parametrisation, rest) in enumerate(
+            zip(self.parametrisations, self.rests, strict=True)
+        ):
             own = slice(number * self.per_start, (number + 1) * self.per_start)
 
             def twice(
                 leaves: list[Array],
-                reading: StateReading = reading,
+                parametrisation: Parametrisation = parametrisation,
                 rest: AbstractAttention = rest,
             ) -> Array:
-                return 2.0 * objective(reading.attention(leaves, rest))
+                return 2.0 * objective(parametrisation.attention(leaves, rest))
 
             slopes.append(jax.vmap(jax.grad(twice))([leaf[own] for leaf in arrays]))
         return [jnp.concatenate(leaves) for leaves in zip(*slopes, strict=True)]
 
 
 def advancer(optimiser: optax.GradientTransformation, gradient: Gradient) -> Advance:
-    """Return what moves a state on, compiled: one program for all keys, starts and laws."""
+    """Return the compiled function that advances a state; keys, starts and laws share it."""
     fixed = optimiser, gradient
     return lambda state, first, last: _advance(fixed, state, to_device([first, last], jnp.uint32))
 
@@ -315,7 +318,7 @@ def many_steps(
 ) -> Callable[[TrainingState, UInt32[Array, "2"]], TrainingState]:
     """Return the function (state, (first, last)) -> state after the steps from first to last.
 
-    The number of steps taken at once changes no bit and compiles nothing anew.
+    The number of steps per call changes no bit and compiles nothing again.
     """
 
     def next_state(step: UInt32[Array, ""], state: TrainingState) -> TrainingState:
@@ -332,7 +335,7 @@ def many_steps(
 
 
 def _finite(parameters: Any) -> Array:
-    """Return whether all numbers of a head are finite, [members, heads]."""
+    """Return whether all parameters of a run are finite, [sequences, runs]."""
     leaves = jax.tree.leaves(parameters)
     sums = [jnp.sum(jnp.abs(leaf), axis=tuple(range(2, leaf.ndim))) for leaf in leaves]
     return jnp.isfinite(jnp.sum(jnp.stack(sums), axis=0))

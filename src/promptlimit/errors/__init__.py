@@ -1,4 +1,4 @@
-"""Every error and warning that the library raises on purpose.
+"""The errors and warnings of the library.
 
 An error about an argument is an `ArgumentError`, a `ValueError` whose attribute `argument` is the
 name of that argument.
@@ -29,7 +29,7 @@ class ArgumentError(ValueError):
         return f"`{self.argument}` {self.requirement}"
 
     def renamed(self, **names: str) -> "ArgumentError":
-        """Return the refusal in a caller's own names, which stand for those of the arguments.
+        """Return the error with the caller's names in place of those of the arguments.
 
         >>> print(ArgumentError("cov", "must fit `mean`.").renamed(cov="query_cov", mean="centre"))
         `query_cov` must fit `centre`.
@@ -41,13 +41,13 @@ class ArgumentError(ValueError):
 
 
 class KindUnavailableError(ArgumentError):
-    """A kind of number that cannot be had for a problem; others may."""
+    """The requested kind of number is not available for a problem; other kinds may be."""
 
 
 class NotAnalyticError(KindUnavailableError):
-    """A log-Laplace transform that cannot be continued to complex tilts; says why.
+    """A log-Laplace transform cannot be continued to complex tilts.
 
-    The message is the reason alone, so that a caller can put it into a sentence about the problem.
+    The message is only the reason, so that a caller can put it into a sentence about the problem.
     """
 
     def __init__(self, reason: str):
@@ -58,18 +58,18 @@ class NotAnalyticError(KindUnavailableError):
 
 
 class OutsideDomainError(ArgumentError):
-    """A tilt at which the log-Laplace transform of a law is not finite: it has no tilted law."""
+    """The log-Laplace transform of a law is not finite at a tilt, so there is no tilted law."""
 
 
 class LawMismatchError(ArgumentError):
-    """A law whose methods contradict each other; the message names the check that failed."""
+    """The methods of a law contradict each other; the message names the check that failed."""
 
 
 class AccuracyError(ArithmeticError):
     """A quadrature measured its own error and found it too large to return a number.
 
     Attributes:
-        argument: the name of the argument to change; None where no single one is responsible.
+        argument: the name of the argument to change; None if no single argument is responsible.
     """
 
     def __init__(self, message: str, *, argument: str | None = None):
@@ -78,7 +78,7 @@ class AccuracyError(ArithmeticError):
 
 
 class InputFileError(ValueError):
-    """A file cannot be used; the message is one sentence for its owner."""
+    """A file cannot be used; the message states the requirement and the problem."""
 
 
 class ConfigurationError(ValueError):
@@ -86,7 +86,7 @@ class ConfigurationError(ValueError):
 
 
 class RunBusyError(OSError):
-    """Another process is at work in the folder of a run."""
+    """Another process is writing to the folder of a run."""
 
 
 class MissingPackageError(ImportError):
@@ -98,14 +98,14 @@ class JoinError(RuntimeError):
 
 
 class PeerLostError(RuntimeError):
-    """Another process of the run is gone.
+    """Another process of the run was lost.
 
-    The runtime cannot go on without it: this process ends, with code 1, soon after.
+    The runtime cannot continue without it; this process soon exits with status 1.
     """
 
 
 class WriterError(RuntimeError):
-    """What stopped the first process, as the others know it."""
+    """The first process stopped with an error; raised in the other processes."""
 
 
 class NoLimitWarning(UserWarning):
@@ -113,12 +113,12 @@ class NoLimitWarning(UserWarning):
 
 
 class SlowExpansionWarning(UserWarning):
-    """A leading order in 1/L that is not reached at a length, and is therefore NaN."""
+    """A leading order in 1/L does not apply at a length, and is therefore NaN."""
 
 
 class UnreliableErrorWarning(UserWarning):
-    """An estimate whose error bar cannot be trusted, or which stopped before its target."""
+    """The error of an estimate is not reliable, or the estimate stopped before its target."""
 
 
 class OutsideTheoremWarning(UserWarning):
-    """The start is one the theorem does not speak of; the flow from it is still exact."""
+    """The start is outside the assumptions of the theorem; its flow is still exact."""

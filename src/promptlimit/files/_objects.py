@@ -1,8 +1,7 @@
 """One object, one .npz file: its arrays, and a JSON description of how to construct it.
 
-A file is not trusted. It names classes, which are looked up in a table and never imported by name;
-their constructors check the arrays; and an object that would not be written as the file has it is
-refused.
+A file is not trusted. Class names are looked up in a table and never imported; constructors check
+the arrays; and the object must describe itself exactly as the file does.
 """
 
 import dataclasses
@@ -30,9 +29,9 @@ Class = TypeVar("Class", bound=type)
 
 _FORMAT, _VERSION = "promptlimit object", 1
 _DEEPEST = 50
-"""Objects, tuples and lists inside one another."""
+"""The deepest nesting of objects, tuples and lists."""
 _LONGEST = 2**24
-"""Bytes of a description."""
+"""The largest description in bytes."""
 _DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _DTYPES += ("float16", "float32", "float64")
 
@@ -57,11 +56,11 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }
-"""By the name of a class: its package, and the attribute that holds each argument of its
-constructor; None where the arguments are the fields."""
+"""By class name: its package, and the attribute for each argument of its constructor; None if the
+arguments are the fields."""
 
 _PACKAGES_OF_RESULTS = ("results", "weights", "dynamics", "tasks")
-"""Packages whose public result classes can be saved, all of them."""
+"""Packages whose public result classes can be saved."""
 
 _REGISTERED: dict[str, type] = {}
 
@@ -93,13 +92,12 @@ def savable(cls: Class) -> Class:
 def save(path: str | Path, obj: object) -> None:
     """Write a law, an attention, a task, a training plan or a result to a .npz file.
 
-    The file holds arrays and a JSON description, no pickle. Every result of this library can be
-    saved. It appears whole or not at all, and
-    `load` returns an object with the same bits.
+    The file contains arrays and a JSON description, and no pickle. It is written atomically, and
+    `load` returns an object with the same bits. Every result of this library can be saved.
 
     Args:
-        path: ends in .npz.
-        obj: an object of this library, or of a class that was registered by `savable`.
+        path: a path that ends in .npz.
+        obj: an object of this library, or of a class registered with `savable`.
 
     >>> import tempfile, promptlimit as pl
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -127,8 +125,8 @@ def save(path: str | Path, obj: object) -> None:
 def load(path: str | Path) -> Any:
     """Return the object in a file that `save` wrote, with the same bits.
 
-    The file need not be trusted: nothing in it is executed, and a damaged one is refused in one
-    sentence (`InputFileError`).
+    The file need not be trusted: nothing in it is executed. A damaged file raises an
+    `InputFileError`.
     """
     place = Path(path)
     needed = f"{place} must be a file that promptlimit.save wrote"
@@ -168,10 +166,10 @@ def _loaded(arrays: dict[str, np.ndarray]) -> object:
         again = _Written()
         same = again.described(found, "object", 0) == content
     if not same or set(again.arrays) != set(arrays):
-        raise ValueError("it does not describe the object that it makes.")
+        raise ValueError("its description is not that of its object.")
     for name, array in again.arrays.items():
         if not _same_bits(array, arrays[name]):
-            raise ValueError(f"'{name}' is not as {type(found).__name__} would have it.")
+            raise ValueError(f"'{name}' is not a valid array of {type(found).__name__}.")
     return found
 
 
@@ -197,7 +195,7 @@ def _content(stored: np.ndarray | None) -> object:
 
 
 def _class_of(name: object) -> tuple[type, dict[str, str]]:
-    """Return the class of a name in the table, and where its arguments are found."""
+    """Return the class of a name, and the attribute for each argument."""
     if isinstance(name, str) and name in _TABLE:
         package, attributes = _TABLE[name]
         cls = getattr(importlib.import_module(f"promptlimit.{package}"), name)
@@ -205,7 +203,7 @@ def _class_of(name: object) -> tuple[type, dict[str, str]]:
     cls = (_REGISTERED.get(name) or _result_class(name)) if isinstance(name, str) else None
     if cls is None:
         raise _UnknownClassError(
-            f"its class {name!r:.60} is not known. Import the module that registers it by "
+            f"its class {name!r:.60} is not known. Import the module that registers it with "
             "`savable`."
         )
     return cls, _arguments_of(cls, None)
@@ -221,7 +219,7 @@ def _result_class(name: str) -> type[Result] | None:
 
 
 def _name_of(cls: type) -> str | None:
-    """Return the name that a file has for a class; None for a class that cannot be saved."""
+    """Return the name of a class in files; None for a class that cannot be saved."""
     name, whole = cls.__name__, f"{cls.__module__}.{cls.__qualname__}"
     if _REGISTERED.get(whole) is cls:
         return whole
@@ -240,13 +238,13 @@ class _UnknownClassError(ValueError):
 
 
 class _Written:
-    """The arrays of an object by their paths, collected as it is described."""
+    """The arrays of an object by path, collected while it is described."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
 
     def described(self, value: object, where: str, depth: int) -> object:
-        """Return what JSON says of a value."""
+        """Return the JSON description of a value."""
         if depth > _DEEPEST:
             raise ArgumentError("obj", f"must not be nested deeper than {_DEEPEST}.")
         if value is None or isinstance(value, bool | int | str):
@@ -271,7 +269,7 @@ class _Written:
         for index, (key, part) in enumerate(value.items()):
             if not isinstance(key, str):
                 raise ArgumentError(
-                    "obj", f"must have text for the keys of mappings, got {key!r} ({where})."
+                    "obj", f"must have strings as keys of mappings, got {key!r} ({where})."
                 )
             entries[key] = self.described(part, f"{where}.{index}", depth + 1)
         return entries
@@ -279,11 +277,11 @@ class _Written:
     def _array(self, value: np.ndarray | np.generic | jax.Array, where: str) -> object:
         if is_traced(value):
             raise ArgumentError(
-                "obj", f"must hold numbers, got an array that jax traces ({where})."
+                "obj", f"must contain numbers, got an array that jax traces ({where})."
             )
         array = np.asarray(value)
         if array.dtype.name not in _DTYPES:
-            raise ArgumentError("obj", f"must hold numbers, got dtype {array.dtype} ({where}).")
+            raise ArgumentError("obj", f"must contain numbers, got dtype {array.dtype} ({where}).")
         self.arrays[where] = array
         form = "jax" if isinstance(value, jax.Array) else "numpy"
         return {"scalar" if isinstance(value, np.generic) else form: where}
@@ -294,8 +292,8 @@ class _Written:
         if name is None:
             raise ArgumentError(
                 "obj",
-                f"must be made of classes that can be saved, got {cls.__name__} ({where}). "
-                "Decorate a class of your own with promptlimit.files.savable.",
+                f"must consist of classes that can be saved, got {cls.__name__} ({where}). "
+                "Decorate user-defined classes with promptlimit.files.savable.",
             )
         arguments = {}
         for argument, attribute in _class_of(name)[1].items():
@@ -303,15 +301,15 @@ class _Written:
             if name == "TrainingPlan" and argument == "optimiser" and part is not None:
                 raise ArgumentError(
                     "obj",
-                    "must not hold an optimiser of optax, which is code and not saved. Save "
-                    "dataclasses.replace(plan, optimiser=None) and set it again.",
+                    "must not contain an optax optimiser, which is code and cannot be saved. Save "
+                    "dataclasses.replace(plan, optimiser=None) and set it again after loading.",
                 )
             arguments[argument] = self.described(part, f"{where}.{argument}", depth + 1)
         return {"class": name, "arguments": arguments}
 
 
 def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
-    """Return the value that a description stands for."""
+    """Return the value of a description."""
     if depth > _DEEPEST:
         raise ValueError(f"its description is nested deeper than {_DEEPEST}.")
     if isinstance(node, list):
@@ -326,7 +324,7 @@ def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
         return cls(**{name: _read(part, arrays, depth + 1) for name, part in arguments.items()})
     ((form, content),) = node.items()
     if form not in _FORMS:
-        raise ValueError(f"its description has {form!r:.20}, which means nothing.")
+        raise ValueError(f"its description has {form!r:.20}, which is not a known form.")
     if form in ("tuple", "list"):
         content = [_read(part, arrays, depth + 1) for part in content]
     elif form == "dict":
@@ -345,4 +343,4 @@ _FORMS: dict[str, Callable[[Any], object]] = {
     "scalar": lambda array: array[()],
     "jax": to_device,
 }
-"""How each form turns its parts, or its array, into a value."""
+"""The conversion of each form from its parts, or its array, to a value."""

@@ -1,4 +1,4 @@
-"""What every prompt promises: a log-Laplace transform, its two derivatives, and samples."""
+"""The base class of measures: a log-Laplace transform, its derivatives, and samples."""
 
 import abc
 from collections.abc import Callable
@@ -24,23 +24,23 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _NEAR = 1e-12
-"""How far from zero, in each coordinate, a law with moments must have a transform."""
+"""The coordinates of a tilt near zero at which a law with moments has a finite transform."""
 
 _BEYOND = 1e-5
-"""By how much a tilt on the boundary of the domain is scaled up to leave the domain."""
+"""The relative step that takes a tilt on the boundary of the domain outside."""
 
 
 class AbstractMeasure(eqx.Module):
     r"""A probability measure $\mu$ on $\mathbb R^d$: a prompt, finite or infinite.
 
-    Attention sees a prompt only through its log-Laplace transform
+    Attention depends on a prompt only through its log-Laplace transform
     $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$, so one formula per subclass is
     enough; the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$ follow by
     differentiation.
 
-    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose transform
-    is infinite away from zero, as for heavy tails, leaves `log_laplace` out. Tokens that are
-    one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
+    A **user-defined measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose
+    transform is infinite away from zero, as for heavy tails, omits `log_laplace`. Tokens that
+    are one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
     $\Lambda(t) = \log\sum_i \pi_i e^{t_i}$:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
@@ -58,7 +58,7 @@ class AbstractMeasure(eqx.Module):
     ...         words = jax.random.choice(key, self.dim, (length,), p=self.probabilities)
     ...         return jax.nn.one_hot(words, self.dim)
 
-    It then works wherever a built-in does: in mixtures, products and affine images, under `jit`,
+    It can be used like a built-in measure: in mixtures, products and affine images, under `jit`,
     `vmap` and `grad`, and as the prompt of any attention.
 
     >>> prompt = OneHot(jnp.array([0.5, 0.25, 0.25]))
@@ -82,23 +82,21 @@ class AbstractMeasure(eqx.Module):
         simulated.
 
         At a complex tilt it is the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
-        differentiates it with `holomorphic=True`. Where the integral is not finite it is NaN or
-        infinite: a formula that goes on beyond its domain must say so itself.
+        differentiates it with `holomorphic=True`. Where the integral is not finite, return NaN or
+        infinity, also if the formula has a finite value there.
         """
-        size = jnp.sqrt(
-            jnp.sum(tilt * tilt)
-        )  # whose derivatives at zero are NaN, as they should be
+        size = jnp.sqrt(jnp.sum(tilt * tilt))  # its derivatives at zero are NaN, as intended
         return jnp.where(size == 0, size, jnp.inf)
 
     @abc.abstractmethod
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
-        """Return `length` independent tokens, one a row."""
+        """Return `length` independent tokens, one per row."""
 
     def tilted_mean(self, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
         r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$.
 
-        Where $\Lambda_\mu(t)$ is not finite there is none: an error, and NaN while jax traces. It
-        is an error too where the mean is infinite, which can happen on the boundary of the domain.
+        Raises `OutsideDomainError` where $\Lambda_\mu(t)$ or the mean is not finite; the mean can
+        be infinite on the boundary of the domain. NaN while jax traces.
         """
         return self._tilted("limit (the mean of the tilted law)", _gradient, self._as_tilt(tilt))
 
@@ -117,17 +115,17 @@ class AbstractMeasure(eqx.Module):
         return self.tilted_cov(self._origin)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the Gaussians and atoms this measure is a mixture of; None if it is not, or many.
+        """Return this measure as a mixture of a few Gaussians and atoms; None if it is not one.
 
-        A measure that knows its parts gets closed forms where Gaussians have them: averages over
-        Gaussian queries, gradients of score matrices, linear attention.
+        Such a measure has the closed forms of Gaussians: averages over Gaussian queries, gradients
+        of score matrices, linear attention.
         """
         return None
 
     def variance_proxy(self) -> VarianceProxy | None:
         r"""Return $P$ with $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for all a, if known.
 
-        With it the proved bounds hold for this measure.
+        The proved bounds apply to measures that implement it.
         """
         return None
 
@@ -135,7 +133,7 @@ class AbstractMeasure(eqx.Module):
     def finite_everywhere(self) -> bool:
         r"""Whether $\Lambda_\mu(t)$ is finite at every tilt, as for bounded or Gaussian tokens.
 
-        False, the default, has each tilt looked at. True saves that.
+        With False, the default, every tilt is checked.
         """
         return False
 
@@ -190,16 +188,16 @@ def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
 
 
 def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
-    """Return the transform at a tilt, in double precision where the measure holds such arrays."""
+    """Return the transform at a tilt, in double precision if the measure has such arrays."""
     double = jnp.dtype(jnp.float64) in measure._dtypes()
     with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
         return _transform(measure, measure._as_tilt(tilt))
 
 
 def _one_or_nan(transform: Array) -> Array:
-    """Return 1, or NaN where the transform is not finite: its formula may have derivatives there.
+    """Return 1, or NaN where the transform is not finite, where its formula may have derivatives.
 
-    A factor of the first derivative makes NaN of the next ones as well.
+    As a factor of the first derivative it also makes the next ones NaN.
     """
     return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
 
@@ -210,7 +208,7 @@ def is_infinite(array: Array) -> bool:
 
 
 def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
-    """Refuse a tilt at which the log-Laplace transform is not finite; not while jax traces."""
+    """Raise an error if the log-Laplace transform is not finite at a tilt; not while jax traces."""
     if measure.finite_everywhere:
         return
     transform = _transform_at(measure, tilt)
@@ -221,7 +219,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
 def _require_inside(
     measure: AbstractMeasure, tilt: ArrayLike, name: str, moments: np.ndarray
 ) -> None:
-    """Refuse a tilt with a finite transform where a derivative of it is infinite: a boundary."""
+    """Raise an error for a tilt on the boundary, where the transform has an infinite derivative."""
     if np.isfinite(moments).all():
         return
     beyond = _transform_at(measure, (1.0 + _BEYOND) * np.asarray(tilt))
@@ -235,7 +233,7 @@ def _require_inside(
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Refuse a law whose domain does not contain a neighbourhood of zero: it gives no moments."""
+    """Raise an error for a law without a transform around zero, which has no moments here."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)
@@ -249,7 +247,7 @@ def require_moments(measure: AbstractMeasure) -> None:
 
 
 def has_transform(measure: AbstractMeasure) -> bool:
-    """Return whether the log-Laplace transform is finite anywhere but at zero."""
+    """Return whether the log-Laplace transform is finite at some nonzero tilt."""
     if measure.finite_everywhere:
         return True
     point = np.full(measure.dim, _NEAR)
@@ -259,7 +257,7 @@ def has_transform(measure: AbstractMeasure) -> bool:
 def outside_domain(
     measure: AbstractMeasure, tilt: ArrayLike, transform: float
 ) -> OutsideDomainError:
-    """Return the error that says at which tilt a law has no transform."""
+    """Return the error for a tilt at which a law has no transform."""
     point, words = np.asarray(tilt), _entries(tilt)
     shrunk = _NEAR * point / max(float(np.abs(point).max()), _NEAR)
     if not np.isfinite(np.asarray(_transform_at(measure, shrunk))):

@@ -8,7 +8,7 @@ every term is positive, so nothing cancels:
     q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b.
 
 It starts at an order where Debye's expansion in $1/\nu$, $\nu = b + n - 1 \ge 40$, is exact to
-double precision for all $x$ at once. Derivatives of every order come from the same recursion run
+double precision for all $x$. Derivatives of every order come from the same recursion run
 on Taylor coefficients, which is as stable as the recursion itself.
 """
 
@@ -29,7 +29,7 @@ from promptlimit.measures._debye import (
 )
 
 _DEBYE_ORDER = 40.0  # where the recursion starts, or higher
-_QUOTIENT_TERMS = 4  # where the recursion shrinks its error: what is left out is of order w^-5
+_QUOTIENT_TERMS = 4  # enough where the recursion reduces the error, which is of order w^-5
 _FEWEST_STEPS = 16
 
 

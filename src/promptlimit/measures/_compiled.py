@@ -28,8 +28,8 @@ def full_precision(function: Callable[Arguments, Returned]) -> Callable[Argument
 def compiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Return the function compiled once per structure and shape of its arguments.
 
-    `jax.jit` has the lower overhead, but takes arrays only; a user's own measure that stores
-    anything else goes through `equinox.filter_jit`, which treats the rest as constants. Eager
+    `jax.jit` has the lower overhead but accepts only arrays. A user-defined measure with other
+    fields is compiled by `equinox.filter_jit`, which treats them as constants. Eager
     differentiation would retrace at every call.
     """
     exactly = full_precision(function)

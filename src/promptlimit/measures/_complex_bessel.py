@@ -5,7 +5,7 @@ $h_c(s) = {}_0F_1(;c;s/4)$ has the derivative $h_{c+1}(s)/(4c)$, and downwards t
     h_c = h_{c+1} + s h_{c+2} / (4c(c+1))
 
 is stable. It is linear, so that the zeros of $h_c$, all at negative $s$, do no harm: errors are
-small beside the values around. The recursion starts from Debye's expansion in $1/\nu$, exact to
+small compared with nearby values. The recursion starts from Debye's expansion in $1/\nu$, exact to
 double precision unless $s$ is close to $-\nu^2$: at a low order if $|\sqrt s|$ is well above it,
 where $h_{\nu+1} = e^F + e^{F_-}$ holds both solutions, and at a high one otherwise.
 """
@@ -35,7 +35,7 @@ _FEWEST_STEPS = 16
 def log_0f1_jet(
     degree: int, b: float, s: Complex[Array, "*shape"]
 ) -> tuple[Complex[Array, "*shape"], ...]:
-    r"""Return $\log{}_0F_1(;b;s/4)$, up to multiples of $2\pi i$, and so many derivatives.
+    r"""Return $\log{}_0F_1(;b;s/4)$, up to multiples of $2\pi i$, and its derivatives.
 
     If $h_b(s+r) = \sum_ka_kr^k$ then its logarithm has the coefficients
     $l_k = \big(a_k - \sum_{0<j<k}\frac jkl_ja_{k-j}\big)/a_0$. All derivatives come from one run of
@@ -61,7 +61,7 @@ def _log_0f1_jet_jvp(
 def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
     r"""Return $\sigma$ and $e^{-\sigma}h_c(s)$ for $c = b, \dots, b + \max(degree, 1)$.
 
-    The first of them is no closer to zero than its rounding.
+    The absolute value of the first one is at least its rounding error.
     """
     low_steps = max(_FEWEST_STEPS, degree, ceil(_LOW_ORDER + 1.0 - b))
     low = b + low_steps - 1.0

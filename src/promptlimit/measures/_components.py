@@ -1,4 +1,4 @@
-"""The measures a mixture or a product is made of."""
+"""The components of a mixture or a product."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from promptlimit.measures._abstract import AbstractMeasure
 
 
 def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractMeasure, ...]:
-    """Return the components as a tuple, or say what is wrong with them."""
+    """Return the components as a tuple."""
     measures = tuple(
         require_measure(f"components[{index}]", value) for index, value in enumerate(components)
     )
     if not measures:
-        raise ArgumentError("components", "must hold at least one measure, got none.")
+        raise ArgumentError("components", "must contain at least one measure, got none.")
     return measures
 
 
 def require_measure(name: str, value: object) -> AbstractMeasure:
-    """Return the measure, or say how to make one of an array of tokens."""
+    """Return the measure; the error suggests how to wrap an array of tokens."""
     if not isinstance(value, AbstractMeasure):
         raise ArgumentError(
             name,

@@ -84,7 +84,7 @@ def debye_slopes(order: float) -> list[float]:
 
 @cache
 def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
-    r"""Return the coefficients in $p$ of $\sum_kD_k'(p)\nu^{-k}$, to so many terms."""
+    r"""Return the coefficients in $p$ of $\sum_kD_k'(p)\nu^{-k}$, truncated after `terms`."""
     return _series(_DEBYE_DERIVATIVES[:terms], order)
 
 

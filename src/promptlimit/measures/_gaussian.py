@@ -90,7 +90,7 @@ def _sample(law: Gaussian, length: int, key: PRNGKeyArray) -> Array:
 
 
 def require_covariance(name: str, covariance: Array) -> None:
-    """Refuse a matrix that is not symmetric positive semi-definite, up to rounding."""
+    """Raise an error for a matrix that is not symmetric positive semi-definite, up to rounding."""
     if is_traced(covariance):
         return
     host = np.asarray(covariance, dtype=np.float64)

@@ -32,7 +32,7 @@ class GaussianParts:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether there is one part and it is no atom."""
+        """Whether the measure is a single Gaussian."""
         return self.weights.size == 1 and self.covs is not None
 
     def all_covs(self) -> Array:

@@ -1,4 +1,4 @@
-"""The logarithm of a weighted mean of exponentials, which is what a discrete measure needs."""
+"""The logarithm of a weighted mean of exponentials, for discrete measures."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def relative_exponentials(
 
 
 def _mean_exp(exponents: Array, weights: Array | None) -> Array:
-    """Return the mean of exponentials; of complex ones, no closer to zero than its rounding."""
+    """Return the mean of exponentials; a complex one is at least its rounding error."""
     mean = _mean(jnp.exp(exponents), weights)
     if not jnp.iscomplexobj(exponents):
         return mean

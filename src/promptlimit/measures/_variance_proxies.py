@@ -1,4 +1,4 @@
-r"""How light the tails of a measure are: the matrix that every bound asks for.
+r"""Variance proxies of measures, which every bound requires.
 
 A matrix $P$ is a *variance proxy* of $\mu$ with mean $m$ when
 $\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Proxies, unlike their norms, pass
@@ -16,7 +16,7 @@ from scipy.spatial.distance import pdist
 from promptlimit._arrays import Array
 
 _MOST_PAIRED = 2000
-"""Up to this many points all distances are looked at; beyond, only those from the mean."""
+"""The largest number of points for which all pairwise distances are computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> Varia
 
 
 def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
-    """Return the blocks side by side."""
+    """Return the block-diagonal proxy."""
     known = [proxy for proxy in proxies if proxy is not None]
     if len(known) < len(proxies):
         return None
@@ -72,10 +72,10 @@ def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
 
 
 def _half_diameter(points: Array, weights: Array) -> float:
-    """Return half the largest distance of two points that have weight, or a little more.
+    """Return half the diameter of the points with weight, or an upper bound for many points.
 
-    Hoeffding's lemma asks for the width in a direction, which no ball around the points exceeds:
-    for many points, the one around their mean.
+    Hoeffding's lemma needs the width in a direction, which is at most the diameter of any ball
+    around the points. For many points that ball is centred at their mean.
     """
     support = points[weights > 0]
     if support.shape[0] == 1:

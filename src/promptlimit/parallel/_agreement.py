@@ -1,4 +1,4 @@
-"""What processes tell each other: results of all devices, and what the first one read."""
+"""Communication between processes: results of all devices, and values from the first process."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -10,26 +10,21 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from promptlimit.errors import WriterError
-from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices, alone
+from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices, all_devices, alone
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
-"""Bytes of the smallest message; larger ones are a power of two, so that few are compiled."""
+"""Bytes of the smallest message. Sizes are powers of two, so that few programs are compiled."""
 
 
 def gathered(tree: Any, team: DeviceGroup) -> Any:
-    """Return arrays that lie over the devices as NumPy arrays, whole on every process."""
+    """Return arrays that are sharded over the devices as NumPy arrays, whole on every process."""
     if team.hosts == 1:
         return jax.tree.map(np.asarray, tree)
-    tree = jax.block_until_ready(tree)  # what goes wrong here is this process's own fault
+    tree = jax.block_until_ready(tree)  # raises errors of this process before those of peers
     with peers_needed("results were gathered"):
-        return jax.tree.map(np.asarray, _copied(tree, team))
-
-
-def _copied(tree: Any, team: DeviceGroup) -> Any:
-    place = NamedSharding(team.mesh, P())
-    copy = jax.jit(_same, out_shardings=place)
-    return jax.block_until_ready(copy(tree))
+        copy = jax.jit(_same, out_shardings=NamedSharding(team.mesh, P()))
+        return jax.tree.map(np.asarray, jax.block_until_ready(copy(tree)))
 
 
 def _same(tree: Any) -> Any:
@@ -37,10 +32,10 @@ def _same(tree: Any) -> Any:
 
 
 def agreed(tree: Any) -> Any:
-    """Return what the first process has, on every process.
+    """Return the arrays of the first process, on every process.
 
     Args:
-        tree: NumPy arrays, of the same shapes and types on every process.
+        tree: NumPy arrays, of the same shapes and dtypes on every process.
     """
     team = active_devices()
     if team.hosts == 1:
@@ -57,7 +52,7 @@ def agreed(tree: Any) -> Any:
 
 
 def _from_first(message: bytes, team: DeviceGroup) -> bytes:
-    """Return the message of the first process; all have the same length."""
+    """Return the message of the first process; all messages must have the same length."""
     size = max(_LEAST, 2 ** (len(message) - 1).bit_length()) if message else _LEAST
     row = np.zeros((1, size), np.uint8)
     row[0, : len(message)] = np.frombuffer(message, np.uint8)
@@ -73,12 +68,12 @@ def _first(rows: Any) -> Any:
 
 
 def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return what `work` gives on the first process, which alone does it, on every process.
+    """Run `work` on the first process only, and return its result on every process.
 
-    What it raises there stops the others too: they raise a `WriterError` with its words.
+    If it raises an exception there, the other processes raise a `WriterError` with its message.
 
     Args:
-        work: returns named arrays of numbers; only it touches files.
+        work: returns named arrays of numbers; it may read and write files.
     """
     team = active_devices()
     if team.hosts == 1:
@@ -89,7 +84,7 @@ def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.nd
         try:
             with alone():
                 content = _packed(work())
-        except Exception as raised:  # it goes on here, once the others know
+        except Exception as raised:  # raised again below, after the other processes know
             problem, content = raised, f"{raised}".encode()
     head = np.array([problem is not None, len(content)], np.int64)
     failed, length = agreed(head).tolist()
@@ -106,3 +101,28 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **dict(arrays))
     return buffer.getvalue()
+
+
+def collective_sums() -> tuple[np.ndarray, float]:
+    """Return the sum 1 + 2 + ... over all devices, as computed on each, and the correct value.
+
+    A difference shows that the devices cannot communicate.
+
+    >>> sums, expected = collective_sums()
+    >>> bool((sums == expected).all())
+    True
+    """
+    team = all_devices()
+    place = NamedSharding(team.mesh, P(AXIS))
+    numbers = np.arange(1, team.size + 1, dtype=np.float32)
+    shards = jax.make_array_from_callback(numbers.shape, place, lambda where: numbers[where])
+    added = jax.jit(
+        jax.shard_map(_sum, mesh=team.mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
+    )
+    with peers_needed("numbers of all devices were added"):
+        sums = jax.block_until_ready(added(shards))
+    return gathered(sums, team), team.size * (team.size + 1) / 2
+
+
+def _sum(own: jax.Array) -> jax.Array:
+    return jax.lax.psum(own, AXIS)

@@ -1,4 +1,4 @@
-"""The devices at work: one by default, more inside `use_devices`."""
+"""The active devices: one by default, more inside `use_devices`."""
 
 import contextlib
 import functools
@@ -19,12 +19,12 @@ AXIS = "devices"
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """The devices at work, in one process or in several.
+    """A group of devices, in one process or in several.
 
     Attributes:
         mesh: the devices along one axis, "devices".
-        hosts: how many processes they belong to.
-        process: the number of this process among them.
+        hosts: the number of processes.
+        process: the number of this process.
     """
 
     mesh: Mesh
@@ -33,12 +33,12 @@ class DeviceGroup:
 
     @property
     def size(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return self.mesh.size
 
     @property
     def local(self) -> tuple[int, ...]:
-        """The positions of this process's own devices."""
+        """The positions of the devices of this process."""
         if self.hosts == 1:
             return tuple(range(self.size))
         places = enumerate(self.mesh.devices.flat)
@@ -46,7 +46,7 @@ class DeviceGroup:
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this process writes files and shows progress; only process 0 does."""
         return self.process == 0
 
 
@@ -54,7 +54,7 @@ _CURRENT: ContextVar[DeviceGroup | None] = ContextVar("devices", default=None)
 
 
 def active_devices() -> DeviceGroup:
-    """Return the devices at work: those of `use_devices`, or jax's default device alone."""
+    """Return the active devices: those of `use_devices`, or jax's default device alone."""
     current = _CURRENT.get()
     return _of((_default_device(),), 1, 0) if current is None else current
 
@@ -63,11 +63,12 @@ def active_devices() -> DeviceGroup:
 def use_devices(devices: int | str = "all") -> Generator[None]:
     """Run simulations and training inside the context on several devices.
 
-    Estimates have the same bits on any number of devices. Training splits its seeds, and agrees to
-    rounding.
+    Estimates have the same bits on any number of devices. Training distributes its seeds over
+    them, and results agree to rounding.
 
     Args:
-        devices: how many, or "all". In a run of several processes it is all devices of all.
+        devices: the number of devices, or "all". With several processes only "all" is supported:
+            all devices of all processes.
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
@@ -97,38 +98,37 @@ def alone() -> Generator[None]:
 
 
 def all_devices() -> DeviceGroup:
-    """Return all devices of all processes, whether they are at work or not."""
+    """Return all devices of all processes, active or not."""
     return _of(tuple(jax.devices()), jax.process_count(), jax.process_index())
 
 
 def _chosen(devices: int | str) -> DeviceGroup | None:
     """Return a group of this many devices; None for the default device."""
-    wanted = devices != "all"
-    if wanted and not (isinstance(devices, Integral) and int(devices) >= 1):
+    limited = devices != "all"
+    if limited and not (isinstance(devices, Integral) and int(devices) >= 1):
         raise ArgumentError("devices", f"must be 'all' or a whole number from 1, got {devices!r}.")
     hosts = jax.process_count()
     if hosts > 1:
-        if wanted:
+        if limited:
             raise ArgumentError(
                 "devices",
-                f"must be 'all' in a run of {hosts} processes, got {devices}. Each "
-                "process brings the devices it sees.",
+                f"must be 'all' in a run of {hosts} processes, got {devices}.",
             )
         return all_devices()
     there = jax.devices(_default_device().platform)
-    count = int(devices) if wanted else len(there)
+    count = int(devices) if limited else len(there)
     if count > len(there):
         raise ArgumentError(
-            "devices", f"must be at most {len(there)}, got {count}. {_way_out(there[0], count)}"
+            "devices", f"must be at most {len(there)}, got {count}. {_suggestion(there[0], count)}"
         )
     return None if count == 1 else _of(tuple(there[:count]), 1, 0)
 
 
-def _way_out(device: Any, count: int) -> str:
+def _suggestion(device: Any, count: int) -> str:
     if device.platform != "cpu":
-        return f"jax sees no more devices of kind {device.device_kind}."
+        return f"jax finds no more devices of kind {device.device_kind}."
     return (
-        "A CPU counts as one device unless told before jax is first used: "
+        "A CPU is one device by default. For more, set before jax is first used: "
         f"jax.config.update('jax_num_cpu_devices', {count}), or "
         f"XLA_FLAGS=--xla_force_host_platform_device_count={count}."
     )

@@ -1,9 +1,8 @@
-"""Several processes, on one host or many, joined by jax's own runtime, and the end of one of them.
+"""Several processes, on one host or many, joined by jax's runtime, and the loss of one of them.
 
-A collective fails at once when a process it needs is gone, and becomes a `PeerLostError`. A process
-that is computing by itself learns of it from jax's coordination service, which calls `abort` in a
-thread of its own; a handler of that signal puts the same sentence last on standard error, and makes
-the exit code 1.
+When a process is lost, a collective that needs it fails and raises a `PeerLostError`. In a process
+that is not inside a collective, jax's coordination service calls `abort` in a separate thread; a
+handler of SIGABRT then prints the same message last on standard error and exits with status 1.
 """
 
 import atexit
@@ -21,46 +20,46 @@ import jax
 from promptlimit.errors import ArgumentError, JoinError, PeerLostError
 
 HEARTBEAT = 20
-"""Seconds after which a silent process counts as gone."""
+"""Seconds without a heartbeat after which a process counts as lost."""
 
 WAIT = 300
 """Seconds to wait for all processes at the start."""
 
-_GRACE = 2.0  # seconds for the main thread to say what it knows, once jax wants to abort
+_GRACE = 2.0  # seconds for the main thread to report an error once jax aborts
 
 
-class _Fate:
-    """What is known of the end of this process."""
+class _State:
+    """The state of this process in a run of several."""
 
     reported = False
     joined = False
-    words = ""
+    message = ""
     handler: Any = None
 
 
 @contextlib.contextmanager
 def peers_needed(when: str) -> Generator[None]:
-    """Turn whatever a collective raises into one sentence about the process that is gone.
+    """Convert an exception of a collective into a `PeerLostError`.
 
     Args:
-        when: what the processes were at, after "while".
+        when: the end of "... was lost while ...", for the message.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as problem:
         if jax.process_count() == 1:
             raise
-        _Fate.reported = True
+        _State.reported = True
         leave_at_exit(1)
         raise PeerLostError(lost(when, problem)) from problem
 
 
 def lost(when: str, problem: BaseException | None = None) -> str:
-    """Return the sentence for the user of a process that lost another."""
+    """Return the message for a process that lost another."""
     reason = "" if problem is None else f" ({_first_line(problem)})"
     return (
-        f"Another process of this run was lost while {when}{reason}. Start the same command on "
-        "all processes again: it goes on from the last checkpoint."
+        f"Another process of this run was lost while {when}{reason}. Run the same command on "
+        "all processes again to resume from the last checkpoint."
     )
 
 
@@ -78,13 +77,14 @@ def join(
 ) -> None:
     """Join the other processes of a run; call it before jax computes anything.
 
-    What is None is left to jax, which knows Slurm, Open MPI, Kubernetes and others.
+    Arguments left as None are detected by jax, which supports Slurm, Open MPI, Kubernetes and
+    other clusters.
 
     Args:
-        coordinator: HOST:PORT of process 0; any free port, the same on all.
-        processes: how many there are.
-        process: the number of this one, from 0.
-        wait: seconds for all to arrive.
+        coordinator: HOST:PORT of process 0; any free port, the same for all processes.
+        processes: the number of processes.
+        process: the number of this process, from 0.
+        wait: seconds to wait for all processes.
     """
     _require_address(coordinator)
     if processes is not None and processes < 1:
@@ -92,17 +92,17 @@ def join(
     if process is not None and not 0 <= process < (processes or process + 1):
         most = "" if processes is None else f" to {processes - 1}"
         raise ArgumentError("process", f"must be a whole number from 0{most}, got {process}.")
-    if _Fate.joined:
-        raise JoinError("A process must join a run once, but this one has joined already.")
-    _Fate.words = (
-        f"The processes of this run did not all arrive within {wait} seconds, or one was lost at "
+    if _State.joined:
+        raise JoinError("A process can join a run only once, but this one has already joined.")
+    _State.message = (
+        f"The processes of this run did not all start within {wait} seconds, or one was lost at "
         "the start. Start all of them with the same coordinator and number of processes."
     )
-    _speak_before_abort()
+    _report_before_abort()
     try:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        with contextlib.suppress(AttributeError):  # not every jax has the service
-            # It would catch SIGTERM to no end: `kill` and schedulers mean it.
+        with contextlib.suppress(AttributeError):  # absent in some versions of jax
+            # The service would ignore SIGTERM, which `kill` and schedulers send to end a process.
             jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             coordinator,
@@ -114,13 +114,13 @@ def join(
     except (ValueError, TypeError) as problem:
         raise ArgumentError(
             "coordinator",
-            "must be given, with `processes` and `process`, where jax does not detect a cluster, "
-            f"but {_first_line(problem)}",
+            "must be given, with `processes` and `process`, if jax does not detect a cluster: "
+            f"{_first_line(problem)}",
         ) from None
     except RuntimeError as problem:
         raise JoinError(f"This process could not join the run: {_first_line(problem)}") from problem
-    _Fate.joined = True
-    _Fate.words = lost("this process was at work")
+    _State.joined = True
+    _State.message = lost("this process was at work")
 
 
 def _require_address(coordinator: str | None) -> None:
@@ -133,39 +133,41 @@ def _require_address(coordinator: str | None) -> None:
         )
 
 
-def _speak_before_abort() -> None:
-    """Let the clear sentence be the last one when jax's runtime aborts this process.
+def _report_before_abort() -> None:
+    """Print the message last when jax's runtime aborts this process.
 
-    Where Python cannot reach the C library's `signal`, as on Windows, jax has the last word.
+    Has no effect where Python cannot call the C library's `signal`, as on Windows.
     """
-    if _Fate.handler is not None:
+    if _State.handler is not None:
         return
 
-    def speak(_: int) -> None:
+    def report(_: int) -> None:
         until = time.monotonic() + _GRACE
-        while time.monotonic() < until and not _Fate.reported:
+        while time.monotonic() < until and not _State.reported:
             time.sleep(0.05)
-        if _Fate.reported:
-            time.sleep(_GRACE)  # the main thread is about to leave by itself
+        if _State.reported:
+            time.sleep(_GRACE)  # the main thread is about to exit
         else:
-            os.write(2, f"\nerror: {_Fate.words}\n".encode())
+            os.write(2, f"\nerror: {_State.message}\n".encode())
         os._exit(1)
 
-    _Fate.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(speak)  # kept: it is called from C
+    _State.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(
+        report
+    )  # a reference keeps it alive for C
     with contextlib.suppress(TypeError, OSError, AttributeError):
-        ctypes.CDLL(None).signal(signal.SIGABRT, _Fate.handler)
+        ctypes.CDLL(None).signal(signal.SIGABRT, _State.handler)
 
 
 def leave_at_exit(code: int) -> None:
-    """End this process without waiting for the others when Python is done.
+    """Exit without waiting for the other processes when Python ends.
 
-    Leaving as usual would wait for them, and they may wait for this one, or be gone.
+    A normal exit waits for them, and they may be lost or waiting for this process.
     """
-    atexit.register(_leave, code)
+    atexit.register(_exit_now, code)
 
 
-def _leave(code: int) -> None:
-    """End this process at once, with all that it had to say."""
+def _exit_now(code: int) -> None:
+    """Flush the output and exit immediately."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,6 +1,6 @@
-"""One program on every device, each with its own part: compiled once, the same bits everywhere."""
+"""One program on every device, each on its own part: compiled once, the same bits everywhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -9,25 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Key, PRNGKeyArray
 
+from promptlimit._random import row_keys
 from promptlimit.parallel._agreement import gathered
 from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices
 
 Program = Callable[[Any, Any], Any]
-"""A function (shared, part) -> pytree of arrays; a module's, so that it is compiled once."""
+"""A function (shared, part) -> pytree of arrays; a module-level one, so that it compiles once."""
 
 
 def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
-    """Return what `program(shared, part(i))` gives for each device i, stacked, on every process.
+    """Return `program(shared, part(i))` for each device i, stacked, on every process.
 
-    Every device runs the same program on the same shapes however many there are, so that its
-    numbers do not depend on how many there are.
+    All devices run the same program on the same shapes, so results do not depend on the number
+    of devices.
 
     Args:
-        program: what each device runs.
-        shared: arrays, random keys and constants that all devices have.
-        part: arrays and random keys of device i; called for the devices of this process only.
+        program: the function that each device runs.
+        shared: arrays, random keys and constants that are the same on all devices.
+        part: returns the arrays and random keys of device i; called only for the devices of this
+            process.
 
     >>> def scaled(factor, part):
     ...     return factor * part
@@ -38,9 +40,9 @@ def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) ->
 
 
 def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
-    """Let the devices begin, and return a function that waits for what `run_on_devices` returns.
+    """Start `run_on_devices`, and return a function that waits for its result.
 
-    Meanwhile the host is free for other things, and the devices for what comes next.
+    The host can do other work in the meantime, and queue more for the devices.
     """
     team = active_devices()
     if team.size == 1:
@@ -48,8 +50,42 @@ def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callabl
         return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], computed)
     everywhere = jax.tree.map(lambda leaf: _everywhere(leaf, team.mesh), _plain(shared))
     own = _own({i: _plain(part(i)) for i in team.local}, team)
-    spread = _together(program, team.mesh, everywhere, own)
-    return lambda: gathered(spread, team)
+    computed = _together(program, team.mesh, everywhere, own)
+    return lambda: gathered(computed, team)
+
+
+def in_chunks(
+    program: Program, shared: Any, chunk: int, *, key: PRNGKeyArray, draws: int
+) -> Iterator[Any]:
+    """Yield the results of a program on consecutive chunks of rows of keys, without end.
+
+    Row i has the keys `split(fold_in(key, i), draws)`. The number of devices changes neither the
+    chunks nor their order, so each chunk has the same bits on any number of devices.
+
+    Args:
+        program: (shared, keys) -> arrays with one row per row of keys.
+        shared: arrays, random keys and constants.
+        chunk: rows per device and round; must not depend on the number of devices.
+        key: randomness.
+        draws: keys per row.
+
+    >>> def coins(bias, keys):
+    ...     return jax.vmap(lambda own: jax.random.bernoulli(own[0], bias))(keys)
+    >>> chunks = in_chunks(coins, 0.5, 3, key=jax.random.key(0), draws=1)
+    >>> next(chunks).shape, next(chunks).shape
+    ((3,), (3,))
+    """
+    start = 0
+    while True:
+
+        def keys(device: int, start: int = start) -> Key[Array, "..."]:
+            return row_keys(key, start + device * chunk, chunk, draws)
+
+        computed = run_on_devices(program, shared, keys)
+        size = active_devices().size
+        for device in range(size):
+            yield jax.tree.map(lambda leaf, device=device: leaf[device], computed)
+        start += size * chunk
 
 
 @eqx.filter_jit
@@ -66,14 +102,14 @@ def _together(program: Program, mesh: Mesh, shared: Any, parts: Any) -> Any:
         computed = program(_with_keys(eqx.combine(arrays, constants)), _with_keys(part))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], computed)
 
-    spread = jax.shard_map(
+    sharded = jax.shard_map(
         on_one, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS), check_vma=False
     )
-    return spread(arrays, parts)
+    return sharded(arrays, parts)
 
 
 class _Words(eqx.Module):
-    """A random key as plain numbers: only those travel between processes."""
+    """A random key as plain numbers, which can be sent between processes."""
 
     words: Any
     generator: Any = eqx.field(static=True)
@@ -98,7 +134,7 @@ def _with_keys(tree: Any) -> Any:
 
 
 def _everywhere(leaf: Any, mesh: Mesh) -> Any:
-    """Return an array with a copy on every device; constants pass."""
+    """Return an array with a copy on every device; constants are unchanged."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
     place = NamedSharding(mesh, P())
@@ -125,6 +161,6 @@ def _first(where: Any) -> int:
 
 
 def _host(leaf: Any) -> np.ndarray:
-    """Return an array on this host, in the precision that jax is in."""
+    """Return an array on this host, in jax's current precision."""
     host = np.asarray(leaf)
     return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

@@ -63,7 +63,7 @@ class GapExponent(Result):
     @property
     @derived()
     def kind(self) -> Kind:
-        """What the rate is: known, for the limit of long prompts."""
+        """The kind of the rate, which is known exactly for long prompts."""
         return "limit"
 
     @property
@@ -117,7 +117,7 @@ class RequiredLength(Result):
     @property
     @derived()
     def length(self) -> dict[str, int | str]:
-        """The answers by kind: a whole number, or a description where there is no finite one."""
+        """The answers by kind: a whole number, or a description if it is not finite."""
         answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         return {
             kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)

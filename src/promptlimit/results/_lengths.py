@@ -18,7 +18,7 @@ TEMPERATURE_ROWS = (
     "keep needle",
     "keep entropy",
 )
-"""Rules of practice, from the mildest on, and what is kept by exact roots."""
+"""Rules of practice, from the mildest on, and the two exact temperatures."""
 
 
 class LengthStatistics(Result):
@@ -103,7 +103,7 @@ class EntropyPrediction(Result):
         bias: what was taken off.
         naive: the measured entropy plus $\ln(L/N)$.
         error: one standard error of the guess.
-        participation: $S_2$ of the measured scores; from 0.1 on the error is not to be trusted.
+        participation: $S_2$ of the measured scores; from 0.1 on the error is unreliable.
         kind: "estimate".
     """
 
@@ -154,7 +154,7 @@ class InverseTemperatures(Result):
 
 
 class TemperatureTable(Result):
-    r"""What factors on the scores do to one head as its prompts grow.
+    r"""The effect of score factors on one head as its prompts grow.
 
     Attributes:
         sharpness: $\sigma$ of the head at b = 1.

@@ -70,7 +70,7 @@ class RateFit(Result):
             return f"Too few lengths to test a power law; its exponent would be {where}."
         if self.status == "too noisy":
             return (
-                f"Too noisy to tell: the exponent would be {where}, but the local exponent may "
+                f"Too noisy: the exponent would be {where}, but the local exponent may "
                 f"drift by {self._largest_drift:.3f} over the data."
             )
         return (

@@ -69,9 +69,9 @@ def axis(name: str, label: str = "", *, scale: Scale = "linear", keeps: bool = F
     """Declare a field that holds the coordinates of an axis.
 
     Args:
-        name: of the axis, which variables refer to.
-        label: its symbol, for figures.
-        scale: of the axis in figures.
+        name: the name of the axis, used by variables.
+        label: its symbol in figures.
+        scale: its scale in figures.
         keeps: whether arrays keep this axis when one length is selected.
     """
     shown = f"{name} {label}".rstrip()
@@ -89,23 +89,23 @@ def variable(
     """Declare an array, or a mapping of arrays, with named axes.
 
     Args:
-        axes: names of its first axes; further ones get names of their own.
-        label: in figures.
-        scale: in figures.
+        axes: names of its first axes; further axes are named automatically.
+        label: the label in figures.
+        scale: the scale in figures.
         bulk: whether it is too large for dictionaries and tables, such as parameters along time.
-        names: whether its entries name the curves of a figure, one for each place on its axis.
-        default: of the field; None where the array is optional.
+        names: whether its entries name the curves of a figure, one per place on its axis.
+        default: the default of the field; None for an optional array.
     """
     return _declared(Role(axes, label, scale, bulk=bulk, names=names), default)
 
 
 def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a field without axes; one without any declaration has no label.
+    """Declare a field without axes. A field without a declaration has no label.
 
     Args:
-        label: of the number.
+        label: the label of the number.
         bulk: as for `variable`.
-        default: of the field.
+        default: the default of the field.
     """
     return _declared(Role(None, label, bulk=bulk), default)
 
@@ -113,12 +113,12 @@ def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MI
 def derived(
     *axes: str, label: str = "", scale: Scale = "linear"
 ) -> Callable[[FunctionT], FunctionT]:
-    """Mark the getter of a property that belongs to dictionaries, tables and labelled arrays.
+    """Mark a property that is exported to dictionaries, tables and labelled arrays.
 
     Args:
-        axes: as for `variable`; none for a number or a text.
-        label: in figures.
-        scale: in figures.
+        axes: as for `variable`; empty for a number or a string.
+        label: the label in figures.
+        scale: the scale in figures.
     """
 
     def mark(getter: FunctionT) -> FunctionT:
@@ -150,9 +150,8 @@ def package(name: str, purpose: str) -> ModuleType:
 class Result:
     """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
 
-    Subclasses become dataclasses by inheritance. Their arrays are read-only: a result copies what
-    could be changed from outside. A result with a `value` and an `error` has an `interval`; one
-    whose `value` has an axis can be drawn.
+    Subclasses become dataclasses by inheritance. Their arrays are read-only copies. A result with a
+    `value` and an `error` has an `interval`; one whose `value` has an axis can be drawn.
     """
 
     def __init_subclass__(cls) -> None:
@@ -160,7 +159,7 @@ class Result:
         _require_axis_names(cls.__name__, cls._roles())
 
     def __post_init__(self) -> None:
-        """Refuse arrays whose shapes do not fit their axes, and make the others read-only."""
+        """Check that shapes fit the axes, and make all arrays read-only."""
         roles = self._roles()
         _require_shapes({name: (value, roles[name]) for name, value in vars(self).items()})
         for name, value in vars(self).items():
@@ -258,7 +257,7 @@ class Result:
         return dims
 
     def _names(self) -> dict[str, tuple[np.ndarray, Role]]:
-        """Return, by axis, what names its places: coordinates, or the entries of a variable."""
+        """Return, by axis, the names of its places: coordinates, or the entries of a variable."""
         found = {}
         for name, role in self._roles().items():
             if role.names and role.axes and np.ndim(getattr(self, name)) == 1:
@@ -328,10 +327,10 @@ class Result:
         return value - k * error, value + k * error
 
     def at(self: ResultT, length: float | int) -> ResultT:  # noqa: PYI041 - run-time checks
-        """Return the same result at one of its lengths.
+        """Return this result at one of its lengths.
 
         Args:
-            length: one of those the result has, possibly infinite.
+            length: one of the lengths, possibly infinite.
         """
         roles = self._roles()
         found = [n for n, role in roles.items() if role.is_axis and role.axes == ("length",)]
@@ -398,9 +397,9 @@ class Result:
         return drawn
 
     def _line_style(self, place: Mapping[str, int], usual: str | None) -> dict[str, Any]:
-        """Return label, colour and dashes of the curve at a place on the axes that are not drawn.
+        """Return the label, colour and dashes of the curve at a place on the other axes.
 
-        Curves that differ only along axes without names share one label, which the first has.
+        Of curves that differ only along axes without names, only the first has a label.
         """
         named = {dim: entry for dim, entry in self._names().items() if dim in place}
         style: dict[str, Any] = {}
@@ -418,7 +417,7 @@ class Result:
     def _draw_map(
         self, ax: "Axes | None", axes: tuple[str, ...], label: str, **style: Any
     ) -> "Axes":
-        """Draw `value` as an image, its first axis upwards."""
+        """Draw `value` as an image with its first axis upwards."""
         up, right = axes
         drawn = axes_for(ax, Role(label=right), Role(label=up), np.arange(0.0))
         image_style: dict[str, Any] = {"origin": "lower", "aspect": "auto", **style}
@@ -466,7 +465,7 @@ class Result:
 
 
 def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
-    """Refuse two fields for one axis, and axes that are almost one of the declared ones."""
+    """Raise an error for two fields on one axis, and for misspelt names of axes."""
     fields: dict[str, str] = {}
     for name, role in roles.items():
         for own in role.axes or ():
@@ -493,10 +492,10 @@ def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
 
 
 def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
-    """Refuse an array that does not have the lengths of its axes.
+    """Raise an error for an array whose shape does not fit its axes.
 
-    The coordinates of an axis give its length, or else the first array along it. "other_x" is a
-    second axis of the length of "x".
+    The length of an axis is that of its coordinates, or else of the first array along it.
+    "other_x" is a second axis of the length of "x".
     """
     known = {
         role.axes[0]: (np.shape(value), name)
@@ -545,7 +544,7 @@ def plain(value: object) -> Any:
 
 
 def absolute(relative: Any, value: Any) -> np.ndarray:
-    """Return an error in the units of a value: 0 where the relative one is, infinite values too."""
+    """Return an absolute error; 0 where the relative error is 0, also for infinite values."""
     with np.errstate(invalid="ignore"):
         return np.where(np.equal(relative, 0.0), 0.0, np.multiply(relative, np.abs(value)))
 
@@ -598,7 +597,7 @@ def _further(name: str, count: int) -> tuple[str, ...]:
 
 
 def _read_only(value: Any) -> Any:
-    """Return an array that nobody can write to, a copy where somebody could; so in mappings."""
+    """Return a read-only array, copying a writeable one; applies to the values of mappings too."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.copy()
         value.flags.writeable = False
@@ -616,7 +615,7 @@ def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.
 
 
 def _like(array: np.ndarray, old: object, annotation: object) -> object:
-    """Return a selected array as the field holds it: a tuple, a number or an array."""
+    """Return a selected array in the type of its field: a tuple, a number or an array."""
     if isinstance(old, tuple):
         return tuple(array.tolist())
     numbers = {float, int} & set(get_args(annotation))

@@ -1,6 +1,6 @@
 """Files on disk: atomic writes, arrays read without pickle, and run folders.
 
-Files that are read are not trusted. This package does not use jax.
+Files are not trusted when read. This package does not use jax.
 """
 
 from promptlimit.storage._arrays import numbers_in_archive as numbers_in_archive

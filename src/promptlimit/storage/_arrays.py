@@ -1,4 +1,4 @@
-"""Arrays in files, which are not trusted: archives, tables and JSON, read within limits."""
+"""Arrays from untrusted files: archives, tables and JSON, read within limits."""
 
 import csv
 import io
@@ -18,21 +18,21 @@ _MASK = "missing."
 _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
 _UNPACKED = 2**30
-"""Bytes that a file may unpack to, unless it is as large itself."""
+"""Bytes that a smaller file may unpack to."""
 
 
 def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
-    """Return the named arrays a command-line source stands for.
+    """Return the named arrays of a command-line source.
 
     Args:
-        source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array
-            from any format.
-        names: those that are of use; others in an archive are not unpacked, and come back empty.
+        source: `FILE.npz` or `FILE.json` with named arrays, or `NAME=FILE` for one array in any
+            format.
+        names: the arrays to unpack from an archive, all when None; the others are empty.
     """
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)
     if not path.is_file():
-        there = "it is a folder" if path.is_dir() else "there is none of that name"
+        there = "it is a folder" if path.is_dir() else "it does not exist"
         raise InputFileError(f"{path} must be a file, but {there}.")
     suffix = path.suffix.lower()
     if suffix not in (*_ONE_ARRAY, *_MANY_ARRAYS):
@@ -67,7 +67,7 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
-    """Return the arrays of an archive, those that are not wanted empty."""
+    """Return the arrays of an archive; those that are not wanted are empty."""
     _require_magic(path, b"PK", "an archive saved by numpy.savez.")
     with path.open("rb") as file:
         arrays = unpacked_arrays(file, path.stat().st_size, wanted)
@@ -78,7 +78,7 @@ def _read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, np
 
 
 def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz archive whose bytes were already read, or say what is wrong."""
+    """Return the arrays of an .npz archive from its bytes."""
     try:
         arrays = unpacked_arrays(io.BytesIO(content), len(content))
         return {name: _numeric(name, array) for name, array in arrays.items()}
@@ -90,14 +90,14 @@ def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
 def unpacked_arrays(
     file: io.BytesIO | io.BufferedReader, size: int, names: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive; what they unpack to is known before anything is unpacked.
+    """Return the arrays of an archive, after checking the size that they unpack to.
 
-    A member never gives more bytes than the archive's directory says.
+    `zipfile` never reads more bytes from a member than the archive's directory states.
 
     Args:
         file: the archive.
-        size: its bytes.
-        names: of the arrays to unpack, all when None; the others come back empty.
+        size: the bytes of the archive.
+        names: the arrays to unpack, all when None; the others are empty.
     """
     with zipfile.ZipFile(file) as archive:
         members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -105,9 +105,9 @@ def unpacked_arrays(
         total = sum(entry.file_size for entry in wanted.values())
         if total > max(_UNPACKED, size):
             raise ValueError(
-                f"it would unpack to {total / 2**30:.1f} GiB, and no more than "
-                f"{_UNPACKED / 2**30:g} GiB are unpacked. Save it with numpy.savez, which does not "
-                "compress, if it must be so large."
+                f"it would unpack to {total / 2**30:.1f} GiB, and the limit is "
+                f"{_UNPACKED / 2**30:g} GiB. Save larger arrays with numpy.savez, which does not "
+                "compress."
             )
         for name, entry in wanted.items():
             with archive.open(entry) as stream:
@@ -120,14 +120,14 @@ def unpacked_arrays(
 
 
 def _require_plain(name: str, stream: Any, size: int) -> None:
-    """Refuse an array of objects, which is a pickle, or one that is not of the size it claims."""
+    """Raise an error for an array of objects, which is a pickle, or of another size than stated."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
     version = np.lib.format.read_magic(stream)
     if version not in readers:
-        raise ValueError(f"'{name}' is in version {version} of the format, which holds no numbers.")
+        raise ValueError(f"'{name}' is in version {version} of the format, which is not supported.")
     shape, _, dtype = readers[version](stream)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never loaded.")
@@ -143,7 +143,7 @@ def _require_magic(path: Path, magic: bytes, what: str) -> None:
 
 
 def _read_csv(path: Path) -> np.ndarray:
-    """Return the matrix a file holds; whoever needs a vector flattens a single row or column."""
+    """Return the matrix in a file; a vector is a matrix with one row or column."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row and not row[0].lstrip().startswith("#")]
     if not rows:
@@ -157,7 +157,7 @@ def _read_csv(path: Path) -> np.ndarray:
 def _read_json(path: Path) -> dict[str, np.ndarray | str]:
     content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
     if not isinstance(content, Mapping):
-        raise ValueError("it must hold an object of named arrays.")
+        raise ValueError("it must contain an object of named arrays.")
     return {
         name: value if isinstance(value, str) else _numeric(name, _rectangular(name, value))
         for name, value in content.items()
@@ -193,7 +193,7 @@ _READERS = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv, ".json": _r
 
 
 def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with zeros for what is not finite, and masks that say where that was."""
+    """Return the arrays with zeros in place of NaN and infinity, and masks of these places."""
     finite = {}
     for name, array in arrays.items():
         missing = ~np.isfinite(array)
@@ -204,7 +204,7 @@ def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def unpack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with NaN where `pack_nonfinite` took something out."""
+    """Return the arrays with NaN at the places that `pack_nonfinite` masked."""
     whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
     for name, missing in arrays.items():
         if name.startswith(_MASK):

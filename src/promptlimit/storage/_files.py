@@ -1,6 +1,6 @@
-"""Files: written whole or not at all, and JSON that others may have written, read within limits.
+"""Atomic writes, and untrusted JSON read within limits.
 
-What is wrong with a file is a `ValueError` with the rest of a sentence: "it is ...", "its 'key' is
+A `ValueError` states the problem with a file as the end of a sentence: "it is ...", "its 'key' is
 ...".
 """
 
@@ -16,10 +16,10 @@ _LARGEST, _DEEPEST = 1_000_000, 20
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    """Write a file atomically: readers and crashes leave the old content or the new one."""
     try:
         _write_whole(path, content)
-    except OSError as problem:  # a full disk does not say which file it was
+    except OSError as problem:  # the error of a full disk does not name the file
         reason = problem.strerror or str(problem)
         raise OSError(problem.errno, reason, str(path)) from problem
 
@@ -46,7 +46,7 @@ def _umask() -> int:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file whole, indented, with a final newline."""
+    """Write a JSON file atomically, indented, with a final newline."""
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
@@ -55,12 +55,12 @@ def json_object(
     largest: int = _LARGEST,
     parse_constant: Callable[[str], float] | None = None,
 ) -> dict[str, Any]:
-    """Return the object a file holds.
+    """Return the JSON object in a file.
 
     Args:
         path: the file.
-        largest: how many bytes it may have.
-        parse_constant: what becomes of NaN and infinities; the numbers themselves when None.
+        largest: the largest size in bytes.
+        parse_constant: converts NaN and infinities; None keeps them.
     """
     try:
         text = limited_bytes(path, largest).decode("utf-8-sig")
@@ -70,14 +70,14 @@ def json_object(
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     if not isinstance(content, dict):
-        raise ValueError("it is none")
+        raise ValueError("it is not an object")
     if _depth(content) > _DEEPEST:
         raise ValueError("it is nested too deep")
     return content
 
 
 def _depth(content: object) -> int:
-    """Return how deep lists and objects are nested, up to one more than is allowed."""
+    """Return the nesting depth of lists and objects, at most one more than allowed."""
     level, depth = [content], 0
     while level and depth <= _DEEPEST:
         depth += 1
@@ -93,9 +93,9 @@ def _children(part: object) -> Iterator[object]:
 
 
 def limited_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a file that is one and is not larger than the limit."""
+    """Return the content of a regular file of at most `limit` bytes."""
     if not path.is_file():
-        raise ValueError("it is no file" if path.exists() else "it is not there")
+        raise ValueError("it is not a file" if path.exists() else "it does not exist")
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -104,7 +104,7 @@ def limited_bytes(path: Path, limit: int) -> bytes:
 
 
 def text_of(content: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    """Return a text; the default where there is none."""
+    """Return a string; the default if the key is missing."""
     value = content.get(key, default)
     if not isinstance(value, str):
         raise ValueError(f"its '{key}' is not text")
@@ -112,7 +112,7 @@ def text_of(content: Mapping[str, Any], key: str, default: str | None = None) ->
 
 
 def number_of(content: Mapping[str, Any], key: str) -> float:
-    """Return a number; null stands for one that could not be computed, "inf" for infinity."""
+    """Return a number: NaN for null, infinity for "inf"."""
     value = content.get(key, "")
     if value is None:
         return math.nan
@@ -143,8 +143,8 @@ def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def one_of(content: Mapping[str, Any], key: str, known: tuple[str, ...]) -> Any:
-    """Return a word, one of those known."""
+    """Return one of the known words."""
     value = content.get(key)
     if value not in known:
-        raise ValueError(f"its '{key}' is none of {', '.join(known)}")
+        raise ValueError(f"its '{key}' is not one of {', '.join(known)}")
     return value

@@ -34,7 +34,7 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
-"""A function that is called with the progress now and then."""
+"""A function that is called with the progress."""
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def watching(watch: Watcher | bool | None, words: str) -> Generator[Watcher | No
     Args:
         watch: a function; True for a bar on standard error where that is a terminal or a notebook;
             False or None for nothing.
-        words: what is computed, shown beside the bar.
+        words: the name of the computation, shown next to the bar.
     """
     if not isinstance(watch, bool):
         yield watch

@@ -1,10 +1,10 @@
 """Run folders: the configuration, the environment and the arrays of a run.
 
-A run lives in a folder named by the hash of its configuration: `config.json`, `environment.json`,
-`arrays.npz` and `done`; one under way has a `checkpoint.npz`, and a `lock` with its `lock-holder`.
-Every file appears whole, `done` last, so that a run killed at any moment is finished or goes on
-from its last checkpoint. Folders are not trusted when read: nothing is unpickled, and what does not
-fit its name, its configuration or its checksum is refused.
+The folder of a run is named by the hash of its configuration, and contains `config.json`,
+`environment.json`, `arrays.npz` and `done`; a run in progress has a `checkpoint.npz`, a `lock` and
+its `lock-holder`. Files are written atomically and `done` last, so a run killed at any moment is
+finished or resumes from its last checkpoint. Folders are not trusted when read: nothing is
+unpickled, and the name, the configuration and the checksum must match.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from promptlimit.storage._files import json_object, limited_bytes, write_bytes, 
 
 _AGAIN = "Move that folder elsewhere and run it again."
 _LARGEST = 2**24
-"""Bytes of a configuration, which may hold matrices."""
+"""The largest configuration in bytes; it may contain matrices."""
 
 OPAQUE = "without a name"
-"""Key of a part of a configuration that has no name to be told from others by."""
+"""Key that marks a part of a configuration without an identifying name."""
 
 Configuration = Mapping[str, object]
 """Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
@@ -42,8 +42,8 @@ class RunFolder:
     """The folder of one run, inside a folder of runs.
 
     Attributes:
-        config: all that decides the run.
-        path: the folder itself.
+        config: everything that determines the run.
+        path: the folder.
     """
 
     def __init__(self, root: str | Path, config: Configuration):
@@ -52,7 +52,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: str | Path) -> "RunFolder":
-        """Return the run in a folder, or say why there is none."""
+        """Return the run in a folder."""
         path = Path(path)
         config = _config(path)
         try:
@@ -60,10 +60,10 @@ class RunFolder:
         except ValueError:
             run = None
         if run is None or run.path.name != path.name:
-            name = "of none" if run is None else run.path.name
+            name = "" if run is None else f", {run.path.name}"
             raise InputFileError(
-                f"{path} must be named by the hash of its configuration, {name}. "
-                "Another configuration was put there."
+                f"{path} must be named by the hash of its configuration{name}. "
+                "The configuration was replaced."
             )
         return run
 
@@ -75,22 +75,22 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the whole result is there."""
+        """Whether the result is complete."""
         return (self.path / "done").is_file()
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes out; the lock ends with the process, however that ends."""
+        """Lock the folder against other processes; the lock ends with the process."""
         self.path.mkdir(parents=True, exist_ok=True)
-        # Where there are no such locks, a file that merely exists would outlive a killed process.
+        # A soft lock, used on systems without file locks, would outlive a killed process.
         lock = FileLock(self.path / "lock", fallback_to_soft=False)
-        holder = self.path / "lock-holder"  # Windows lets nobody else read the lock itself
+        holder = self.path / "lock-holder"  # on Windows other processes cannot read the lock
         try:
             lock.acquire(blocking=False)
         except Timeout:
             raise RunBusyError(
                 f"{self.path} must be written by one process at a time, but process "
-                f"{_process(holder)} is at work there. Wait for it, or choose another folder."
+                f"{_process(holder)} is writing to it. Wait for it, or choose another folder."
             ) from None
         try:
             holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -102,14 +102,14 @@ class RunFolder:
             lock.release()
 
     def save(self, arrays: Arrays) -> Path:
-        """Write the result, and return the folder; one that is there holds the same, and stays."""
+        """Write the result, unless it is already there, and return the folder."""
         if self.finished:
             self.load()
             return self.path
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub":
                 raise ArgumentError(
-                    "arrays", f"must hold numbers, got dtype {array.dtype} in '{name}'."
+                    "arrays", f"must contain numbers, got dtype {array.dtype} in '{name}'."
                 )
             if not np.isfinite(array).all():
                 raise ArgumentError("arrays", f"must be finite, got NaN or infinity in '{name}'.")
@@ -122,7 +122,7 @@ class RunFolder:
         return self.path
 
     def load(self) -> dict[str, np.ndarray]:
-        """Return the arrays of a finished run, or say why they cannot be used."""
+        """Return the arrays of a finished run."""
         _require_files(self.path, "done", "config.json", "arrays.npz")
         RunFolder.at(self.path)
         content = (self.path / "arrays.npz").read_bytes()
@@ -135,14 +135,14 @@ class RunFolder:
         return self.path / "checkpoint.npz"
 
     def checkpoint(self, arrays: Arrays) -> None:
-        """Replace the checkpoint, whole or not at all."""
+        """Replace the checkpoint atomically."""
         write_bytes(self._checkpoint, _archive(arrays))
 
     def resume(self, like: Arrays | None = None) -> dict[str, np.ndarray] | None:
-        """Return the arrays of the last checkpoint, None when there is none.
+        """Return the arrays of the last checkpoint; None without a checkpoint.
 
         Args:
-            like: arrays with the names, shapes and types that belong there; `step` with the last.
+            like: arrays of the expected names, shapes and dtypes; `step` is the last step.
         """
         if not self._checkpoint.is_file():
             return None
@@ -156,7 +156,7 @@ class RunFolder:
             raise self.unusable_checkpoint(f", but {problem}") from None
 
     def unusable_checkpoint(self, reason: str = "") -> InputFileError:
-        """Return the refusal of the checkpoint, with the way out."""
+        """Return the error for a damaged checkpoint."""
         return InputFileError(
             f"{self._checkpoint} must be as it was written{reason}. Remove it to start again."
         )
@@ -166,7 +166,7 @@ class RunFolder:
 
 
 def run_name(config: Configuration) -> str:
-    """Return the name of a run: the hash of its configuration, whatever the order of its keys.
+    """Return the name of a run: the hash of its configuration, in any order of keys.
 
     >>> run_name({"a": 1, "b": [2.0]}) == run_name({"b": [2.0], "a": 1})
     True
@@ -176,9 +176,9 @@ def run_name(config: Configuration) -> str:
 
 
 def _require_named(config: Configuration) -> None:
-    """Refuse a configuration with a part that has no name, such as a lambda.
+    """Raise an error for a configuration with an unnamed part, such as a lambda.
 
-    Two runs that differ in that part would be taken for one.
+    Two runs that differ only in that part would share a folder.
     """
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -186,14 +186,14 @@ def _require_named(config: Configuration) -> None:
                 raise ArgumentError(
                     "folder",
                     f"must be None for this run, because its part `{key}` "
-                    f"({value[OPAQUE]}) cannot be told from another of its kind. Make it a named "
-                    "function or plain numbers.",
+                    f"({value[OPAQUE]}) has no name that identifies it. Use a named function or "
+                    "plain numbers.",
                 )
             _require_named(value)
 
 
 def environment() -> dict[str, str]:
-    """Return what a result may depend on besides its configuration."""
+    """Return the versions and the machine, on which a result may also depend."""
     return dict(_environment())
 
 
@@ -204,10 +204,10 @@ def _environment() -> dict[str, str]:
 
 
 def require_configuration(path: Path, config: Configuration) -> None:
-    """Write the configuration to a file, or refuse when another one is there.
+    """Write the configuration to a file; raise an error if the file has another one.
 
     Args:
-        path: the file, `config.json` or of another name.
+        path: the file.
         config: plain numbers, strings, lists and mappings.
     """
     if not path.exists():
@@ -219,7 +219,7 @@ def require_configuration(path: Path, config: Configuration) -> None:
         listing = "\n".join(f"  {line}" for line in differing)
         raise ConfigurationError(
             f"{path.parent} must keep its configuration, but this one differs:\n{listing}\n"
-            "Choose another folder, or ask for the same."
+            "Choose another folder, or use the same configuration."
         )
 
 
@@ -255,15 +255,15 @@ def _archive(arrays: Arrays) -> bytes:
 def _require_files(path: Path, *names: str) -> None:
     for name in names:
         if not (path / name).is_file():
-            raise InputFileError(f"{path} must hold a finished run, but has no {name}. {_AGAIN}")
+            raise InputFileError(f"{path} must contain a finished run, but has no {name}. {_AGAIN}")
 
 
 def _require_alike(there: Arrays, like: Arrays) -> None:
-    """Refuse arrays with other names, shapes or types, or a step that the run does not have."""
+    """Raise an error for arrays with other names, shapes or dtypes, or an invalid step."""
     for name in sorted(there.keys() | like.keys()):
         right, own = (_type(arrays.get(name)) for arrays in (like, there))
         if own != right:
-            raise ValueError(f"'{name}' is {own} where {right} belongs")
+            raise ValueError(f"'{name}' is {own} instead of {right}")
     if "step" in like and not 0 < int(there["step"]) <= int(like["step"]):
         raise ValueError(f"its step is {int(there['step'])} of {int(like['step'])}")
 
@@ -284,11 +284,13 @@ def _config(path: Path) -> dict[str, object]:
     return _stored_config(path / "config.json", _AGAIN)
 
 
-def _stored_config(path: Path, way_out: str) -> dict[str, object]:
+def _stored_config(path: Path, suggestion: str) -> dict[str, object]:
     try:
         return json_object(path, _LARGEST, parse_constant=_no_constant)
     except ValueError as problem:
-        raise InputFileError(f"{path} must hold a JSON object, but {problem}. {way_out}") from None
+        raise InputFileError(
+            f"{path} must contain a JSON object, but {problem}. {suggestion}"
+        ) from None
 
 
 def _no_constant(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Prompts that never sit in memory: their attention, summed up block by block."""
+"""Attention over prompts that do not fit in memory, block by block in one pass."""
 
 from promptlimit.storage import Progress as Progress
 from promptlimit.streaming._prompts import Generated as Generated

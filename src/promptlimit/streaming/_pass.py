@@ -1,4 +1,4 @@
-"""The pass over a prompt: rounds of blocks on all devices, and the prefixes that end on the way."""
+"""The pass over a prompt: rounds of blocks on all devices, and the prefixes that end in them."""
 
 import time
 import warnings
@@ -20,113 +20,118 @@ from promptlimit.streaming._sums import TiltedSums
 def all_sums(
     request: StreamRequest, saver: Saver, watch: Watcher | None
 ) -> list[tuple[int, TiltedSums]]:
-    """Return the sums over each prefix and the whole prompt, by length.
+    """Return the sums over each prefix and over the whole prompt, ordered by length.
 
     Args:
-        request: what is asked.
-        saver: where the state of the pass is kept.
-        watch: what is told how far things are.
+        request: the validated arguments of `stream`.
+        saver: loads and saves the state of the pass.
+        watch: called with the progress after each round.
     """
     state, finished = saver.load()
-    pace = _Pace(request, state.blocks)
-    begun = None if finished else _begun(request, state.blocks)
-    while begun is not None:
+    first, begun = state.blocks, time.perf_counter()
+
+    def rate() -> float:
+        tokens = (state.blocks - first) * request.block
+        return tokens / max(time.perf_counter() - begun, 1e-9)
+
+    current = None if finished else _launch_round(request, first)
+    while current is not None:
         if watch is not None:
-            watch(pace.progress(state.blocks))
-        # The devices go on with the next round while this host adds up the last one.
-        following = None if begun.ended else _begun(request, begun.first + begun.whole)
-        _finish(request, state, begun)
+            watch(Progress(state.blocks * request.block, request.prompt.length, rate()))
+        # The devices compute the next round while this host adds the sums of the current one.
+        following = None if current.is_last else _launch_round(request, current.end)
+        _finish(request, state, current)
         saver.save(state, finished=following is None)
-        begun = following
+        current = following
     total = max(state.prefixes)
     beyond = [length for length in request.lengths if length > total]
     if beyond:
         warnings.warn(
-            f"The prompt ended after {total} tokens: there is nothing at the lengths {beyond}.",
+            f"The prompt ended after {total} tokens, before the lengths {beyond}.",
             UserWarning,
             stacklevel=4,
         )
     if watch is not None:
-        watch(Progress(total, total, pace.progress(state.blocks).rate))
+        watch(Progress(total, total, rate()))
     return sorted(state.prefixes.items())
 
 
 class _Round(NamedTuple):
-    """A chunk for every device, under way.
+    """A round in progress: one chunk of blocks per device.
 
     Attributes:
         first: the number of its first block.
-        whole: how many whole blocks it has.
-        ended: whether the prompt ends here.
-        cuts: the prefixes that end here.
+        end: the number of the block after its last whole block.
+        is_last: whether the prompt ends in it.
+        cuts: the prefix lengths that end in it.
         blocks: waits for the sums over the whole blocks.
-        tails: waits for the sums over the last, partial block of those prefixes that have one.
+        tails: waits for the sums over the last, partial block of each prefix that has one.
     """
 
     first: int
-    whole: int
-    ended: bool
+    end: int
+    is_last: bool
     cuts: list[int]
     blocks: Callable[[], list[TiltedSums]]
     tails: Callable[[], dict[int, TiltedSums]]
 
 
-def _begun(request: StreamRequest, first: int) -> _Round:
-    """Let the devices begin with the blocks from `first` on."""
+def _launch_round(request: StreamRequest, first: int) -> _Round:
+    """Launch the blocks from number `first` on."""
     block, size = request.block, active_devices().size
     start = first * block
     most = start + size * request.capacity
     stop = request.prompt.reach(start, most)
-    ended = stop < most
+    is_last = stop < most
     cuts = {length for length in request.lengths if start < length <= stop}
-    if ended:
+    if is_last:
         cuts.add(stop)
-    whole = (stop - start) // block
+    end = stop // block
     return _Round(
         first,
-        whole,
-        ended,
+        end,
+        is_last,
         sorted(cuts),
-        _whole_blocks(request, first, whole),
+        _whole_blocks(request, first, end),
         _partial_blocks(request, [length for length in sorted(cuts) if length % block]),
     )
 
 
-def _finish(request: StreamRequest, state: PassState, begun: _Round) -> None:
-    """Wait for a round, and add it to the state."""
-    tails = begun.tails()
-    for number, sums in enumerate([*begun.blocks(), None], begun.first):
+def _finish(request: StreamRequest, state: PassState, current: _Round) -> None:
+    """Wait for a round and add it to the state."""
+    tails = current.tails()
+    for number, sums in enumerate([*current.blocks(), None], current.first):
         at = number * request.block
-        for length in begun.cuts:
+        for length in current.cuts:
             if at <= length < at + request.block:
                 state.prefixes[length] = state.tree.total(tails.get(length, request.none))
         if sums is not None:
             state.tree.add(number, sums)
-    state.blocks += begun.whole
+    state.blocks = current.end
 
 
-def _whole_blocks(request: StreamRequest, first: int, count: int) -> Callable[[], list[TiltedSums]]:
-    """Let the devices sum over so many whole blocks."""
-    if count == 0:
+def _whole_blocks(request: StreamRequest, first: int, end: int) -> Callable[[], list[TiltedSums]]:
+    """Launch the sums over the whole blocks from `first` to `end`."""
+    if end == first:
         return list
-    block, share = request.block, request.task.blocks
+    block, share = request.block, request.shared.blocks
     starts = [(first + i * share) * block for i in range(active_devices().size)]
-    valid = [min(max(first + count - start // block, 0), share) * block for start in starts]
-    wait = _on_devices(request, starts, valid)
+    valid = [min(max(end - start // block, 0), share) * block for start in starts]
+    wait = _launch(request, starts, valid)
     return lambda: [sums for device in wait() for sums in device]
 
 
 def _partial_blocks(
     request: StreamRequest, lengths: Sequence[int]
 ) -> Callable[[], dict[int, TiltedSums]]:
-    """Let the devices sum over what prefixes have of their last block."""
+    """Launch the sums over the last, partial block of each prefix."""
     size, waiting = active_devices().size, []
     for i in range(0, len(lengths), size):
         some = lengths[i : i + size]
         idle = [0] * (size - len(some))
         starts = [length - length % request.block for length in some]
         valid = [length % request.block for length in some]
-        waiting.append((some, _on_devices(request, starts + idle, valid + idle)))
+        waiting.append((some, _launch(request, starts + idle, valid + idle)))
 
     def tail_sums() -> dict[int, TiltedSums]:
         return {
@@ -138,15 +143,15 @@ def _partial_blocks(
     return tail_sums
 
 
-def _on_devices(
+def _launch(
     request: StreamRequest, starts: list[int], valid: list[int]
 ) -> Callable[[], list[list[TiltedSums]]]:
-    """Let each device sum over the blocks of its tokens; return what waits for the sums."""
+    """Launch the sums over the blocks of each device's tokens; return a function that waits."""
 
     def part(device: int) -> BlockPart:
         return request.prompt.part(starts[device], valid[device], request.capacity)
 
-    wait = launch(block_sums, request.task, part)
+    wait = launch(block_sums, request.shared, part)
 
     def device_sums() -> list[list[TiltedSums]]:
         sums = TiltedSums(*wait())
@@ -164,16 +169,3 @@ def _on_devices(
         return rows
 
     return device_sums
-
-
-class _Pace:
-    """How fast tokens are read."""
-
-    def __init__(self, request: StreamRequest, blocks: int):
-        self._request, self._first = request, blocks
-        self._start = time.perf_counter()
-
-    def progress(self, blocks: int) -> Progress:
-        tokens = (blocks - self._first) * self._request.block
-        rate = tokens / max(time.perf_counter() - self._start, 1e-9)
-        return Progress(blocks * self._request.block, self._request.prompt.length, rate)

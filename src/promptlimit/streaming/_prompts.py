@@ -1,4 +1,4 @@
-"""Prompts that are never whole in memory, as the host sees them: parts for the devices to sum."""
+"""Prompts of any length, read by the host in parts that the devices sum."""
 
 import abc
 import dataclasses
@@ -30,19 +30,19 @@ from promptlimit.streaming._sources import (
 )
 
 LONGEST = 2**31 * LEAF
-"""Tokens that can be counted: about 9e12."""
+"""The longest prompt, about 9e12 tokens: 32 bits number the leaves."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """A prompt of tokens drawn from a measure, each a function of the key and its place alone.
+    """A prompt of tokens drawn from a measure; token i depends only on the key and on i.
 
-    Gaussian tokens are drawn in single precision by counter, any others by the measure's own
-    `sample`, so many at a time.
+    Gaussian tokens are drawn in single precision by counter, all others by the measure's `sample`
+    in groups of 4096.
 
     Args:
         measure: the law of a token.
-        length: how many tokens, a whole number up to 2^43.
+        length: the number of tokens, up to 2^43.
         key: randomness.
 
     >>> import jax, promptlimit as pl
@@ -61,38 +61,38 @@ class Generated:
 
 
 def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """Return a random key, a typed one for one of the older kind, or refuse none and several."""
+    """Return one typed random key, also for a key of the older untyped kind."""
     require_random_key(key)
     if key is None:
         raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
     typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
     if typed.shape:
-        raise ArgumentError("key", f"must be one random key, got {list(typed.shape)} of them.")
+        raise ArgumentError(
+            "key", f"must be one random key, got an array of shape {list(typed.shape)}."
+        )
     return typed
 
 
 def require_length(name: str, length: Number) -> int:
-    """Return a number of tokens as an integer, or say why it is none."""
+    """Return a number of tokens as an integer."""
     real = isinstance(length, Real | np.ndarray | jax.Array) and np.ndim(length) == 0
     number = float(length if real else math.nan)
     if not (number.is_integer() and 1 <= number <= LONGEST):
-        raise ArgumentError(
-            name, f"must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts tokens."
-        )
+        raise ArgumentError(name, f"must be a whole number from 1 to {LONGEST:.3g}, got {length}.")
     return int(length)
 
 
 class AbstractPrompt(abc.ABC):
-    """What tells the devices which tokens to sum.
+    """A prompt as a sequence of parts for the devices.
 
     Attributes:
-        dim: of a token.
-        dtype: in what precision tokens are read.
-        length: how many tokens there are; None when only the end will tell.
-        matrix: $A$, and
-        shift: $b$, of the coordinates $z=Au+b$ in which the source gives tokens.
-        source: what makes tokens on a device.
-        description: plain values that tell this prompt from another.
+        dim: the dimension of a token.
+        dtype: the precision of the sums over a leaf.
+        length: the number of tokens; None when it is not known in advance.
+        matrix: $A$ of the coordinates $z=Au+b$ of the source.
+        shift: $b$ of the same coordinates.
+        source: the source of tokens on a device.
+        description: plain values that identify this prompt.
     """
 
     dim: int
@@ -105,15 +105,15 @@ class AbstractPrompt(abc.ABC):
 
     @abc.abstractmethod
     def reach(self, start: int, stop: int) -> int:
-        """Return how many tokens there are before `stop`; those before `start` are not needed."""
+        """Return where the prompt ends, at most `stop`; tokens before `start` may be dropped."""
 
     @abc.abstractmethod
     def part(self, start: int, valid: int, capacity: int) -> BlockPart:
-        """Return so many tokens from `start` on, with room for `capacity`."""
+        """Return `valid` tokens from `start` on, padded to `capacity`."""
 
 
 def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
-    """Return what a user passed as a prompt: generated, an array, a file, or blocks to come."""
+    """Return the prompt that a user passed: generated, an array, a file or an iterable."""
     if isinstance(prompt, Generated):
         return _DrawnTokens(prompt)
     if isinstance(prompt, str | Path):
@@ -125,18 +125,18 @@ def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
             raise ArgumentError(
                 "prompt",
                 "must be generated, an array or a file in a run of several processes, got "
-                f"{type(prompt).__name__}: blocks that come one after the other cannot be shared.",
+                f"{type(prompt).__name__}, which only one process can read.",
             )
         return _Arriving(iter(prompt))
     raise ArgumentError(
         "prompt",
         "must be a `Generated`, an array [length, dim], the path of a .npy file or an "
-        f"iterable of blocks of tokens, got {type(prompt).__name__}.",
+        f"iterable of blocks [n, dim], got {type(prompt).__name__}.",
     )
 
 
 class _DrawnTokens(AbstractPrompt):
-    """Tokens that the devices draw themselves."""
+    """Tokens that the devices draw."""
 
     def __init__(self, prompt: Generated):
         measure = prompt.measure
@@ -175,7 +175,7 @@ def _root(covariance: np.ndarray) -> np.ndarray:
 
 
 class _Held(AbstractPrompt):
-    """Tokens in an array, which may lie in a file."""
+    """Tokens in an array, possibly memory-mapped."""
 
     def __init__(self, tokens: np.ndarray):
         self._tokens = tokens
@@ -193,24 +193,24 @@ class _Held(AbstractPrompt):
 
     def part(self, start: int, valid: int, capacity: int) -> BlockPart:
         rows = np.asarray(self._tokens[start : start + valid], self.dtype)
-        return _part(start, valid, _with_room(rows, capacity))
+        return _part(start, valid, _padded(rows, capacity))
 
 
 def _rows(block: object) -> np.ndarray:
-    """Return tokens that a user passed as an array."""
+    """Return tokens as a NumPy array."""
     require_unmasked("prompt", block)
     return np.asarray(block)
 
 
 class _Arriving(AbstractPrompt):
-    """Tokens in blocks of any size, one block after the other."""
+    """Tokens from an iterator over blocks of any size."""
 
     def __init__(self, blocks: Iterator[Any]):
         self._blocks, self._start, self._stop = blocks, 0, 0
         self._kept: list[np.ndarray] = []
         first = next((rows for rows in map(_rows, blocks) if rows.shape[:1] != (0,)), None)
         if first is None:
-            raise ArgumentError("prompt", "must hold at least one block of tokens, got none.")
+            raise ArgumentError("prompt", "must contain at least one token, got none.")
         _readable("prompt", first)
         self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
         _require_finite(first[:1], 0)
@@ -234,7 +234,7 @@ class _Arriving(AbstractPrompt):
             if rows.ndim != 2 or rows.shape[1] != self.dim:
                 raise ArgumentError(
                     "prompt",
-                    f"must hold blocks [n, {self.dim}], got one of shape "
+                    f"must yield blocks [n, {self.dim}], got one of shape "
                     f"{list(rows.shape)} after {self._stop} tokens.",
                 )
             self._keep(_readable("prompt", rows) if len(rows) else rows)
@@ -242,13 +242,13 @@ class _Arriving(AbstractPrompt):
         if self._stop < start:
             raise ArgumentError(
                 "prompt",
-                f"must come again from its first token to go on at token {start}, but it "
+                f"must start again from its first token to resume at token {start}, but it "
                 f"ended after {self._stop}. Pass the same blocks again, or choose another folder.",
             )
         return min(stop, self._stop)
 
     def _drop(self, start: int) -> None:
-        """Forget blocks that end before `start`."""
+        """Drop blocks that end before `start`."""
         while self._kept and self._start + len(self._kept[0]) <= start:
             self._start += len(self._kept.pop(0))
 
@@ -258,17 +258,17 @@ class _Arriving(AbstractPrompt):
             rows.append(block[max(0, start - at) : max(0, start + valid - at)])
             at += len(block)
         together = np.concatenate([*rows, np.zeros((0, self.dim), self.dtype)])
-        return _part(start, valid, _with_room(together, capacity))
+        return _part(start, valid, _padded(together, capacity))
 
 
 def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
     return BlockPart(np.array(start // LEAF, np.uint32), np.array(valid, np.int32), tokens)
 
 
-def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the rows, and the last one again and again up to so many; zeros after no rows.
+def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
+    """Return `capacity` rows: these, then copies of the last one, or zeros without rows.
 
-    Others might be so far from the last leaf that products of theirs overflow.
+    Rows far from the tokens of the last leaf could overflow in products.
     """
     if len(rows) == capacity:
         return rows
@@ -277,31 +277,27 @@ def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _fingerprint(tokens: np.ndarray) -> dict[str, object]:
-    """Return what tells some tokens from others."""
+    """Return the dtype and a digest of some tokens."""
     digest = hashlib.sha256(np.ascontiguousarray(tokens).tobytes()).hexdigest()
     return {"dtype": str(tokens.dtype), "digest": digest}
 
 
 def stored_length(path: Path) -> int:
-    """Return how many tokens a .npy file holds, without reading them."""
+    """Return the number of tokens in a .npy file, without reading them."""
     return len(_mapped(path))
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """Return the array in a .npy file, without reading it."""
+    """Return the memory-mapped array of a .npy file."""
     try:
-        with path.open("rb") as file:
-            magic = file.read(6)
-        if magic.startswith(b"PK"):
-            raise InputFileError(f"`prompt` must be one array (.npy), got the archive {path}.")
-        if magic != b"\x93NUMPY":
-            raise ValueError(f"{path} is none")
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except InputFileError:
-        raise
-    except Exception as problem:  # a damaged or hostile file may raise anything
+        stored = np.lib.format.open_memmap(path, mode="r")
+    except OSError as problem:
         raise InputFileError(
             f"`prompt` must be the path of an array saved by numpy.save, but {problem}"
+        ) from None
+    except Exception:  # a damaged or hostile file may raise anything
+        raise InputFileError(
+            f"`prompt` must be the path of one array of numbers saved by numpy.save, got {path}."
         ) from None
     return _readable("prompt", stored)
 
@@ -309,15 +305,15 @@ def _mapped(path: Path) -> np.ndarray:
 def _readable(name: str, tokens: np.ndarray) -> np.ndarray:
     if tokens.ndim != 2 or 0 in tokens.shape:
         raise ArgumentError(
-            name, f"must hold tokens, one a row, got an array of shape {list(tokens.shape)}."
+            name, f"must have one token per row, got an array of shape {list(tokens.shape)}."
         )
     if tokens.dtype.kind not in "fiub":
-        raise ArgumentError(name, f"must hold real numbers, got dtype {tokens.dtype}.")
+        raise ArgumentError(name, f"must contain real numbers, got dtype {tokens.dtype}.")
     return tokens
 
 
 def _precision(dtype: np.dtype) -> np.dtype:
-    """Return in what precision tokens are read: half and single as single, the rest as double."""
+    """Return the precision of sums: single for half and single precision, double otherwise."""
     single = dtype.kind == "f" and dtype.itemsize <= 4
     return np.dtype(np.float32 if single else np.float64)
 
@@ -328,9 +324,9 @@ def _require_finite(tokens: np.ndarray, start: int) -> None:
 
 
 def not_finite(start: int, stop: int) -> ValueError:
-    """Return what to raise about tokens that are infinite or NaN, or too large for their scores."""
+    """Return the error for tokens that are infinite or NaN, or whose scores overflow."""
     return ArgumentError(
         "prompt",
-        f"must hold finite tokens with finite scores, got others among tokens {start} to "
+        f"must have finite tokens with finite scores, got others among tokens {start} to "
         f"{stop - 1}. Remove them, or use a wider dtype.",
     )

@@ -1,4 +1,4 @@
-"""What a user asks of a stream, checked before any token is read."""
+"""The arguments of `stream`, checked before any token is read."""
 
 import dataclasses
 from itertools import pairwise
@@ -10,79 +10,73 @@ from promptlimit._arrays import ArrayLike, as_float64, require_unmasked, require
 from promptlimit._configuration import description
 from promptlimit._inputs import float_array, in_double, to_device
 from promptlimit._version import __version__
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices
-from promptlimit.streaming._blocks import Task, is_bounded
+from promptlimit.streaming._blocks import SharedInputs
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import AbstractPrompt, Generated, as_prompt, require_length
 from promptlimit.streaming._sums import TiltedSums, no_sums, triangle
 
 
-def platform_at_work() -> str:
-    """Return what the devices are."""
+def active_platform() -> str:
+    """Return the platform of the active devices, such as "cpu"."""
     return active_devices().mesh.devices.flat[0].platform
 
 
-def leaves_of_a_block(platform: str) -> int:
-    """Return what fills a device; another number gives other bits."""
+def leaves_per_block(platform: str) -> int:
+    """Return how many leaves fill a device; another number changes the last bits of results."""
     return 32 if platform == "cpu" else 4096
 
 
 def most_blocks(platform: str) -> int:
-    """Return how many blocks a device can do at a time: their tokens must be counted."""
-    return 2**31 // (leaves_of_a_block(platform) * LEAF) - 1
+    """Return the most blocks per device and round: a 32-bit integer counts their tokens."""
+    return 2**31 // (leaves_per_block(platform) * LEAF) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamRequest:
-    r"""A prompt to read, and what is asked about it.
+    r"""The validated arguments of `stream`.
 
     Attributes:
-        attention: the head, as it was given.
-        key_query: $U$.
-        value: $V$.
+        attention: the attention that was passed.
+        head: the same as one head, in double precision.
         prompt: the tokens.
-        queries: one a row.
-        tilts: $A^\top Uz$, one for each query, in the coordinates and the precision of the
-            prompt's source; then zero, when linear attention is asked for.
-        lengths: prefixes.
-        covariance: whether tilted covariances are wanted.
-        linear: whether linear attention is wanted.
-        is_linear: whether the attention asked about is linear itself.
-        task: what devices are told.
+        queries: one per row.
+        lengths: prefix lengths.
+        covariance: whether to return tilted covariances.
+        linear: whether to compute linear attention.
+        shared: the inputs of the devices. Its tilts are $A^\top Uz$, one per query, in the
+            coordinates and the precision of the source; then zero, for linear attention.
     """
 
     attention: AbstractAttention
-    key_query: np.ndarray
-    value: np.ndarray
+    head: AbstractHead
     prompt: AbstractPrompt
     queries: np.ndarray
-    tilts: np.ndarray
     lengths: tuple[int, ...]
     covariance: bool
     linear: bool
-    is_linear: bool
-    task: Task
+    shared: SharedInputs
 
     @property
     def block(self) -> int:
-        """How many tokens a block has."""
-        return self.task.leaves * LEAF
+        """Tokens per block."""
+        return self.shared.leaves * LEAF
 
     @property
     def capacity(self) -> int:
-        """How many tokens a device takes at a time."""
-        return self.task.blocks * self.block
+        """Tokens per device and round."""
+        return self.shared.blocks * self.block
 
     @property
     def none(self) -> TiltedSums:
         """The sums over no tokens."""
-        tilts, dim = self.tilts.shape
-        return no_sums(tilts, dim, triangle(dim) if self.task.second else 0)
+        tilts, dim = self.shared.tilts.shape
+        return no_sums(tilts, dim, triangle(dim) if self.shared.second else 0)
 
     def config(self) -> dict[str, object]:
-        """What decides the bits of the result, as plain numbers and strings."""
+        """Everything that determines the bits of the result, as plain numbers and strings."""
         return {
             "what": "stream",
             "version": __version__,
@@ -90,10 +84,10 @@ class StreamRequest:
             "queries": self.queries.tolist(),
             "prompt": self.prompt.description,
             "lengths": list(self.lengths),
-            "second": self.task.second,
+            "second": self.shared.second,
             "linear": self.linear,
             "block": self.block,
-            "platform": self.task.platform,
+            "platform": self.shared.platform,
         }
 
 
@@ -107,7 +101,7 @@ def checked_request(
     linear: bool,
     chunk: int | None,
 ) -> StreamRequest:
-    """Return the request, or say in one sentence what is wrong with it; inside `enable_x64`."""
+    """Return the validated arguments; call it inside `enable_x64`."""
     head = in_double(attention).single_head()
     if head is None:
         raise ArgumentError(
@@ -115,68 +109,56 @@ def checked_request(
             f"must be one head, got {type(attention).__name__}. Stream its heads one "
             "by one: the output is their sum.",
         )
-    key_query, value = as_float64(head.key_query), as_float64(head.value)
-    asked = np.asarray(float_array("queries", queries, rank=2), np.float64)
-    if asked.shape[1] != attention.query_dim or not len(asked):
+    points = np.asarray(float_array("queries", queries, rank=2), np.float64)
+    if points.shape[1] != attention.query_dim or not len(points):
         raise ArgumentError(
             "queries",
-            f"must have shape [n, {attention.query_dim}], one a row, got {list(asked.shape)}.",
+            f"must have shape [n, {attention.query_dim}], one query per row, "
+            f"got {list(points.shape)}.",
         )
-    wanted = _increasing(lengths)
-    platform = platform_at_work()
+    prefixes = _increasing(lengths)
+    platform = active_platform()
     tokens = as_prompt(prompt, active_devices().hosts)
     if tokens.dim != attention.token_dim:
         raise ArgumentError(
             "prompt",
-            f"must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {tokens.dim}.",
+            f"must have tokens of dimension {attention.token_dim}, as the attention does, "
+            f"got {tokens.dim}.",
         )
-    if tokens.length is not None and wanted and wanted[-1] > tokens.length:
+    if tokens.length is not None and prefixes and prefixes[-1] > tokens.length:
         raise ArgumentError(
             "lengths",
-            f"must be at most {tokens.length}, the length of the prompt, got {wanted[-1]}.",
+            f"must be at most {tokens.length}, the length of the prompt, got {prefixes[-1]}.",
         )
-    is_linear = head.kernel == "linear"
-    linear = linear or is_linear
-    tilts = asked @ key_query.T @ tokens.matrix
+    linear = linear or head.kernel == "linear"
+    tilts = points @ as_float64(head.key_query).T @ tokens.matrix
     tilts = np.concatenate([tilts, np.zeros((int(linear), tokens.dim))]).astype(tokens.dtype)
-    task = Task(
+    shared = SharedInputs(
         tokens.source,
         to_device(tilts),
-        leaves_of_a_block(platform),
-        _chunk(chunk, platform, sent=not isinstance(prompt, Generated)),
+        leaves_per_block(platform),
+        _blocks_per_round(chunk, platform, drawn=isinstance(prompt, Generated)),
         covariance or linear,
-        is_bounded(tokens.source, tilts),
         platform,
     )
-    return StreamRequest(
-        attention,
-        key_query,
-        value,
-        tokens,
-        asked,
-        tilts.astype(np.float64),
-        wanted,
-        covariance,
-        linear,
-        is_linear,
-        task,
-    )
+    return StreamRequest(attention, head, tokens, points, prefixes, covariance, linear, shared)
 
 
 def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
     require_unmasked("lengths", lengths)
     listed = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
-    wanted = tuple(require_length("lengths", length) for length in listed)
-    if any(later <= earlier for earlier, later in pairwise(wanted)):
-        raise ArgumentError("lengths", f"must increase, got {list(wanted)}. Sort them, each once.")
-    return wanted
+    prefixes = tuple(require_length("lengths", length) for length in listed)
+    if any(later <= earlier for earlier, later in pairwise(prefixes)):
+        raise ArgumentError(
+            "lengths", f"must increase, got {list(prefixes)}. Sort them, each once."
+        )
+    return prefixes
 
 
-def _chunk(chunk: int | None, platform: str, *, sent: bool) -> int:
-    """Return how many blocks a device does between two looks from the host; changes no bit."""
-    if chunk is None and platform == "cpu":
+def _blocks_per_round(chunk: int | None, platform: str, *, drawn: bool) -> int:
+    """Return the number of blocks a device sums per round; changes no bit."""
+    if chunk is not None:
+        return require_whole("chunk", chunk, 1, most_blocks(platform), note=" It counts blocks.")
+    if platform == "cpu":
         return 8
-    if chunk is None:
-        return 1 if sent else 16
-    return require_whole("chunk", chunk, 1, most_blocks(platform), note=" It counts blocks.")
+    return 16 if drawn else 1

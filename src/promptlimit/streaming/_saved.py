@@ -1,4 +1,4 @@
-"""The state of a pass on disk: written whole, by one process, and never another pass's."""
+"""The state of a pass and its checkpoints, written atomically by one process."""
 
 import contextlib
 import dataclasses
@@ -12,17 +12,16 @@ from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, from_writer
 from promptlimit.storage import RunFolder
 from promptlimit.streaming._request import StreamRequest
-from promptlimit.streaming._sums import TiltedSums, stacked
-from promptlimit.streaming._tree import BlockTree
+from promptlimit.streaming._sums import BlockTree, TiltedSums, stack_sums, unstack_sums
 
 
 @dataclasses.dataclass
 class PassState:
-    """What a pass is between two rounds: enough to go on to the identical bits.
+    """The state between two rounds: enough to resume to the identical bits.
 
     Attributes:
         tree: the sums so far.
-        blocks: how many blocks are in them.
+        blocks: the number of blocks in them.
         prefixes: the sums over prefixes that ended, by length.
     """
 
@@ -30,9 +29,27 @@ class PassState:
     blocks: int = 0
     prefixes: dict[int, TiltedSums] = dataclasses.field(default_factory=dict)
 
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the state as named arrays."""
+        lengths = sorted(self.prefixes)
+        return {
+            **self.tree.to_arrays(),
+            **stack_sums([self.prefixes[length] for length in lengths], "found."),
+            "lengths": np.array(lengths, np.int64),
+            "blocks": np.array(self.blocks, np.int64),
+        }
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, np.ndarray]) -> "PassState":
+        """Return the state with the arrays of `to_arrays`."""
+        lengths = arrays["lengths"].astype(np.int64).tolist()
+        found = unstack_sums(arrays, "found.", len(lengths))
+        prefixes = dict(zip(lengths, found, strict=True))
+        return PassState(BlockTree.from_arrays(arrays), int(arrays["blocks"]), prefixes)
+
 
 class Saver:
-    """Keeps the state of one pass in a folder; nowhere, when there is none."""
+    """Saves the state of one pass in a folder; does nothing without a folder."""
 
     def __init__(self, folder: str | Path | None, request: StreamRequest, every: float):
         if not every > 0:
@@ -43,7 +60,7 @@ class Saver:
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Keep other processes out of the folder; only the one that writes asks."""
+        """Lock the folder; only the process that writes takes the lock."""
         if self._run is None or not active_devices().writes:
             yield
             return
@@ -51,13 +68,13 @@ class Saver:
             yield
 
     def load(self) -> tuple[PassState, bool]:
-        """Return the state to go on from, and whether there is nothing left to do."""
+        """Return the state to resume from, and whether the pass is already finished."""
         run = self._run
         if run is None:
             return PassState(), False
         arrays = from_writer(lambda: self._arrays(run))
         finished = bool(arrays.pop("finished"))
-        return (_state(arrays) if arrays else PassState()), finished
+        return (PassState.from_arrays(arrays) if arrays else PassState()), finished
 
     def _arrays(self, run: RunFolder) -> dict[str, np.ndarray]:
         if run.finished:
@@ -73,7 +90,7 @@ class Saver:
         """Return whether a pass over this prompt may have written these arrays."""
         shapes = [np.shape(x) for x in self._request.none]
         try:
-            state = _state(arrays)
+            state = PassState.from_arrays(arrays)
             sums = [*state.tree.nodes.values(), *state.prefixes.values()]
             fits = all([np.shape(x) for x in one] == shapes for one in sums)
             fits = fits and all(np.isfinite(x).all() for one in sums for x in one)
@@ -82,31 +99,11 @@ class Saver:
             return False
 
     def save(self, state: PassState, *, finished: bool) -> None:
-        """Keep the state, when it is time, and the result when it is the last."""
+        """Save the result of a finished pass, or a checkpoint when one is due."""
         if self._run is None or not active_devices().writes:
             return
         if finished:
-            self._run.save(_packed(state))
+            self._run.save(state.to_arrays())
         elif time.monotonic() - self._saved >= self._every:
-            self._run.checkpoint(_packed(state))
+            self._run.checkpoint(state.to_arrays())
             self._saved = time.monotonic()
-
-
-def _packed(state: PassState) -> dict[str, np.ndarray]:
-    lengths = sorted(state.prefixes)
-    columns = stacked([state.prefixes[length] for length in lengths])
-    return {
-        **state.tree.packed(),
-        **{f"found.{name}": column for name, column in columns.items()},
-        "lengths": np.array(lengths, np.int64),
-        "blocks": np.array(state.blocks, np.int64),
-    }
-
-
-def _state(arrays: Mapping[str, np.ndarray]) -> PassState:
-    lengths = arrays["lengths"].astype(np.int64).tolist()
-    prefixes = {
-        length: TiltedSums(*(arrays[f"found.{name}"][i] for name in TiltedSums._fields))
-        for i, length in enumerate(lengths)
-    }
-    return PassState(BlockTree.unpacked(arrays), int(arrays["blocks"]), prefixes)

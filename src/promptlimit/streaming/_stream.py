@@ -1,21 +1,24 @@
 """Attention on a prompt of any length, at many of its prefixes, in one pass."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from promptlimit._arrays import ArrayLike
+from promptlimit._arrays import ArrayLike, as_float64
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, agreed
 from promptlimit.results import StreamedAttention
 from promptlimit.storage import Watcher, run_name, watching
+from promptlimit.streaming._leaves import symmetric
 from promptlimit.streaming._pass import all_sums
-from promptlimit.streaming._readings import streamed_attention
+from promptlimit.streaming._prompts import AbstractPrompt
 from promptlimit.streaming._request import StreamRequest, checked_request
 from promptlimit.streaming._saved import Saver
+from promptlimit.streaming._sums import TiltedSums
 
 
 def stream(
@@ -31,27 +34,27 @@ def stream(
     every: float = 30.0,
     watch: Watcher | bool | None = True,
 ) -> StreamedAttention:
-    r"""Return what attention does with the first L tokens of a prompt that need not fit in memory.
+    r"""Return attention over the first L tokens of a prompt that need not fit in memory.
 
-    Tokens are summed up in leaves of 4096, leaves in double precision along one fixed binary tree.
-    So a prefix has the same bits as a prompt that ends there, and neither the number of devices or
-    processes (see `use_devices`) nor the sizes of blocks or chunks change any. Another kind of
+    Tokens are summed in leaves of 4096, and leaves in double precision along one fixed binary tree.
+    So a prefix has the same bits as a prompt that ends there, and the number of devices or
+    processes (see `use_devices`) and the sizes of blocks and chunks change no bit. Another kind of
     device may round differently.
 
     Args:
-        attention: one head; softmax or linear.
-        prompt: a `Generated`, an array [length, token_dim] (one that is mapped into memory stays
-            in its file), the path of a .npy file, or an iterable of blocks [n, token_dim] of any
-            sizes. Single precision is read in single, all else in double.
+        attention: one head, softmax or linear.
+        prompt: a `Generated`, an array [length, token_dim] (a memory-mapped array stays in its
+            file), the path of a .npy file, or an iterable of blocks [n, token_dim] of any sizes.
+            Tokens in half or single precision are summed in single, all others in double.
         queries: [q, query_dim].
-        lengths: prefixes to read at, increasing; the whole prompt is always read, and last.
-        covariance: whether to sum up second moments too, which is half of the work.
-        linear: whether to read the same tokens by linear attention as well.
-        chunk: blocks that a device does at a time; a matter of speed and memory alone.
-        folder: where the sums so far are kept; a stream that was killed goes on from there. Blocks
-            from an iterable must then come again from the first one. Prompts are known by their
-            first tokens, 4096 of them; those in memory or in a file by their last ones, too.
-        every: seconds between two times of saving.
+        lengths: increasing prefix lengths. The whole prompt is always included, as the last length.
+        covariance: whether to compute second moments too, which is half of the work.
+        linear: whether to compute linear attention over the same tokens as well.
+        chunk: blocks that a device sums per round; affects only speed and memory.
+        folder: where to save the sums. A stream that was killed resumes from there; an iterable
+            must then yield its blocks from the first one again. A prompt is identified by its first
+            4096 tokens; one in memory or in a file also by its last 4096.
+        every: seconds between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
 
@@ -74,25 +77,73 @@ def stream(
             linear=linear,
             chunk=chunk,
         )
-        _require_one_for_all(request)
+        _require_same_in_all_processes(request)
         saver = Saver(folder, request, every)
         with saver.lock(), watching(watch, "streaming") as watcher:
             sums = all_sums(request, saver, watcher)
     return streamed_attention(request, sums)
 
 
-def _require_one_for_all(request: StreamRequest) -> None:
-    """Refuse processes that were given different prompts or asked different things.
+def _require_same_in_all_processes(request: StreamRequest) -> None:
+    """Raise if processes were given different arguments.
 
-    Queries may differ in their last bits, where hosts differ.
+    Queries are not compared: their last bits may differ between hosts.
     """
     if active_devices().hosts == 1:
         return
-    asked = {name: value for name, value in request.config().items() if name != "queries"}
-    own = np.frombuffer(run_name(asked).encode(), np.uint8)
+    config = {name: value for name, value in request.config().items() if name != "queries"}
+    own = np.frombuffer(run_name(config).encode(), np.uint8)
     if not np.array_equal(agreed(own), own):
         raise ArgumentError(
             "prompt",
             "and all options must be the same in every process, but those of process "
             f"{active_devices().process} differ from those of process 0.",
         )
+
+
+def streamed_attention(
+    request: StreamRequest, sums_by_length: Sequence[tuple[int, TiltedSums]]
+) -> StreamedAttention:
+    r"""Return attention at each prefix length, from the sums over that many tokens.
+
+    With $z=Au+b$, scores are $\langle A^\top t,u\rangle+\langle t,b\rangle$, means $A\bar u+b$ and
+    covariances $A\,\mathrm{cov}(u)A^\top$. Entropy is the log-sum-exp minus the mean score.
+    """
+    prompt, count = request.prompt, len(request.queries)
+    lengths, parts = zip(*sums_by_length, strict=True)
+    sums = TiltedSums(*(np.stack(column) for column in zip(*parts, strict=True)))
+    value = as_float64(request.head.value)
+    tilts = request.queries @ as_float64(request.head.key_query).T
+    offset = tilts @ prompt.shift
+    mass = sums.mass[:, :count]
+    centre = sums.first / sums.mass[..., None]
+    log_mass = sums.top[:, :count] + np.log(mass)
+    mean_scores = np.sum(as_float64(request.shared.tilts)[:count] * centre[:, :count], -1)
+    mean = centre @ prompt.matrix.T + prompt.shift
+    cov = _covariances(sums, centre, prompt) if sums.second.shape[-1] else None
+    output = mean[:, :count] @ value.T
+    linear_output = None
+    if request.linear and cov is not None:
+        moment = cov[:, count] + mean[:, count, :, None] * mean[:, count, None, :]
+        linear_output = tilts @ moment @ value.T
+        if request.head.kernel == "linear":
+            output = linear_output
+    return StreamedAttention(
+        lengths=np.array(lengths, np.int64),
+        output=output,
+        log_sum_exp=log_mass + offset,
+        max_score=sums.top[:, :count] + offset,
+        max_weight=1.0 / mass,
+        participation=sums.square[:, :count] / mass**2,
+        entropy=np.maximum(log_mass - mean_scores, 0.0),
+        mean=mean[:, :count],
+        cov=cov[:, :count] if request.covariance and cov is not None else None,
+        linear_output=linear_output,
+        dtype=str(prompt.dtype),
+    )
+
+
+def _covariances(sums: TiltedSums, centre: np.ndarray, prompt: AbstractPrompt) -> np.ndarray:
+    matrix, dim = prompt.matrix, prompt.dim
+    moments = symmetric(sums.second / sums.mass[..., None], dim)
+    return matrix @ (moments - centre[..., :, None] * centre[..., None, :]) @ matrix.T

@@ -1,34 +1,35 @@
-r"""What a prompt is summed up to at each tilt, and how two parts of a prompt become one.
+r"""The sums that determine attention on a prompt, and how the sums of its parts combine.
 
 With scores $s_i=\langle t,u_i\rangle$ of tokens $u_i$ and $m=\max_is_i$, the sums are $m$,
-$\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and $\sum_ie^{s_i-m}u_iu_i^\top$. All
-that softmax and linear attention do with the tokens follows from them; linear attention reads them
-at tilt zero.
+$\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and $\sum_ie^{s_i-m}u_iu_i^\top$.
+Softmax attention follows from the sums at its tilt, linear attention from those at tilt zero.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-_ADDED_AT_ONCE = 16
-"""Terms that one kernel adds up."""
+_ADDED_PER_KERNEL = 16
+
+Place = tuple[int, int]
+"""A node of the tree: its level (blocks are level 0) and its number within the level."""
 
 
 class TiltedSums(NamedTuple):
     r"""Sums over some tokens, at each of q tilts, in double precision.
 
     Attributes:
-        top: $m$, the largest score, [..., q]; minus infinity of no tokens.
+        top: $m$, the largest score, [..., q]; minus infinity without tokens.
         mass: $\sum_ie^{s_i-m}$, [..., q].
         square: $\sum_ie^{2(s_i-m)}$, [..., q].
         first: $\sum_ie^{s_i-m}u_i$, [..., q, d].
         second: the upper triangle of $\sum_ie^{s_i-m}u_iu_i^\top$, row by row, [..., q, d(d+1)/2];
-            [..., q, 0] when not wanted.
+            [..., q, 0] when second moments are not computed.
     """
 
     top: Any
@@ -38,8 +39,27 @@ class TiltedSums(NamedTuple):
     second: Any
 
 
-def merged(a: TiltedSums, b: TiltedSums) -> TiltedSums:
-    """Return the sums over the tokens of both parts, in NumPy; no tokens change no bit."""
+def no_sums(tilts: int, dim: int, entries: int) -> TiltedSums:
+    """Return the sums over no tokens, as NumPy arrays."""
+    return TiltedSums(
+        np.full(tilts, -np.inf),
+        np.zeros(tilts),
+        np.zeros(tilts),
+        np.zeros((tilts, dim)),
+        np.zeros((tilts, entries)),
+    )
+
+
+def triangle(dim: int) -> int:
+    """Return the number of entries in the upper triangle of a matrix."""
+    return dim * (dim + 1) // 2
+
+
+def combine(a: TiltedSums, b: TiltedSums) -> TiltedSums:
+    """Return the sums over the tokens of both parts, in NumPy.
+
+    Combining with the sums over no tokens changes no bit.
+    """
     top = np.maximum(a.top, b.top)
     one, two = _scale(a.top, top, np), _scale(b.top, top, np)
     return TiltedSums(
@@ -52,28 +72,15 @@ def merged(a: TiltedSums, b: TiltedSums) -> TiltedSums:
 
 
 def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
-    r"""Return $e^{m-m'}$; 1 where nothing changes, also at minus infinity."""
+    r"""Return $e^{m-m'}$; 1 where the two are equal, also at minus infinity."""
     with np.errstate(invalid="ignore"):
         return xp.exp(xp.where(top == new, 0.0, top - new))
 
 
-def moved(sums: TiltedSums, by: Array, tilts: Array) -> TiltedSums:
-    """Return the sums over leaves whose tokens all lie further by a vector, [leaves, dim]."""
-    step = by[:, None]
-    first = sums.first + sums.mass[..., None] * step
-    second = sums.second
-    if second.shape[-1]:
-        rows, columns = np.triu_indices(by.shape[1])
-        second = second + sums.first[..., rows] * step[..., columns]
-        second = second + step[..., rows] * first[..., columns]
-    top = sums.top + jnp.sum(tilts.astype(jnp.float64)[None] * step, axis=-1)
-    return TiltedSums(top, sums.mass, sums.square, first, second)
+def combine_leaves(leaves: TiltedSums) -> TiltedSums:
+    """Return the sums over the leaves of a block, along the first axis, whose size is a power of 2.
 
-
-def merged_leaves(leaves: TiltedSums) -> TiltedSums:
-    """Return the sums over the leaves of a block, along the first axis, a power of two.
-
-    All are brought to the block's largest score, and then added in one fixed order.
+    All leaves are scaled to the largest score of the block and then added in a fixed order.
     """
     top = jnp.max(leaves.top, axis=0)
     scale = _scale(leaves.top, top[None], jnp)
@@ -81,14 +88,14 @@ def merged_leaves(leaves: TiltedSums) -> TiltedSums:
     masses = (leaves.mass[..., None] * one, leaves.square[..., None] * two)
     columns = jnp.concatenate([*masses, leaves.first * one, leaves.second * one], axis=-1)
     while columns.shape[0] > 1:
-        columns = _added(columns, min(_ADDED_AT_ONCE, columns.shape[0]))
+        columns = _add_neighbours(columns, min(_ADDED_PER_KERNEL, columns.shape[0]))
     dim = leaves.first.shape[-1]
     total = columns[0]
     return TiltedSums(top, total[:, 0], total[:, 1], total[:, 2 : 2 + dim], total[:, 2 + dim :])
 
 
-def _added(columns: Array, count: int) -> Array:
-    """Return the sums of so many neighbours each, added pair by pair."""
+def _add_neighbours(columns: Array, count: int) -> Array:
+    """Return the sums of `count` consecutive rows each, added pair by pair."""
     groups = columns.reshape(-1, count, *columns.shape[1:])
     terms = [groups[:, i] for i in range(count)]
     while len(terms) > 1:
@@ -96,24 +103,72 @@ def _added(columns: Array, count: int) -> Array:
     return jax.lax.optimization_barrier(terms[0])
 
 
-def stacked(parts: Sequence[TiltedSums]) -> dict[str, np.ndarray]:
-    """Return the sums of several parts as one array for each name; none of no parts."""
+def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> TiltedSums:
+    """Return the sums over a leaf whose tokens are translated by a vector."""
+    first = sums.first + sums.mass[:, None] * by[None]
+    second = sums.second
+    if second.shape[-1]:
+        rows, columns = np.triu_indices(by.size)
+        second = second + sums.first[:, rows] * by[columns][None]
+        second = second + by[rows][None] * first[:, columns]
+    top = sums.top + jnp.sum(tilts.astype(jnp.float64) * by[None], axis=1)
+    return TiltedSums(top, sums.mass, sums.square, first, second)
+
+
+def stack_sums(parts: Sequence[TiltedSums], prefix: str = "") -> dict[str, np.ndarray]:
+    """Return the sums of several parts as one array per field; empty without parts."""
     if not parts:
         return {}
-    return {name: np.stack([getattr(part, name) for part in parts]) for name in TiltedSums._fields}
+    columns = (np.stack(column) for column in zip(*parts, strict=True))
+    return dict(zip((prefix + name for name in TiltedSums._fields), columns, strict=True))
 
 
-def triangle(dim: int) -> int:
-    """Return how many entries the upper triangle of a matrix has."""
-    return dim * (dim + 1) // 2
+def unstack_sums(arrays: Mapping[str, np.ndarray], prefix: str, count: int) -> list[TiltedSums]:
+    """Return the `count` parts whose sums `stack_sums` stacked."""
+    return [
+        TiltedSums(*(arrays[prefix + name][i] for name in TiltedSums._fields)) for i in range(count)
+    ]
 
 
-def no_sums(tilts: int, dim: int, entries: int) -> TiltedSums:
-    """Return the sums over no tokens, as NumPy arrays."""
-    return TiltedSums(
-        np.full(tilts, -np.inf),
-        np.zeros(tilts),
-        np.zeros(tilts),
-        np.zeros((tilts, dim)),
-        np.zeros((tilts, entries)),
-    )
+class BlockTree:
+    """A binary tree over blocks that fixes which sums are added to which.
+
+    Node k of a level covers nodes 2k and 2k + 1 of the level below, and replaces them as soon as
+    both are present, so the tree stores as few nodes as possible.
+
+    Attributes:
+        nodes: the sums at each place that has no parent yet.
+    """
+
+    def __init__(self, nodes: Mapping[Place, TiltedSums] | None = None):
+        self.nodes: dict[Place, TiltedSums] = dict(nodes or {})
+
+    def add(self, block: int, sums: TiltedSums) -> None:
+        """Add the sums over a block."""
+        level = 0
+        while (other := self.nodes.pop((level, block ^ 1), None)) is not None:
+            sums = combine(other, sums) if block % 2 else combine(sums, other)
+            level, block = level + 1, block // 2
+        self.nodes[level, block] = sums
+
+    def total(self, last: TiltedSums) -> TiltedSums:
+        """Return the sums over all blocks, 0 to n - 1, and over `last`, a part of block n.
+
+        The bits are those of the root of the tree when all later blocks are empty.
+        """
+        in_order = sorted(self.nodes, key=lambda place: place[1] << place[0], reverse=True)
+        for place in in_order:
+            last = combine(self.nodes[place], last)
+        return last
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the tree as named arrays, for a checkpoint."""
+        places = sorted(self.nodes)
+        columns = stack_sums([self.nodes[place] for place in places], "node.")
+        return {"places": np.array(places, np.int64).reshape(-1, 2), **columns}
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, np.ndarray]) -> "BlockTree":
+        """Return the tree with the arrays of `to_arrays`."""
+        places = [(level, number) for level, number in arrays["places"].astype(np.int64).tolist()]
+        return BlockTree(dict(zip(places, unstack_sums(arrays, "node.", len(places)), strict=True)))
