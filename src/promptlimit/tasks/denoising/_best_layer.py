@@ -14,8 +14,7 @@ from scipy.optimize import fminbound
 from promptlimit._arrays import Array, numpy_only
 from promptlimit.errors import ArgumentError
 from promptlimit.results import TunedLayers
-from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._problem import require_lengths
+from promptlimit.tasks._problem import Lengths, require_lengths
 from promptlimit.tasks.denoising._points import bayes_predictions
 from promptlimit.tasks.denoising._prompts import (
     QueryRule,

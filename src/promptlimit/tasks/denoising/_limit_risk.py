@@ -21,8 +21,14 @@ from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
-from promptlimit.tasks._averages import evaluate, over_replicates, to_tolerance
-from promptlimit.tasks._problem import USUAL_POINTS, AbstractObjective, Estimate, RiskProblem
+from promptlimit.tasks._objectives import (
+    AbstractObjective,
+    Estimate,
+    evaluate,
+    over_replicates,
+    to_tolerance,
+)
+from promptlimit.tasks._problem import USUAL_POINTS, RiskProblem
 from promptlimit.tasks.denoising._points import (
     QueryPoints,
     bayes_denoising_risk,

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import LATTICE_RADIUS, normal_rule
-from promptlimit.tasks._averages import over_replicates
-from promptlimit.tasks._problem import Estimate
+from promptlimit.tasks._objectives import Estimate, over_replicates
 from promptlimit.tasks.denoising._task import AbstractDenoising
 
 

@@ -17,16 +17,14 @@ from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._objectives import AbstractObjective, Estimate, Objectives
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
     BAYES_RISK,
     OBJECTIVE,
     RISK,
     USUAL_POINTS,
-    AbstractObjective,
     BayesProblem,
-    Estimate,
-    Objectives,
     RiskProblem,
     on,
     some_finite,

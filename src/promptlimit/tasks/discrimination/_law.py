@@ -20,14 +20,14 @@ from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
 from promptlimit.results import Risk, mean_under_tail
 from promptlimit.rules import Effort
-from promptlimit.tasks._abstract import Lengths
+from promptlimit.tasks._objectives import Estimate
 from promptlimit.tasks._problem import (
     RISK,
-    Estimate,
+    Lengths,
     RiskProblem,
+    as_head,
     checked_risk_problem,
     kind_of,
-    merged,
     on,
     require_lengths,
     require_points,
@@ -251,7 +251,7 @@ def mean_over_queries(
             to the other.
         light: the share of the lightest queries, which `loss` may be quick about.
     """
-    head = merged(attention)
+    head = as_head(attention)
     key_query, row = as_float64(head.key_query), as_float64(head.value)[-1]
     parts = _token_parts(task)
     means, quick, total = [], 0.0, 0
@@ -298,7 +298,7 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
 
 def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> float:
     """Return over what length of a whitened query the score is as likely of either sign."""
-    head = merged(attention)
+    head = as_head(attention)
     parts, row = _token_parts(task), as_float64(head.value)[-1]
     tilt = as_float64(head.key_query)[:, :-1] @ task.means.mean(axis=0)
     _, variance, _ = _central(ScoredValues.along(parts, tilt, row), length)

@@ -20,16 +20,13 @@ from promptlimit._inputs import to_device
 from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._objectives import AbstractObjective, Estimate, Objectives
 from promptlimit.tasks._problem import (
     BAYES_RISK,
     OBJECTIVE,
     RISK,
-    AbstractObjective,
     BayesProblem,
-    Estimate,
-    Objectives,
     RiskProblem,
-    not_one_head,
     on,
     some_finite,
 )
@@ -107,7 +104,9 @@ class ScoreObjective(AbstractObjective):
 
 
 def _no_limit(problem: RiskProblem) -> str | None:
-    return not_one_head(problem) or some_finite(problem)
+    if problem.head is None:
+        return "the attention is not one head"
+    return some_finite(problem)
 
 
 @OBJECTIVE.rule(

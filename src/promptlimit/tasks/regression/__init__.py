@@ -1,19 +1,17 @@
 """In-context linear regression: the tasks, and the rules for their risks."""
 
-from promptlimit.tasks.regression._batch_gradient import RegressionGradient as RegressionGradient
-from promptlimit.tasks.regression._bayes import ridge_risk as ridge_risk
-from promptlimit.tasks.regression._law_sums import law_sums as law_sums
+import promptlimit.tasks.regression._batch_gradient
+import promptlimit.tasks.regression._bayes
+import promptlimit.tasks.regression._stack_risk  # noqa: F401  # they register rules
 from promptlimit.tasks.regression._optimum import LINEAR_OPTIMUM as LINEAR_OPTIMUM
 from promptlimit.tasks.regression._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks.regression._optimum import linear_optimum as linear_optimum
-from promptlimit.tasks.regression._packed_sums import packed_sums as packed_sums
 from promptlimit.tasks.regression._points import Nodes as Nodes
 from promptlimit.tasks.regression._points import node_sets as node_sets
 from promptlimit.tasks.regression._risk import LinearRisk as LinearRisk
 from promptlimit.tasks.regression._risk import risk_function as risk_function
 from promptlimit.tasks.regression._softmax_risk import SoftmaxRisk as SoftmaxRisk
 from promptlimit.tasks.regression._softmax_risk import tabulate_risks as tabulate_risks
-from promptlimit.tasks.regression._stack_risk import StackObjective as StackObjective
 from promptlimit.tasks.regression._task import AbstractRegression as AbstractRegression
 from promptlimit.tasks.regression._task import CovariateRegression as CovariateRegression
 from promptlimit.tasks.regression._task import LinearRegression as LinearRegression

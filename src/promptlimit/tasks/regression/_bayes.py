@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from promptlimit.depth import bartlett_factors
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._averages import over_replicates
-from promptlimit.tasks._problem import BAYES_RISK, BayesProblem, Estimate, on
+from promptlimit.tasks._objectives import Estimate, over_replicates
+from promptlimit.tasks._problem import BAYES_RISK, BayesProblem, on
 from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression
 
 

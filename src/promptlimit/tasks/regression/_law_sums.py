@@ -19,16 +19,12 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import compute_once, normal_pairs, threefry, uniform
-from promptlimit.rules import Effort
-from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
-from promptlimit.tasks.regression._batch_gradient import (
+from promptlimit.tasks.regression._token_sums import (
     PredictionSlopes,
     PromptStream,
-    RegressionGradient,
     in_blocks,
     largest_block,
 )
-from promptlimit.tasks.regression._task import LinearRegression
 
 ATTEMPTS = 8
 """Draws per number: all are rejected once in 1e10 times, and the last one is then used."""
@@ -219,19 +215,3 @@ def chi_square(
     kept = kept.at[-1].set(True)
     chosen = jax.nn.one_hot(jnp.argmax(kept, axis=0), ATTEMPTS, axis=0, dtype=x.dtype)
     return np.float32(2.0 * d) * jnp.sum(chosen * jnp.maximum(v, 0.0), axis=0)
-
-
-def _tokens(problem: BatchProblem) -> str | None:
-    if problem.batches.sampling != "law":
-        return "tokens are drawn"
-    return None if len(problem.batches.lengths) == 1 else "several lengths share a program"
-
-
-@BATCH_GRADIENT.rule(
-    kind="estimate",
-    scope="`LinearRegression` with sampling in law",
-    method="sums over tokens drawn in law",
-    obstacle=on(LinearRegression, obstacle=_tokens),
-)
-def _gradient_in_law(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
-    return RegressionGradient.of(problem, law_sums)

@@ -24,8 +24,7 @@ from promptlimit.depth import (
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Result, axis, derived, variable
 from promptlimit.rules import Effort, Quantity, computes, unwrap
-from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._problem import kind_of, on, require_lengths
+from promptlimit.tasks._problem import Lengths, kind_of, on, require_lengths
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._task import (
     LinearRegression,

@@ -14,14 +14,10 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from promptlimit._inputs import to_device
 from promptlimit._normals import normal_pairs
-from promptlimit.rules import Effort
-from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
-from promptlimit.tasks.regression._batch_gradient import (
+from promptlimit.tasks.regression._token_sums import (
     PredictionSlopes,
     PromptStream,
-    RegressionGradient,
 )
-from promptlimit.tasks.regression._task import LinearRegression
 
 _CHUNK = 32
 
@@ -145,18 +141,3 @@ def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members
     repeated = np.diff(laid.table, axis=1, prepend=-1) == 0
     sums = jnp.sum(jnp.where(to_device(repeated), np.float32(0.0), parts), axis=-1)
     return jnp.moveaxis(sums, -1, 1)
-
-
-def _one_length(problem: BatchProblem) -> str | None:
-    several = len(problem.batches.lengths) > 1
-    return None if several else "there is one length"
-
-
-@BATCH_GRADIENT.rule(
-    kind="estimate",
-    scope="`LinearRegression` at several lengths in one program",
-    method="the same tokens, all lengths in chunks",
-    obstacle=on(LinearRegression, obstacle=_one_length),
-)
-def _packed_gradient(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
-    return RegressionGradient.of(problem, packed_sums)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import REPLICATES, standard_error
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
-from promptlimit.tasks._problem import LARGEST_POINTS, Estimate
+from promptlimit.tasks._objectives import Estimate
+from promptlimit.tasks._problem import LARGEST_POINTS
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,

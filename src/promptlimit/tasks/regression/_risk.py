@@ -14,19 +14,21 @@ from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._averages import gradient_moments
-from promptlimit.tasks._problem import (
-    OBJECTIVE,
-    RISK,
-    RISK_GRADIENT,
+from promptlimit.tasks._objectives import (
     SHARPNESS_RANGES,
     AbstractObjective,
     ArrayMoments,
     Estimate,
     MatrixRisk,
     Objectives,
+    gradient_moments,
+)
+from promptlimit.tasks._problem import (
+    OBJECTIVE,
+    RISK,
+    RISK_GRADIENT,
     RiskProblem,
-    merged,
+    as_head,
     on,
     require_points,
 )
@@ -125,7 +127,7 @@ class RegressionObjective(AbstractObjective):
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk of the head that the attention is."""
-        head = merged(attention)
+        head = as_head(attention)
         return self._at(head.key_query, head.value)
 
     def _at(self, key_query: Array, value: Array) -> Float[Array, ""]:
@@ -143,7 +145,7 @@ class RegressionObjective(AbstractObjective):
 
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return the largest sharpness at any point."""
-        return float(self.risk.sharpness(merged(attention).key_query))
+        return float(self.risk.sharpness(as_head(attention).key_query))
 
 
 def _heads_risk(

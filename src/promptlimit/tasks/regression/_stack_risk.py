@@ -28,16 +28,14 @@ from promptlimit.depth import bartlett_factors
 from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
 from promptlimit.rules import Effort, OutOfScope
-from promptlimit.tasks._averages import mean_over_sets, to_tolerance
-from promptlimit.tasks._problem import (
-    OBJECTIVE,
-    RISK,
+from promptlimit.tasks._objectives import (
     AbstractObjective,
     Estimate,
     Objectives,
-    RiskProblem,
-    on,
+    mean_over_sets,
+    to_tolerance,
 )
+from promptlimit.tasks._problem import OBJECTIVE, RISK, RiskProblem, on
 from promptlimit.tasks.regression._commuting import commuting_risk
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
 
