@@ -410,15 +410,15 @@ def test_a_construction_names_the_theorem_it_rests_on(construct, means, options,
 def test_what_the_tasks_do_not_take_is_said():
     three = pl.Denoising([[1, 0], [0, 1], [-1, 0]], [0.5, 0.2, 0.3], **GOOD)
     message = (
-        "`task` must have two components for Theorem 4.1, got 3. `bayes_layer` takes any number "
-        "of equal norm."
+        "`task` must have two components for Theorem 4.1, got 3. `bayes_layer` accepts any "
+        "number of equal norm."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_heads(three)
     turned = pl.InContextDenoising(PAIR, HALVES, **GOOD)
     message = (
-        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads know the "
-        "means; `bayes_layer` does not, and takes InContextDenoising too."
+        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads depend on "
+        "the means; those of `bayes_layer` do not."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_heads(turned)

@@ -103,8 +103,8 @@ class AbstractDenoising(AbstractTask):
         $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$, in NumPy or jax.
         """
         means, weights, xp = self._arrays_like(queries)
-        scores = queries @ means.T - 0.5 * (means**2).sum(axis=1)
-        return softmax_rows(xp.log(weights) + scores / self.query_variance)
+        scores = queries @ means.T - 0.5 * (means**2).sum(axis=1)[None]
+        return softmax_rows(xp.log(weights)[None] + scores / self.query_variance)
 
     def bayes_predictions(self, queries: Any) -> Any:
         r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$, [n, d] (10).

@@ -23,10 +23,11 @@ from promptlimit.tasks._abstract import AbstractTask
 
 
 class ScoreCoordinates(NamedTuple):
-    r"""A score over infinite prompts: $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$.
+    r"""The score of an infinite prompt as a function of the covariates x.
 
-    The effective coordinates of one head on `Discrimination`: its risk at $L=\infty$ depends on
-    nothing else (equations 6 and 7 of the paper on mixtures).
+    $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$. These are the effective
+    coordinates of one head on `Discrimination`: its risk at $L=\infty$ depends on nothing else
+    (equations 6 and 7 of the paper on mixtures).
 
     Attributes:
         slope: $w$, [d].

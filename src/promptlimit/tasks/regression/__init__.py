@@ -1,8 +1,7 @@
 """In-context linear regression: the tasks, and the rules for their risks."""
 
-import promptlimit.tasks.regression._batch_gradient
-import promptlimit.tasks.regression._bayes
-import promptlimit.tasks.regression._stack_risk  # noqa: F401  # they register rules
+from promptlimit.tasks.regression._batch_gradient import RegressionGradient as RegressionGradient
+from promptlimit.tasks.regression._bayes import ridge_risk as ridge_risk
 from promptlimit.tasks.regression._optimum import LINEAR_OPTIMUM as LINEAR_OPTIMUM
 from promptlimit.tasks.regression._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks.regression._optimum import linear_optimum as linear_optimum
@@ -12,6 +11,7 @@ from promptlimit.tasks.regression._risk import LinearRisk as LinearRisk
 from promptlimit.tasks.regression._risk import risk_function as risk_function
 from promptlimit.tasks.regression._softmax_risk import SoftmaxRisk as SoftmaxRisk
 from promptlimit.tasks.regression._softmax_risk import tabulate_risks as tabulate_risks
+from promptlimit.tasks.regression._stack_risk import StackObjective as StackObjective
 from promptlimit.tasks.regression._task import AbstractRegression as AbstractRegression
 from promptlimit.tasks.regression._task import CovariateRegression as CovariateRegression
 from promptlimit.tasks.regression._task import LinearRegression as LinearRegression

@@ -32,7 +32,7 @@ from promptlimit.tasks.regression._token_sums import (
 
 
 class RegressionNumbers(eqx.Module):
-    r"""$C$, the root of $\Sigma_q$, $s$ and $\tau$, as arrays: one program serves all laws."""
+    r"""$C$, the root of $\Sigma_q$, $s$ and $\tau$, as arguments of compiled programs."""
 
     root: Float[Array | np.ndarray, "d d"]
     query_root: Float[Array | np.ndarray, "d d"]
@@ -59,10 +59,10 @@ class RegressionGradient(eqx.Module):
     $2(T-y)\,T_q(x_q,0)^\top$ and $2(T-y)\,T_v$.
 
     Attributes:
-        numbers: of the regression.
-        prompts: which prompts.
-        kernels: for which heads.
-        sums: how the tokens of the prompts are summed.
+        numbers: the parameters of the regression.
+        prompts: lengths, keys and batch size.
+        kernels: the kernel of each head.
+        sums: the function that sums over tokens.
     """
 
     numbers: RegressionNumbers
@@ -136,10 +136,7 @@ def _times(matrix: Array | np.ndarray, vectors: Array, *, transposed: bool = Fal
 def to_normals(numbers: RegressionNumbers, weights: Array, directions: Array) -> Array:
     r"""Return $M^\top q$ for $z=M(g,\epsilon)$: $(C^\top(q_x+q_yw),\ s\,q_y)$.
 
-    Args:
-        numbers: of the regression.
-        weights: $w$, [..., d], of the same rank as `directions`.
-        directions: $q$, [..., d + 1].
+    Weights w are [..., d], directions q [..., d + 1], of the same rank.
     """
     C, s, last = numbers.root, numbers.noise, directions[..., -1:]
     covariates = _times(C, directions[..., :-1] + last * weights, transposed=True)

@@ -24,7 +24,7 @@ def _ridge_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 def _fixed(problem: BayesProblem) -> LinearRegression:
-    """Return the regression; one of the same spectrum, where a rotation changes no risk."""
+    """Return the regression, or one with the same spectrum: the Bayes risk ignores rotations."""
     rotated = problem.task
     if not isinstance(rotated, RotatedRegression):
         return problem.task
@@ -65,8 +65,8 @@ def _unexplained(
 ) -> NDArray[np.float64]:
     r"""Return $\mathrm{tr}\,\Sigma_q\,\mathrm{Cov}(w\mid X)$ for $X^\top X=BB^\top$, B [n, d, m].
 
-    $s^2(BB^\top+\lambda I)^{-1}$ when B is square; $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$
-    when the prompt has fewer tokens than directions, which also holds without noise.
+    The covariance is $s^2(BB^\top+\lambda I)^{-1}$ for square B. For fewer tokens than dimensions
+    it is $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$, also without noise.
     """
     dim, tokens = factor.shape[1:]
     ridge = noise / prior

@@ -71,7 +71,7 @@ class AbstractGaussianRegression(AbstractRegression):
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
-        r"""Return $\Sigma$ and $\Sigma_q$ of the prompts given by these normals, or the fixed ones."""
+        r"""Return $\Sigma$ and $\Sigma_q$, one per row of normals unless they are fixed."""
 
 
 class LinearRegression(AbstractGaussianRegression):
