@@ -155,8 +155,8 @@ def test_the_bias_of_two_masked_layers_grows_with_the_logarithm_of_the_length():
     with pytest.raises(KindUnavailableError) as refusal:
         masked_bias_slope(LINES["three"][0], np.ones(1))
     assert str(refusal.value) == (
-        "`stack` must have two layers for its bias to grow as ln L under a mask, got 3. Simulate "
-        "prompts."
+        "`stack` must have two layers for its bias of order ln L / L under a mask, got 3. "
+        "Simulate prompts."
     )
 
 
@@ -235,8 +235,8 @@ def test_a_stack_deeper_than_paths_can_be_summed_is_refused():
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), (layer,) * 7), np.ones(1))
     assert str(error.value) == (
         "`stack` must have few paths, got one in which 7 layers of 1 head have paths of 5461 "
-        "terms, more than the 1500 that can be summed. Simulate prompts, or take `influence` of "
-        "one long prompt."
+        "terms, more than the 1500 that can be summed. Simulate prompts, or compute the "
+        "`influence` of one long prompt."
     )
 
 
@@ -255,6 +255,6 @@ def test_sharp_layers_and_tokens_that_attend_to_themselves_are_named():
         "be below 1/2)"
     )
     assert stack(0.6).slow_layer() == (
-        "the tokens of layer 0 attend to themselves so much that the bias nears its leading order "
-        "more slowly than 1/L (q = 0.42, and it must be below 1/4)"
+        "the tokens of layer 0 attend to themselves so much that the bias approaches its leading "
+        "order more slowly than 1/L (q = 0.42, and it must be below 1/4)"
     )

@@ -78,8 +78,7 @@ def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
     def risk(length: float) -> Estimate:
         if math.isinf(length):
-            score = task.coordinates(attention)
-            return limit_risk(task, score, tolerance=tolerance, points=effort.points)
+            return limit_risk(task, task.coordinates(attention), effort.points)
 
         def loss(tokens: ScoredValues, positive: float, light: bool) -> tuple[float, float]:
             if light:

@@ -20,7 +20,7 @@ from promptlimit._inputs import to_device
 from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._objectives import AbstractObjective, Estimate, Objectives
+from promptlimit.tasks._objectives import AbstractObjective, Estimate, Objectives, to_tolerance
 from promptlimit.tasks._problem import (
     BAYES_RISK,
     OBJECTIVE,
@@ -135,8 +135,7 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the risk over the infinite prompt, once per length."""
     coordinates = problem.task.coordinates(problem.attention)
-    risk = limit_risk(problem.task, coordinates, tolerance=effort.tolerance, points=effort.points)
-    return [risk] * problem.lengths.size
+    return [limit_risk(problem.task, coordinates, effort.points)] * problem.lengths.size
 
 
 @BAYES_RISK.rule(
@@ -146,25 +145,22 @@ def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     obstacle=on(Discrimination),
 )
 def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
-    risk = limit_risk(problem.task, problem.task.bayes, tolerance=1e-3, points=None)
-    return [risk] * problem.lengths.size
+    return [limit_risk(problem.task, problem.task.bayes)] * problem.lengths.size
 
 
 def limit_risk(
-    task: Discrimination, coordinates: ScoreCoordinates, *, tolerance: float, points: int | None
+    task: Discrimination, coordinates: ScoreCoordinates, points: int | None = None
 ) -> Estimate:
-    """Return the risk of a score: the mean of two shifted rules, and their difference as its error.
+    """Return the risk of a score, to rounding where the number of nodes is not given.
 
-    Nodes are added until the error is rounding, or below the tolerance where that needs too many.
+    The mean of two shifted rules, and their difference as its error.
     """
-    count = _LEAST if points is None else points
-    while True:
+
+    def mean(count: int) -> Estimate:
         first, second = (_plane_risk(task, coordinates, count, shift) for shift in (0, 1))
-        found = Estimate((first + second) / 2, abs(first - second), 2 * count)
-        within = tolerance if 4 * count >= _MOST else _DIGITS
-        if points is not None or found.error <= within * found.value or count >= _MOST:
-            return found
-        count *= 4
+        return Estimate((first + second) / 2, abs(first - second), 2 * count)
+
+    return to_tolerance(mean, Effort(tolerance=_DIGITS, points=points), _LEAST, _MOST)
 
 
 def _plane_risk(
