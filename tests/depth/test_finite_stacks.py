@@ -237,7 +237,7 @@ def test_heads_beside_one_another_have_a_leading_order_too(x64):
         pl.prompt_moments(head, law, [1.0], lengths, kind="asymptotic").bias for head in heads
     ]
     assert moments.bias == pytest.approx(single[0] + single[1], rel=1e-12)
-    # Cov(T_1, T_2) = V_1 (G + G t_2 t_1' G) V_2 e^{t_1'G t_2}, the two tilts beside one another
+    # Cov(T_1, T_2) = V_1 (G + G t_2 t_1' G) V_2 e^{t_1'G t_2}, two tilts of one prompt
     g, (t, s), values = 0.9, (0.3, -0.2), (1.0, 0.5)
     pairs = [(t, t, values[0] ** 2), (s, s, values[1] ** 2), (t, s, 2 * values[0] * values[1])]
     right = sum(v * math.exp(a * g * b) * (g + g * b * a * g) for a, b, v in pairs)

@@ -132,7 +132,7 @@ def test_a_simulated_stack_keeps_to_covariance_and_bias_once_the_kernel_is_taken
     moved, first = simulated(stack, PLANE_QUERY, length, prompts, np.random.default_rng(3))
     left = moved - first
     error = left.std(axis=0, ddof=1) / math.sqrt(prompts)
-    # what is left has the bias as its mean, and a spread that no longer grows with the length
+    # the remainder has the bias as its mean, and a spread that does not grow with the length
     assert np.all(np.abs(left.mean(axis=0) - fluctuation_bias(stack, PLANE_QUERY)) < 4 * error)
     spread = moved.std(axis=0) / math.sqrt(length)
     assert np.all(left.std(axis=0) < 0.3 * moved.std(axis=0))
@@ -175,7 +175,7 @@ def test_a_bias_that_does_not_fall_as_one_over_the_length_is_refused():
 
 
 def simulated(stack, query, length, prompts, rng):
-    """Return L times what prompts do to the output beyond their first order, [prompts, e]."""
+    """Return L times the change of the output beyond first order, [prompts, e]."""
     dim = query.size
     tokens = stack.mean + rng.normal(size=(prompts, length, dim)) @ np.linalg.cholesky(stack.cov).T
     rows = np.concatenate([tokens, np.broadcast_to(query, (prompts, 1, dim))], axis=1)
@@ -205,7 +205,7 @@ def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
     for length, prompts in ((50, 4000), (500, 200), (5000, 3)):
         moved, first = simulated(stack, query, length, prompts, rng)
         left = moved - first
-        # what the first order leaves is smaller by the root of the length
+        # the remainder is smaller by the root of the length
         assert np.mean(left**2) < 40.0 / length * np.mean(first**2)
         if prompts > 100:
             error = left.std(axis=0, ddof=1) / math.sqrt(prompts)

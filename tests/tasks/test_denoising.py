@@ -317,8 +317,8 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             ([[1, 2]], [1.0], GOOD),
-            "`means` must have at least two rows, got 1. With one component there is nothing to "
-            "select: the best denoiser is affine.",
+            "`means` must have at least two rows, got 1. With one component the best "
+            "denoiser is affine.",
         ),
         (([[], []], HALVES, GOOD), "`means` must have at least one column, got none."),
         (
@@ -343,7 +343,7 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, HALVES, GOOD | {"within_variance": 1e308}),
-            "`within_variance` must be 0 or lie between 1e-60 and 1e+60, got 1e+308. Measure "
+            "`within_variance` must be 0, or between 1e-60 and 1e+60, got 1e+308. Measure "
             "tokens in other units.",
         ),
         (
@@ -352,8 +352,8 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, HALVES, {"within_variance": 0, "noise_variance": 0}),
-            "`noise_variance` must be positive where `within_variance` is 0, got 0.0. Without "
-            "either there is nothing to remove.",
+            "`noise_variance` must be positive where `within_variance` is 0, got 0.0. With "
+            "both zero, queries would be clean.",
         ),
     ],
 )

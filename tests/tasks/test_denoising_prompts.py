@@ -58,7 +58,7 @@ def test_hot_heads_have_an_excess_or_are_refused():
     layer = pl.Layer(pl.SoftmaxAttention([[0.6]], [[0.6]]), [[0.2]])
     excess = pl.bayes_excess(layer, LINE, 1e30, points=256)
     limit = pl.bayes_excess(layer, LINE, math.inf)
-    assert 0.0 < excess.value < limit.value  # what far queries read falls short of its limit
+    assert 0.0 < excess.value < limit.value  # outputs at far queries fall short of their limit
     message = (
         "`attention` must have scores of standard deviation at most 40, got .* at some query. "
         "Scale its key-query matrix down, or pass kind='estimate' with a key to `risk`."

@@ -1,4 +1,4 @@
-"""A user's own task is exact as soon as it says what it knows."""
+"""User-defined tasks: formulas make their risks exact."""
 
 import math
 import re

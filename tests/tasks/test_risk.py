@@ -189,7 +189,7 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, rtol=0.0),
-            "`rtol` must lie between 0 and 1, got 0.0. It is a relative error.",
+            "`rtol` must be between 0 and 1, got 0.0. It is a relative error.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, points=1000),

@@ -1,4 +1,4 @@
-"""Risks of several heads beside a residual: quadratic forms, plain prompts, and one head."""
+"""Risks of several heads and a residual: quadratic forms, plain prompts, and one head."""
 
 import math
 

@@ -243,7 +243,7 @@ def as_head(attention: AbstractAttention) -> AbstractHead:
     if head is None:
         raise ArgumentError(
             "attention",
-            f"must be one head, got {type(attention).__name__}, whose `single_head` is None.",
+            f"must be one head, got {type(attention).__name__}: its `single_head` returns None.",
         )
     return head
 

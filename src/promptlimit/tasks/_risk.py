@@ -84,9 +84,7 @@ def risk(
     [0.709 0.379]
     """
     if not 0.0 < rtol < 1.0:
-        raise ArgumentError(
-            "rtol", f"must lie between 0 and 1, got {rtol}. It is a relative error."
-        )
+        raise ArgumentError("rtol", f"must be between 0 and 1, got {rtol}. It is a relative error.")
     tokens = require_lengths(lengths)
     count = None if points is None else require_points(points)
     effort = Effort(key, samples, tolerance=rtol, points=count)

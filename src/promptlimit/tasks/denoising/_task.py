@@ -47,8 +47,8 @@ class AbstractDenoising(AbstractTask):
         if self.query_variance == 0.0:
             raise ArgumentError(
                 "noise_variance",
-                "must be positive where `within_variance` is 0, got 0.0. Without "
-                "either there is nothing to remove.",
+                "must be positive where `within_variance` is 0, got 0.0. With both zero, "
+                "queries would be clean.",
             )
 
     @property
@@ -245,7 +245,7 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
             raise ArgumentError(
                 "means",
                 f"must have at least two rows, got {centres.shape[0]}. With one component "
-                "there is nothing to select: the best denoiser is affine.",
+                "the best denoiser is affine.",
             )
         if centres.shape[1] == 0:
             raise ArgumentError("means", "must have at least one column, got none.")
@@ -276,7 +276,7 @@ def _variance(name: str, value: Number) -> float:
     if variance != 0.0 and not 1.0 / _LARGEST <= variance <= _LARGEST:
         raise ArgumentError(
             name,
-            f"must be 0 or lie between {1.0 / _LARGEST:g} and {_LARGEST:g}, got {value}. "
+            f"must be 0, or between {1.0 / _LARGEST:g} and {_LARGEST:g}, got {value}. "
             "Measure tokens in other units.",
         )
     return variance
