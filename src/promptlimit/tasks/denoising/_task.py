@@ -212,6 +212,19 @@ class InContextDenoising(AbstractDenoising):
     2 4
     """
 
+    # Without this method, type checkers derive a constructor from the fields.
+    def __init__(
+        self,
+        means: ArrayLike,
+        weights: ArrayLike,
+        *,
+        within_variance: Number,
+        noise_variance: Number,
+    ):
+        super().__init__(
+            means, weights, within_variance=within_variance, noise_variance=noise_variance
+        )
+
     def draw(self, *, key: PRNGKeyArray) -> tuple[Affine, Affine]:
         """Return the laws of a token and of a query with its clean token, rotated by one Q."""
         dtype = jnp.result_type(float)

@@ -134,7 +134,7 @@ def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
         value=jnp.sum(blocks.v1 @ law.S * blocks.v1) + blocks.b[0] ** 2 * law.n1,
         product=_mean_of_norms(law, blocks),
         misfit=_mean_product(law, misfit, misfit),
-        **_sharpness_averages(law, key_query, value_row),
+        **_sharpness_averages(law, c, key_query, value_row[-1]),
     )
 
 
@@ -247,7 +247,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
 
 
-def _sharpness_averages(law: _Law, key_query: Array, value_row: Array) -> dict[str, Array]:
+def _sharpness_averages(law: _Law, c: _QueryForm, key_query: Array, b: Array) -> dict[str, Array]:
     r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
 
     Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
@@ -256,11 +256,9 @@ def _sharpness_averages(law: _Law, key_query: Array, value_row: Array) -> dict[s
     2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
     (S, H, prior, noise), n1, n2 = law, law.n1, law.n2
-    A, u, v1, b = key_query[:-1, :-1], key_query[-1, :-1], value_row[:-1], value_row[-1]
+    A, u, a, B = key_query[:-1, :-1], key_query[-1, :-1], c.a, c.B
     W = prior * (n1 * jnp.eye(u.size, dtype=S.dtype) + 2 * prior * S)
     n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
-    Sv = S @ v1
-    a, B = A.T @ Sv, b * (A.T @ S) + u[:, None] * Sv[None]
     Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
     SAHB, ASAH, BHB, Sg, Bu = SAH @ B, A.T @ SAH, B.T @ HB, SAH @ u, HB.T @ u
     au, beta, gamma = a @ Hu, jnp.sum(A * SAH), u @ Hu

@@ -237,20 +237,20 @@ def _finite_objective(
 
 
 class ScalarLayer(NamedTuple):
-    r"""The numbers of a layer: $\rho,\rho'$, and per head u, u', alpha, b."""
+    r"""The numbers of a layer: $\rho,\rho'$, and u, alpha, b of each head."""
 
     residual: tuple[float, float]
-    heads: list[tuple[float, float, float, float]]
+    heads: list[tuple[float, float, float]]
 
 
 def scalar_layers(attention: AbstractAttention) -> list[ScalarLayer] | None:
-    """Return the layers where every matrix is diag(a I, a'), else None."""
+    """Return the layers where every matrix is diag(a I, a'), and a' = 0 in U; else None."""
     layers = []
     for layer in attention.as_layers() or (attention,):
         residual, heads = layer.residual_matrix(), layer.as_heads() or ()
         kept = (0.0, 0.0) if residual is None else _scalars(residual)
         pairs = [(_scalars(head.key_query), _scalars(head.value)) for head in heads]
-        known = [(*u, *v) for u, v in pairs if u is not None and v is not None]
+        known = [(u[0], *v) for u, v in pairs if u is not None and v is not None and u[1] == 0.0]
         if kept is None or not pairs or len(known) < len(pairs):
             return None
         layers.append(ScalarLayer(kept, known))
@@ -275,7 +275,7 @@ def commuting_risk(
     finite L, where $\Sigma=\lambda I$, the mean F of `promptlimit.depth` over a Wishart spectrum.
     """
     layers = scalar_layers(attention)
-    if layers is None or any(head[1] for layer in layers for head in layer.heads):
+    if layers is None:
         return None
     noise, prior, dim = task.noise_variance, task.prior_variance, task.token_dim - 1
     unrotated = np.eye(dim).reshape(1, -1)[:, : task.rotation_dim]
@@ -300,10 +300,10 @@ def _answers(layers: list[ScalarLayer], variances: NDArray[np.float64]) -> NDArr
     answers = np.zeros_like(variances)
     for (kept, kept_label), heads in layers:
         second = variances * covariates**2
-        step = sum(b * u for u, _, _, b in heads) * second
+        step = sum(b * u for u, _, b in heads) * second
         answers = kept_label * answers + step * labels
         labels = (kept_label + step) * labels
-        covariates = (kept + sum(alpha * u for u, _, alpha, _ in heads) * second) * covariates
+        covariates = (kept + sum(alpha * u for u, alpha, _ in heads) * second) * covariates
     return answers
 
 
@@ -312,8 +312,8 @@ def _degree(layers: list[ScalarLayer]) -> int:
     covariates = labels = answers = 0
     for _, heads in layers:
         second = 1 + 2 * covariates
-        if any(b * u for u, _, _, b in heads):
+        if any(b * u for u, _, b in heads):
             answers, labels = max(answers, second + labels), labels + second
-        if any(alpha * u for u, _, alpha, _ in heads):
+        if any(alpha * u for u, alpha, _ in heads):
             covariates += second
     return answers
