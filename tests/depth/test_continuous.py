@@ -69,7 +69,7 @@ def test_many_thin_layers_reach_the_flow(x64):
     assert np.abs(linear.mean - flow.mean).max() > 0.02
 
 
-def test_tokens_move_as_their_attention_says(x64):
+def test_tokens_move_with_the_output_of_attention(x64):
     tokens = RNG.standard_normal((7, 3))
     heads = pl.MultiHead([pl.SoftmaxAttention(U, V), pl.LinearAttention(V, U)])
     flow = pl.depth_flow(heads, pl.Empirical(tokens), [0.0, 1e-6, 0.1])
@@ -100,7 +100,7 @@ def test_ranks_fall_below_a_threshold_and_not_to_zero(x64):
     assert_allclose(flow.cov[1], np.diag([1 / (1 + 2e6), 1.0]), atol=1e-15)
 
 
-def test_the_picture_has_a_line_an_eigenvalue_and_the_blow_up(x64):
+def test_the_plot_has_a_line_per_eigenvalue_and_the_blow_up(x64):
     head = pl.SoftmaxAttention(0.5 * np.eye(2), np.eye(2))
     flow = pl.depth_flow(head, pl.Gaussian(np.zeros(2), np.diag([1.0, 0.5])), [0.0, 0.5, 2.0])
     ax = flow.plot()
@@ -109,7 +109,7 @@ def test_the_picture_has_a_line_an_eigenvalue_and_the_blow_up(x64):
     assert flow.to_xarray().attrs == {"kind": "limit", "blow_up": 1.0}
 
 
-def test_refusals_name_the_way_out():
+def test_errors_suggest_a_fix():
     head, law = pl.SoftmaxAttention(U, V), pl.Gaussian(MEAN, G)
     refusals = {
         "`times` must increase from 0 on, got [1.0, 0.0].": (head, law, [1.0, 0.0], "auto"),

@@ -20,7 +20,7 @@ from promptlimit.reproduction.depth._finite_stacks import first_orders, line_sta
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_stacks_on_a_line_have_the_numbers_worked_out_for_them(name):
+def test_stacks_on_a_line_match_their_anchors(name):
     stack, query, output, variance, bias, causal = LINES[name]
     at = np.array([query])
     assert stack.output(at) == pytest.approx([output], abs=5e-13 if len(str(output)) > 12 else 1e-9)
@@ -29,7 +29,7 @@ def test_stacks_on_a_line_have_the_numbers_worked_out_for_them(name):
     assert fluctuation_bias(stack, at) == pytest.approx([bias], abs=5.1e-9)
 
 
-def test_stacks_in_the_plane_have_the_numbers_worked_out_for_them():
+def test_stacks_in_the_plane_match_their_anchors():
     two, three = plane(2), plane(3)
     assert two.output(PLANE_QUERY) == pytest.approx([0.812076013641, -0.353696837680], abs=6e-13)
     cov = np.array([[2.044097114636, 0.102266312818], [0.102266312818, 0.122050204758]])
@@ -95,7 +95,7 @@ def test_one_layer_has_the_delta_method_of_one_head():
     assert fluctuation_bias(stack, PLANE_QUERY) == pytest.approx(-share * along, rel=1e-13)
 
 
-def test_many_stacks_and_queries_at_once_are_those_one_by_one():
+def test_batches_of_stacks_and_queries_agree_with_single_ones():
     rng = np.random.default_rng(1)
     roots = rng.normal(size=(3, 2, 2)) * 0.6
     covs, means = roots @ roots.mT, rng.normal(size=(3, 2))
@@ -126,7 +126,7 @@ def test_a_singular_law_is_that_of_fewer_dimensions():
     assert fluctuation_bias(stack, at) == pytest.approx(bias * direction[:, 0], abs=1e-8)
 
 
-def test_a_simulated_stack_keeps_to_covariance_and_bias_once_the_kernel_is_taken_off():
+def test_a_simulated_stack_has_the_covariance_and_bias_of_the_expansion():
     stack = plane(2)
     length, prompts = 200, 300
     moved, first = simulated(stack, PLANE_QUERY, length, prompts, np.random.default_rng(3))
@@ -191,7 +191,7 @@ def simulated(stack, query, length, prompts, rng):
 
 
 @pytest.mark.parametrize(("dim", "depth"), [(1, 4), (3, 2)])
-def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
+def test_stacks_agree_with_the_expansion_from_50_to_5000_tokens(dim, depth):
     rng = np.random.default_rng([dim, depth])
 
     def matrix(size):
