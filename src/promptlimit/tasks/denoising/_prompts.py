@@ -22,7 +22,7 @@ from promptlimit._quadrature import legendre_gauss, mixture_lattice, radius_gaus
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import unwrap
-from promptlimit.tasks.denoising._points import (
+from promptlimit.tasks.denoising._limit_risk import (
     is_scalar,
     query_points,
     span,

@@ -30,12 +30,14 @@ from promptlimit.tasks._problem import (
     some_finite,
 )
 from promptlimit.tasks.denoising._limit_risk import (
+    QueryPoints,
+    bayes_denoising_risk,
     bayes_risk_array,
     is_rotation_invariant,
     limit_excess,
     limit_objective,
+    query_points,
 )
-from promptlimit.tasks.denoising._points import QueryPoints, bayes_denoising_risk, query_points
 from promptlimit.tasks.denoising._prompts import prompt_excess, query_rule, tilted_heads
 from promptlimit.tasks.denoising._task import (
     AbstractDenoising,
