@@ -33,14 +33,19 @@ from promptlimit.tasks.regression._softmax_risk import (
     with_arrays,
 )
 from promptlimit.tasks.regression._task import LinearRegression
-from promptlimit.weights import WeightInterpolant, weight_statistics
+from promptlimit.weights import weight_statistics
 
 _SET = 4096
 _MARGIN = 1.25
 _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
-_LOST = 1e-7
-_MISSED = 0.01
+"""Points of one set, and the ranges of tables; the first is that of the sharpness with a margin."""
+
+_LOST, _MISSED = 1e-7, 0.01
+"""Shares of the risk beyond the tables: small enough to use them, and too large to answer."""
+
 _UNRELIABLE = 0.1
+"""The relative error from which a risk is refused."""
+
 _ROUNDING = 1e-12
 
 _STEP, _HALVINGS = 0.25, 3
@@ -57,11 +62,10 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
     size = _SET if points is None else min(points, _SET)
     streams = [_tail_sets(head, size, replicate) for replicate in range(REPLICATES)]
     first = [next(stream) for stream in streams]
-    known, sums = _tabulated(head, first)
-    other = SoftmaxRisk(head.task, of_any_length(perturbed(known)), first[0], clipped=True)
-    risk = dataclasses.replace(other, statistics=of_any_length(known))
-    changed = _risks(other, head, _means(other, head)[None]) - _risks(risk, head, sums[:1])
-    tables = float(np.abs(changed).max())
+    risk, perturbed_risk, sums = _tabulated(head, first)
+    perturbed_sums = _means(perturbed_risk, head)[None]
+    changes = _risks(perturbed_risk, head, perturbed_sums) - _risks(risk, head, sums[:1])
+    tables = float(np.abs(changes).max())
     sets, target = 1, 1 if points is None else points // size
     while True:
         for _ in range(target - sets):
@@ -113,19 +117,24 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
     One change is the error of the tables; the other sets the statistics beyond them to their limit.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
-    known, rows = _tabulated(head, sets)
-    risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
+    risk, perturbed_risk, rows = _tabulated(head, sets)
     found, share = _mean_risk(risk, head, rows)
     lost = _lost(rows)
     _require_tables(lost, found.value, rows)
-    risk = dataclasses.replace(risk, slope_share=share)
-    changed = [dataclasses.replace(risk, statistics=of_any_length(perturbed(known)))]
-    changed += [dataclasses.replace(risk, saturated=True)] if lost > 0.0 else []
-    return [dataclasses.replace(risk, nodes=nodes) for nodes in sets], changed
+    changed = [perturbed_risk] + ([dataclasses.replace(risk, saturated=True)] if lost > 0.0 else [])
+    return (
+        [dataclasses.replace(risk, nodes=nodes, slope_share=share) for nodes in sets],
+        [dataclasses.replace(one, slope_share=share) for one in changed],
+    )
 
 
-def _tabulated(head: Regressor, sets: list[Nodes]) -> tuple[WeightInterpolant, NDArray[np.float64]]:
-    """Return statistics tabulated over the range of these points, and the means over each set."""
+def _tabulated(
+    head: Regressor, sets: list[Nodes]
+) -> tuple[SoftmaxRisk, SoftmaxRisk, NDArray[np.float64]]:
+    """Return the risk with tables over the range of these points, and the means over each set.
+
+    The second risk has the tables changed by their errors. Both are over the first set.
+    """
     end = first_range(head.task, head.key_query)
     while True:
         known = risk_statistics(head.length, end)
@@ -133,7 +142,8 @@ def _tabulated(head: Regressor, sets: list[Nodes]) -> tuple[WeightInterpolant, N
         rows = np.array([_means(dataclasses.replace(risk, nodes=nodes), head) for nodes in sets])
         found, _ = _mean_risk(risk, head, rows)
         if _lost(rows) <= _LOST * abs(found.value) or end == _RANGES[-1]:
-            return known, rows
+            changed = of_any_length(perturbed(known))
+            return risk, dataclasses.replace(risk, statistics=changed), rows
         end = next(wider for wider in _RANGES if wider > end)
 
 
