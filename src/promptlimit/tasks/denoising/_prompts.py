@@ -174,8 +174,8 @@ def _polar_rule(task: AbstractDenoising, step: float, reach: float) -> QueryRule
 
     Their outputs depend on $(\langle z,e\rangle,|z|)$ alone, e along the difference of the means.
     Polar coordinates in the plane of n, the midpoint's direction across e, and of the norm r of the
-    rest make the moments of selection depend on the radius alone. `best_layer` is 3.5 to 5 times as
-    fast as with `_lattice` and radii.
+    rest make the moments of selection depend on the radius alone: 4 to 5 times as fast as with
+    `_lattice` and radii (`benchmarks/special_paths.py`).
     """
     first, second = task.means
     distance = float(np.linalg.norm(first - second))

@@ -6,7 +6,8 @@ dimensions and a mean over scrambled Sobol' points beyond. A logistic loss takes
 of a second per query, an error rate less.
 
 The lightest queries take the third order instead, and its last term as their error: `risk` at the
-default tolerance is 2.3 times as fast in one dimension and 4 to 7 times in two.
+default tolerance is 2.3 to 4 times as fast in one dimension and 4 to 7 times in two
+(`benchmarks/special_paths.py`).
 """
 
 import math
