@@ -28,12 +28,10 @@ def seconds(action: Callable[[], object]) -> float:
 def compare(
     name: str, run: Callable[[int], object], module: Any, switch: str, general: object
 ) -> None:
-    """Print the time of the special path and that of the general one, both after a first call."""
-    run(0)
-    special = seconds(lambda: run(1))
+    """Print the times of the special path and of the general one, each of a second call."""
+    _, special = [seconds(lambda n=n: run(n)) for n in (0, 1)]
     with mock.patch.object(module, switch, general):
-        run(2)
-        slow = seconds(lambda: run(3))
+        _, slow = [seconds(lambda n=n: run(n)) for n in (2, 3)]
     print(f"{name:<44} {special:7.2f} s  general {slow:7.2f} s  {slow / special:5.1f} x")
 
 
@@ -52,9 +50,10 @@ def main(smallest: bool = False) -> None:
         lambda *_: None,
     )
     classes = pl.Discrimination([[1.0], [-1.0]], [0.6, 0.4], [[1.0]])
+    length = 1 if smallest else 10
     compare(
         "discrimination, light queries",
-        lambda _: pl.risk(classes.bayes_head(), classes, 10, points=points),
+        lambda _: pl.risk(classes.bayes_head(), classes, length, points=points),
         _law,
         "_LIGHT_SHARE",
         0.0,
