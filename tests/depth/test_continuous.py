@@ -69,7 +69,7 @@ def test_many_thin_layers_reach_the_flow(x64):
     assert np.abs(linear.mean - flow.mean).max() > 0.02
 
 
-def test_tokens_move_as_their_attention_says(x64):
+def test_tokens_move_with_the_output_of_attention(x64):
     tokens = RNG.standard_normal((7, 3))
     heads = pl.MultiHead([pl.SoftmaxAttention(U, V), pl.LinearAttention(V, U)])
     flow = pl.depth_flow(heads, pl.Empirical(tokens), [0.0, 1e-6, 0.1])
@@ -79,7 +79,7 @@ def test_tokens_move_as_their_attention_says(x64):
     assert_allclose((flow.tokens[1] - flow.tokens[0]) / 1e-6, moved, rtol=1e-4, atol=1e-6)
     assert_allclose(flow.cov[2], np.cov(flow.tokens[2].T, bias=True), rtol=1e-12)
     assert (flow.kind, flow.blow_up) == ("exact", None)
-    with pytest.raises(ArithmeticError, match="tokens of linear heads may leave all bounds"):
+    with pytest.raises(ArithmeticError, match="tokens of linear heads may grow without bound"):
         pl.depth_flow(heads, pl.Empirical(tokens), [5.0])
     weighted = pl.Empirical(tokens[:2], [0.25, 0.75])
     bounded = pl.depth_flow(pl.SoftmaxAttention(U, V), weighted, [5.0])
@@ -100,7 +100,7 @@ def test_ranks_fall_below_a_threshold_and_not_to_zero(x64):
     assert_allclose(flow.cov[1], np.diag([1 / (1 + 2e6), 1.0]), atol=1e-15)
 
 
-def test_the_picture_has_a_line_an_eigenvalue_and_the_blow_up(x64):
+def test_the_plot_has_a_line_per_eigenvalue_and_the_blow_up(x64):
     head = pl.SoftmaxAttention(0.5 * np.eye(2), np.eye(2))
     flow = pl.depth_flow(head, pl.Gaussian(np.zeros(2), np.diag([1.0, 0.5])), [0.0, 0.5, 2.0])
     ax = flow.plot()
@@ -109,21 +109,21 @@ def test_the_picture_has_a_line_an_eigenvalue_and_the_blow_up(x64):
     assert flow.to_xarray().attrs == {"kind": "limit", "blow_up": 1.0}
 
 
-def test_refusals_name_the_way_out():
+def test_errors_suggest_a_fix():
     head, law = pl.SoftmaxAttention(U, V), pl.Gaussian(MEAN, G)
     refusals = {
         "`times` must increase from 0 on, got [1.0, 0.0].": (head, law, [1.0, 0.0], "auto"),
-        "`attention` must have softmax heads with multiples of the identity for values to have a "
-        "closed form of depth, got other ones. Ask for method='ode'.": (head, law, [1.0], "closed"),
-        "`attention` must have softmax heads with multiples of the identity for values to have a "
-        "closed form of depth, got other ones. Ask for method='ode'. ": (
+        "`attention` must have softmax heads whose values are multiples of the identity for "
+        "method='closed', got other ones. Pass method='ode'.": (head, law, [1.0], "closed"),
+        "`attention` must have softmax heads whose values are multiples of the identity for "
+        "method='closed', got other ones. Pass method='ode'. ": (
             pl.LinearAttention(U, np.eye(3)), law, [1.0], "closed",
         ),
-        "`attention` must be heads without a residual in continuous depth, got Layer. Pass a head, "
-        "or a MultiHead of them: the residual is the step itself.": (
+        "`attention` must be heads without a residual in continuous depth, got Layer. Pass a head "
+        "or a MultiHead: the residual is the identity of the step.": (
             pl.Layer(head), law, [1.0], "auto",
         ),
-        "`attention` must take and make tokens of dimension 1 (that of `prompt`), got tokens, "
+        "`attention` must have inputs and outputs of dimension 1 (that of `prompt`), got tokens, "
         "queries and outputs of dimensions (3, 3, 3).": (
             head, pl.Gaussian([0.0], [[1.0]]), [1.0], "auto",
         ),

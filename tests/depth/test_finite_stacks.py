@@ -39,7 +39,7 @@ def third():
         return attention(plane(3))
 
 
-def test_the_matrices_of_a_stack_are_read_from_it(third):
+def test_a_gaussian_stack_has_the_matrices_of_its_layers(third):
     stack = plane(3)
     read = GaussianStack.of(third.as_layers(), stack.mean, stack.cov)
     with jax.enable_x64(True):
@@ -92,7 +92,7 @@ def test_influences_over_linear_layers_are_derivatives_between_measures():
         assert of_tokens.kernel[place, 0] == pytest.approx(slope, abs=1e-8)
 
 
-def test_a_token_errs_in_its_own_prompt_as_the_moments_of_one_layer_say(x64):
+def test_errors_of_a_token_in_its_own_prompt_match_the_moments_of_one_layer(x64):
     stack, length = plane(2), 6
     ((key_query, value),) = stack.layers[0].heads
     law, tilt = pl.Gaussian(stack.mean, stack.cov), np.array([0.4, -0.9])
@@ -162,7 +162,7 @@ def test_more_layers_or_heads_below_have_no_semi_exact_bias():
     )
 
 
-def test_more_dimensions_take_points_of_a_sequence_and_a_table(monkeypatch):
+def test_more_dimensions_use_sobol_points_and_a_table(monkeypatch):
     monkeypatch.setattr(_semi_exact, "_POINTS", 2**13)
     monkeypatch.setattr(_semi_exact, "_TABLE", (12, 32))
     flat = plane(2)
@@ -213,7 +213,7 @@ def test_prompt_moments_expands_stacks(x64):
     assert np.isnan(masked.bias[:2]).all()  # it has a logarithm that the first tokens decide
 
 
-def test_prompt_moments_takes_the_semi_exact_bias_where_the_leading_order_is_far(x64):
+def test_prompt_moments_uses_the_semi_exact_bias_far_from_the_leading_order(x64):
     stack = line(0.0, (1, (0.6, 0.5)), (1, (0.3, 0.5)))
     law, lengths = pl.Gaussian([0.0], [[1.0]]), np.array([1.0, 100.0, math.inf])
     moments = pl.prompt_moments(attention(stack), law, [1.0], lengths, kind="asymptotic")
@@ -228,7 +228,7 @@ def test_prompt_moments_takes_the_semi_exact_bias_where_the_leading_order_is_far
     assert np.isfinite(moments.cov).all()
 
 
-def test_heads_beside_one_another_have_a_leading_order_too(x64):
+def test_several_heads_in_a_layer_have_a_leading_order(x64):
     heads = [pl.SoftmaxAttention([[0.3]], [[1.0]]), pl.SoftmaxAttention([[-0.2]], [[0.5]])]
     law = pl.Gaussian([0.4], [[0.9]])
     lengths = np.array([4000.0])
@@ -237,7 +237,7 @@ def test_heads_beside_one_another_have_a_leading_order_too(x64):
         pl.prompt_moments(head, law, [1.0], lengths, kind="asymptotic").bias for head in heads
     ]
     assert moments.bias == pytest.approx(single[0] + single[1], rel=1e-12)
-    # Cov(T_1, T_2) = V_1 (G + G t_2 t_1' G) V_2 e^{t_1'G t_2}, the two tilts beside one another
+    # Cov(T_1, T_2) = V_1 (G + G t_2 t_1' G) V_2 e^{t_1'G t_2}, two tilts of one prompt
     g, (t, s), values = 0.9, (0.3, -0.2), (1.0, 0.5)
     pairs = [(t, t, values[0] ** 2), (s, s, values[1] ** 2), (t, s, 2 * values[0] * values[1])]
     right = sum(v * math.exp(a * g * b) * (g + g * b * a * g) for a, b, v in pairs)
@@ -275,7 +275,7 @@ def test_heads_beside_one_another_have_a_leading_order_too(x64):
     ],
     ids=["sharp", "not Gaussian", "query inside", "deep"],
 )
-def test_what_has_no_leading_order_says_why(stack, law, options, reason):
+def test_errors_explain_a_missing_leading_order(stack, law, options, reason):
     with pytest.raises(KindUnavailableError) as error:
         pl.prompt_moments(attention(stack), law, [1.0], 100, kind="asymptotic", **options)
     inside = ", query inside" if options else ""

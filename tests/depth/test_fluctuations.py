@@ -20,7 +20,7 @@ from promptlimit.studies.depth.finite_stacks import first_orders, line_stack, ou
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_stacks_on_a_line_have_the_numbers_worked_out_for_them(name):
+def test_stacks_on_a_line_match_their_anchors(name):
     stack, query, output, variance, bias, causal = LINES[name]
     at = np.array([query])
     assert stack.output(at) == pytest.approx([output], abs=5e-13 if len(str(output)) > 12 else 1e-9)
@@ -29,7 +29,7 @@ def test_stacks_on_a_line_have_the_numbers_worked_out_for_them(name):
     assert fluctuation_bias(stack, at) == pytest.approx([bias], abs=5.1e-9)
 
 
-def test_stacks_in_the_plane_have_the_numbers_worked_out_for_them():
+def test_stacks_in_the_plane_match_their_anchors():
     two, three = plane(2), plane(3)
     assert two.output(PLANE_QUERY) == pytest.approx([0.812076013641, -0.353696837680], abs=6e-13)
     cov = np.array([[2.044097114636, 0.102266312818], [0.102266312818, 0.122050204758]])
@@ -95,7 +95,7 @@ def test_one_layer_has_the_delta_method_of_one_head():
     assert fluctuation_bias(stack, PLANE_QUERY) == pytest.approx(-share * along, rel=1e-13)
 
 
-def test_many_stacks_and_queries_at_once_are_those_one_by_one():
+def test_batches_of_stacks_and_queries_agree_with_single_ones():
     rng = np.random.default_rng(1)
     roots = rng.normal(size=(3, 2, 2)) * 0.6
     covs, means = roots @ roots.mT, rng.normal(size=(3, 2))
@@ -126,13 +126,13 @@ def test_a_singular_law_is_that_of_fewer_dimensions():
     assert fluctuation_bias(stack, at) == pytest.approx(bias * direction[:, 0], abs=1e-8)
 
 
-def test_a_simulated_stack_keeps_to_covariance_and_bias_once_the_kernel_is_taken_off():
+def test_a_simulated_stack_has_the_covariance_and_bias_of_the_expansion():
     stack = plane(2)
     length, prompts = 200, 300
     moved, first = simulated(stack, PLANE_QUERY, length, prompts, np.random.default_rng(3))
     left = moved - first
     error = left.std(axis=0, ddof=1) / math.sqrt(prompts)
-    # what is left has the bias as its mean, and a spread that no longer grows with the length
+    # the remainder has the bias as its mean, and a spread that does not grow with the length
     assert np.all(np.abs(left.mean(axis=0) - fluctuation_bias(stack, PLANE_QUERY)) < 4 * error)
     spread = moved.std(axis=0) / math.sqrt(length)
     assert np.all(left.std(axis=0) < 0.3 * moved.std(axis=0))
@@ -155,8 +155,8 @@ def test_the_bias_of_two_masked_layers_grows_with_the_logarithm_of_the_length():
     with pytest.raises(KindUnavailableError) as refusal:
         masked_bias_slope(LINES["three"][0], np.ones(1))
     assert str(refusal.value) == (
-        "`stack` must have two layers for its bias to grow as ln L under a mask, got 3. Simulate "
-        "prompts."
+        "`stack` must have two layers for its bias of order ln L / L under a mask, got 3. "
+        "Simulate prompts."
     )
 
 
@@ -175,7 +175,7 @@ def test_a_bias_that_does_not_fall_as_one_over_the_length_is_refused():
 
 
 def simulated(stack, query, length, prompts, rng):
-    """Return L times what prompts do to the output beyond their first order, [prompts, e]."""
+    """Return L times the change of the output beyond first order, [prompts, e]."""
     dim = query.size
     tokens = stack.mean + rng.normal(size=(prompts, length, dim)) @ np.linalg.cholesky(stack.cov).T
     rows = np.concatenate([tokens, np.broadcast_to(query, (prompts, 1, dim))], axis=1)
@@ -191,7 +191,7 @@ def simulated(stack, query, length, prompts, rng):
 
 
 @pytest.mark.parametrize(("dim", "depth"), [(1, 4), (3, 2)])
-def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
+def test_stacks_agree_with_the_expansion_from_50_to_5000_tokens(dim, depth):
     rng = np.random.default_rng([dim, depth])
 
     def matrix(size):
@@ -205,7 +205,7 @@ def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
     for length, prompts in ((50, 4000), (500, 200), (5000, 3)):
         moved, first = simulated(stack, query, length, prompts, rng)
         left = moved - first
-        # what the first order leaves is smaller by the root of the length
+        # the remainder is smaller by the root of the length
         assert np.mean(left**2) < 40.0 / length * np.mean(first**2)
         if prompts > 100:
             error = left.std(axis=0, ddof=1) / math.sqrt(prompts)
@@ -235,8 +235,8 @@ def test_a_stack_deeper_than_paths_can_be_summed_is_refused():
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), (layer,) * 7), np.ones(1))
     assert str(error.value) == (
         "`stack` must have few paths, got one in which 7 layers of 1 head have paths of 5461 "
-        "terms, more than the 1500 that can be summed. Simulate prompts, or take `influence` of "
-        "one long prompt."
+        "terms, more than the 1500 that can be summed. Simulate prompts, or compute the "
+        "`influence` of one long prompt."
     )
 
 
@@ -255,6 +255,6 @@ def test_sharp_layers_and_tokens_that_attend_to_themselves_are_named():
         "be below 1/2)"
     )
     assert stack(0.6).slow_layer() == (
-        "the tokens of layer 0 attend to themselves so much that the bias nears its leading order "
-        "more slowly than 1/L (q = 0.42, and it must be below 1/4)"
+        "the tokens of layer 0 attend to themselves so much that the bias approaches its leading "
+        "order more slowly than 1/L (q = 0.42, and it must be below 1/4)"
     )

@@ -129,7 +129,7 @@ def test_draws_have_their_law_for_fewer_tokens_than_dimensions_and_for_very_many
     assert stack.node_count(length) == {2: 9 * 5**2, 3: 9**3 * 5**2}[dim]
 
 
-def test_a_layer_that_goes_down_in_dimension_has_its_moments() -> None:
+def test_a_layer_that_reduces_the_dimension_has_exact_moments() -> None:
     """The last layer has one output: the first row of the moments with its matrices whole."""
     whole = several_heads([0.3, -0.4])
     *lower, last = whole.layers

@@ -36,7 +36,7 @@ DEEP = stack_of((1.0, -0.68, 0.2), (1.0, 0.1, 0.3), (1.0, 0.1, 0.3), (1.0, 0.2, 
 
 
 @pytest.mark.parametrize(("tau", "shift", "length"), [(0.5, 0.0, 40), (0.6, 0.7, 12)])
-def test_the_share_is_that_of_prompts_drawn(tau, shift, length):
+def test_the_share_agrees_with_drawn_prompts(tau, shift, length):
     rng = np.random.default_rng(0)
     x = rng.normal(shift, 1.0, size=200_000)
     scores = tau * x[:, None] * rng.normal(size=(x.size, length))
@@ -53,7 +53,7 @@ def test_the_share_is_that_of_prompts_drawn(tau, shift, length):
 
 
 @pytest.mark.parametrize(("squared", "exponent"), [(0.35, 0.5 * (1 / 0.7 - 1)), (0.125, 1.0)])
-def test_the_share_nears_one_at_its_rate(squared, exponent):
+def test_the_share_tends_to_one_at_its_rate(squared, exponent):
     lengths = np.array([1e12, 1e18]) if exponent < 1 else np.array([1e5, 1e6])
     missing = 1.0 - _share(squared**0.5, 0.0, lengths)
     slope = -np.log(missing[1] / missing[0]) / np.log(lengths[1] / lengths[0])
@@ -98,7 +98,7 @@ def test_the_length_named_is_the_first_power_of_two_that_reaches():
     assert reached_length(nearly, QUERY) == np.inf
 
 
-def test_two_layers_take_the_exact_errors_of_tokens_there():
+def test_two_layers_use_the_exact_errors_of_tokens_at_short_lengths():
     two = stack_of((1.0, -0.65, 0.5), (1.0, 0.3, 0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

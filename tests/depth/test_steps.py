@@ -49,7 +49,7 @@ def _expanded(moments, ridge, residual):
 
 
 @pytest.mark.parametrize(("dim", "length"), [(5, 40), (5, 3), (2, 10**12)])
-def test_the_least_mean_is_the_hankel_systems_to_the_last_digit(dim, length):
+def test_the_smallest_mean_is_that_of_the_hankel_system_to_the_last_digit(dim, length):
     moments = _moments(dim, length, 16)
     for degree in (1, 3, 8):
         least = wishart_spectrum(dim, length, degree).least(RIDGE)
@@ -108,7 +108,7 @@ def test_a_large_ridge_keeps_real_steps_above_the_best_polynomial():
     assert_allclose(best.steps[0], best.steps[1], rtol=1e-6)
 
 
-def test_digits_stay_where_the_spectrum_is_one_point():
+def test_no_digits_are_lost_where_the_spectrum_is_nearly_one_point():
     length = 10**30
     best = best_steps(wishart_spectrum(5, length, 8), Fraction(1, 2 * length))
     assert_allclose(best.mean * length, 2.5, rtol=1e-12)

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from promptlimit.depth import bartlett_factors, trace_moments
 
 
-def test_moments_are_those_of_textbooks():
+def test_moments_match_textbook_formulas():
     for d, n in [(1, 1), (3, 2), (5, 40), (4, 10**30)]:
         means = trace_moments(d, n, 3)
         assert means[0] == d

@@ -9,7 +9,7 @@ def root(cov):
 
 
 def draw(task, prompts, length, rng):
-    """Return covariates, labels, query and its label of so many prompts."""
+    """Return covariates, labels, query and query label of simulated prompts."""
     dim = task.covariance.shape[0]
     noise = np.sqrt(task.noise_variance)
     w = np.sqrt(task.prior_variance) * rng.normal(size=(prompts, dim))

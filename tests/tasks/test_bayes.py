@@ -20,7 +20,7 @@ def test_the_bayes_risk_is_that_of_ridge_regression(name, length):
     assert within(found.value, found.error + 1e-12, brute)
 
 
-def test_ridge_on_ten_tokens_is_the_number_known():
+def test_ridge_on_ten_tokens_has_its_known_risk():
     task = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2)
     assert_allclose(pl.bayes_risk(task, 10).mse, 0.196, atol=5e-4)
 
@@ -40,7 +40,7 @@ def test_without_noise_every_new_token_explains_one_direction():
         assert np.abs(found.mse - max(4 - length, 0)) <= max(3 * found.error, 1e-12)
 
 
-def test_long_prompts_leave_the_noise_and_a_little_more():
+def test_the_risk_of_long_prompts_tends_to_the_noise_floor_as_one_over_length():
     task = pl.LinearRegression(ANISOTROPIC, noise_variance=0.2, prior_variance=0.5)
     for length in (1e6, 1e12, 1e29):
         excess = pl.bayes_risk(task, length).mse - 0.2
@@ -49,7 +49,7 @@ def test_long_prompts_leave_the_noise_and_a_little_more():
     assert pl.bayes_risk(task, math.inf).kind == "limit"
 
 
-def test_what_the_prompt_never_shows_stays_unknown():
+def test_directions_that_prompts_never_contain_keep_their_prior_risk():
     task = pl.LinearRegression(np.diag([1.0, 0.0]), prior_variance=0.7, query_covariance=np.eye(2))
     assert_allclose(pl.bayes_risk(task, math.inf).mse, 0.7, rtol=1e-14)
     assert_allclose(pl.bayes_risk(task, 5).mse, 0.7, rtol=1e-14)

@@ -88,7 +88,7 @@ def test_infinite_prompts_need_depth_for_covariances_that_vary(x64):
     assert pl.risk(moving.attention, rotated, math.inf).mse < 1e-25
 
 
-def test_infinite_prompts_of_one_covariance_need_none(x64):
+def test_infinite_prompts_of_one_covariance_need_one_layer(x64):
     tilted = pl.LinearRegression([[1.0, 0.4], [0.4, 0.3]], noise_variance=0.1)
     best = pl.linear_optimum(tilted, math.inf, depth=3)
     assert best.steps is None
@@ -104,7 +104,7 @@ def test_deep_steps_that_are_not_real_stay_above_their_bound():
     assert deep.mse < four.mse
 
 
-def test_refusals_name_the_way_out():
+def test_errors_suggest_a_fix():
     tilted = pl.LinearRegression([[1.0, 0.4], [0.4, 0.3]])
     rotated = pl.RotatedRegression([1.0, 0.5])
     refusals = {

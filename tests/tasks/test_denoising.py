@@ -74,7 +74,7 @@ def tensor_rule(task, order=100):
     )
 
 
-def test_the_bayes_predictor_is_tweedies_to_thirty_digits(x64):
+def test_the_bayes_predictor_is_tweedies_formula_to_thirty_digits(x64):
     query = np.array([0.3, -1.2])
     with mpmath.workdps(40):
         s = mpmath.mpf(UNEVEN.within_variance) + mpmath.mpf(UNEVEN.noise_variance)
@@ -94,7 +94,7 @@ def test_the_bayes_predictor_is_tweedies_to_thirty_digits(x64):
     assert_allclose(jax.vmap(UNEVEN.bayes)(jnp.asarray(points)), bayes, rtol=1e-12, atol=1e-12)
 
 
-def test_pairs_are_clean_tokens_and_what_noise_makes_of_them(x64):
+def test_pairs_are_noisy_tokens_and_their_clean_tokens(x64):
     task = random_task(3, 2)
     prompt, asked = task.draw(key=jax.random.key(0))
     g, eye = task.within_variance, np.eye(3)
@@ -180,7 +180,7 @@ def test_the_gap_of_the_best_linear_map_at_figure_2():
 
 
 @pytest.mark.parametrize(("dim", "clean"), [(1, False), (5, True)])
-def test_in_every_dimension_it_is_what_many_queries_say(dim, clean):
+def test_the_excess_agrees_with_many_queries_in_every_dimension(dim, clean):
     task, attention = random_task(dim, 2, clean_prompt=clean), random_layer(dim, heads=2)
     rng = np.random.default_rng(7)
     part = rng.choice(2, p=task.weights, size=200_000)
@@ -216,7 +216,7 @@ class Spoken(pl.AbstractAttention):
         return self.inner(prompt, query)
 
 
-def test_an_attention_without_heads_is_called_and_its_slopes_are_those_of_the_risk(x64):
+def test_an_attention_without_heads_is_evaluated_and_differentiated(x64):
     layer = random_layer(2)
     assert limit_map(Spoken(layer), FIGURE) is None
     through_calls = pl.bayes_excess(Spoken(layer), FIGURE, INF, points=1024)
@@ -263,7 +263,7 @@ def test_two_heads_and_the_layer_are_bayes(task, x64):
     assert_allclose(heads(task.token_law, query), task.bayes(query), rtol=1e-12)
 
 
-def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
+def test_the_layer_is_bayes_over_clean_prompts_and_rotated_means(x64):
     clean = pl.Denoising(
         [[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4, clean_prompt=True
     )
@@ -277,7 +277,7 @@ def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
     assert pl.bayes_excess(pl.tasks.bayes_layer(task), task, INF).value < 1e-28
 
 
-def test_what_is_turned_and_what_is_not_agree_with_simulation():
+def test_rotated_and_fixed_mixtures_agree_with_simulation():
     means, weights = [[3, 0], [1, 1]], [0.3, 0.7]
     settings: dict[str, Any] = {"within_variance": 1, "noise_variance": 2}
     turned = pl.InContextDenoising(means, weights, **settings)
@@ -317,8 +317,8 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             ([[1, 2]], [1.0], GOOD),
-            "`means` must have at least two rows, got 1. With one component there is nothing to "
-            "select: the best denoiser is affine.",
+            "`means` must have at least two rows, got 1. With one component the best "
+            "denoiser is affine.",
         ),
         (([[], []], HALVES, GOOD), "`means` must have at least one column, got none."),
         (
@@ -331,7 +331,7 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, [0.2, 0.3, 0.5], GOOD),
-            "`weights` must have shape (2,) (one weight a row of `means`), got (3,).",
+            "`weights` must have shape (2,) (one weight per row of `means`), got (3,).",
         ),
         (
             (PAIR, HALVES, GOOD | {"noise_variance": -1}),
@@ -343,7 +343,7 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, HALVES, GOOD | {"within_variance": 1e308}),
-            "`within_variance` must be 0 or lie between 1e-60 and 1e+60, got 1e+308. Measure "
+            "`within_variance` must be 0, or between 1e-60 and 1e+60, got 1e+308. Measure "
             "tokens in other units.",
         ),
         (
@@ -352,12 +352,12 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, HALVES, {"within_variance": 0, "noise_variance": 0}),
-            "`noise_variance` must be positive where `within_variance` is 0, got 0.0. Without "
-            "either there is nothing to remove.",
+            "`noise_variance` must be positive where `within_variance` is 0, got 0.0. With "
+            "both zero, queries would be clean.",
         ),
     ],
 )
-def test_what_is_wrong_with_a_mixture_is_said(arguments, message):
+def test_invalid_mixtures_are_refused_in_one_sentence(arguments, message):
     means, weights, settings = arguments
     for kind in (pl.Denoising, pl.InContextDenoising):
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -390,14 +390,14 @@ def test_what_is_wrong_with_a_mixture_is_said(arguments, message):
             [[3], [-3]],
             {},
             "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
-            "dimension 1. `bayes_layer` has a residual and takes it.",
+            "dimension 1. `bayes_layer`, which has a residual, accepts it.",
         ),
         (
             pl.tasks.bayes_heads,
             PAIR,
             {"clean_prompt": True},
             "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
-            "clean prompts. `bayes_layer` has a residual and takes it.",
+            "clean prompts. `bayes_layer`, which has a residual, accepts it.",
         ),
     ],
 )
@@ -407,18 +407,18 @@ def test_a_construction_names_the_theorem_it_rests_on(construct, means, options,
         construct(task)
 
 
-def test_what_the_tasks_do_not_take_is_said():
+def test_tasks_outside_a_construction_are_refused_in_one_sentence():
     three = pl.Denoising([[1, 0], [0, 1], [-1, 0]], [0.5, 0.2, 0.3], **GOOD)
     message = (
-        "`task` must have two components for Theorem 4.1, got 3. `bayes_layer` takes any number "
-        "of equal norm."
+        "`task` must have two components for Theorem 4.1, got 3. `bayes_layer` accepts any "
+        "number of equal norm."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_heads(three)
     turned = pl.InContextDenoising(PAIR, HALVES, **GOOD)
     message = (
-        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads know the "
-        "means; `bayes_layer` does not, and takes InContextDenoising too."
+        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads depend on "
+        "the means; those of `bayes_layer` do not."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_heads(turned)

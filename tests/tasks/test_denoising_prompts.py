@@ -44,7 +44,7 @@ def simulated(layer, task, length, prompts=150_000, seed=0):
     return squares.mean(), squares.std() / math.sqrt(prompts)
 
 
-def test_the_layer_of_bayes_has_the_printed_excess():
+def test_the_bayes_layer_has_the_printed_excess():
     with jax.enable_x64(True):
         layer = pl.tasks.bayes_layer(FIGURE)
     excess = pl.bayes_excess(layer, FIGURE, [100, 1e6])
@@ -54,11 +54,11 @@ def test_the_layer_of_bayes_has_the_printed_excess():
     assert_allclose(pl.bayes_excess(layer, FIGURE, 1e6, points=512).mse, 0.0325753, rtol=1e-4)
 
 
-def test_hot_heads_have_an_excess_or_are_refused():
+def test_sharp_heads_have_an_excess_or_are_refused():
     layer = pl.Layer(pl.SoftmaxAttention([[0.6]], [[0.6]]), [[0.2]])
     excess = pl.bayes_excess(layer, LINE, 1e30, points=256)
     limit = pl.bayes_excess(layer, LINE, math.inf)
-    assert 0.0 < excess.value < limit.value  # what far queries read falls short of its limit
+    assert 0.0 < excess.value < limit.value  # outputs at far queries fall short of their limit
     message = (
         "`attention` must have scores of standard deviation at most 40, got .* at some query. "
         "Scale its key-query matrix down, or pass kind='estimate' with a key to `risk`."
@@ -87,7 +87,7 @@ def test_components_of_one_mean_are_one_gaussian_in_every_dimension():
         pl.risk_gradient(pl.Layer(head), task, 5)
 
 
-def test_clean_prompts_fall_like_one_over_the_length():
+def test_the_excess_over_clean_prompts_decreases_as_one_over_length():
     task = pl.Denoising(
         [[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4, clean_prompt=True
     )
@@ -112,7 +112,7 @@ def test_heads_of_different_tilts_agree_with_simulation_and_one_token_with_algeb
     assert_allclose(mse[0], 0.02**2 + 0.36 * 4.89 + 0.04 * 4.89 - 0.4 * 2.89 + 2.89, rtol=2e-4)
 
 
-def test_heads_of_one_tilt_are_one():
+def test_heads_of_one_tilt_add_up_to_one_head():
     halves = pl.Layer([softmax(0.5, 0.3), softmax(0.5, 0.4)], [[0.2]])
     whole = pl.Layer(softmax(0.5, 0.7), [[0.2]])
     both = [pl.risk(layer, LINE, 7).value for layer in (halves, whole)]
@@ -164,7 +164,7 @@ def test_three_components_agree_with_simulation(kernel):
     assert abs(exact.mse - mean) < 4 * error + 2 * exact.error
 
 
-def test_linear_heads_over_prompts_of_two_known_tokens_are_a_sum_over_nine():
+def test_linear_heads_over_two_tokens_match_a_sum_over_nine_cases():
     means, weights = np.array([[3.0, 0], [0, 1], [1, -1]]), np.array([0.5, 0.2, 0.3])
     task = pl.Denoising(means, weights, within_variance=0, noise_variance=1, clean_prompt=True)
     u, v, c, other, last = random_matrices(5, 2, 0.5, 2)
@@ -191,7 +191,7 @@ def test_the_best_linear_head_has_the_printed_gain():
         assert pl.risk(nearby, FIGURE, length).value > pl.risk(head, FIGURE, length).value
 
 
-def test_components_in_one_place_are_one_gaussian():
+def test_coinciding_components_are_one_gaussian():
     task = pl.Denoising([[1, 0, 0], [1, 0, 0]], [0.5, 0.5], within_variance=1, noise_variance=1)
     with jax.enable_x64(True):
         layer = pl.tasks.bayes_layer(task)
@@ -218,7 +218,7 @@ def test_means_that_are_too_far_are_refused_before_any_work(far, words, dim):
         pl.bayes_excess(layer, task, [2, 10])
 
 
-def test_means_that_are_far_have_a_number():
+def test_means_that_are_far_apart_have_a_risk():
     task = pl.Denoising([[7.0], [-7.0]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     with jax.enable_x64(True):
         layer = pl.tasks.bayes_layer(task)
@@ -227,7 +227,7 @@ def test_means_that_are_far_have_a_number():
     assert abs(excess.mse + pl.bayes_risk(task, 2).mse - mean) < 4 * error + 2 * excess.error
 
 
-def test_turning_the_mixture_makes_no_difference_to_heads_that_are_numbers():
+def test_rotating_the_mixture_does_not_change_the_risk_of_scalar_heads():
     task = pl.InContextDenoising(FIGURE.means, FIGURE.weights, within_variance=1, noise_variance=4)
     layer = pl.tasks.bayes_layer(FIGURE)
     assert pl.risk(layer, task, 50) == pl.risk(layer, FIGURE, 50)
@@ -251,7 +251,7 @@ def test_a_flow_at_finite_length_descends_the_exact_risk_and_leaves_bayes():
         pl.gradient_flow(both, task, 50, [0.0, 1.0])
 
 
-def test_gain_and_residual_are_solved_for():
+def test_gain_and_residual_minimise_the_excess():
     rule, lengths = _scalar_rule(FIGURE, 1.2, 100.0), np.array([100.0])
     gain, residual, least = _solved(FIGURE, 0.4, 100.0, rule)
 
@@ -283,14 +283,14 @@ def test_the_best_layer_has_the_printed_numbers():
     assert_allclose(best.mse, 0.358098, rtol=2e-6)
 
 
-def test_a_prompt_of_other_kinds_is_simulated():
+def test_attentions_without_an_exact_rule_are_simulated():
     mixed = pl.Layer([softmax(0.5, 0.7), pl.LinearAttention([[0.1]], [[0.1]])], [[0.2]])
     with pytest.raises(ValueError, match="`key` must be given for Layer on Denoising"):
         pl.risk(mixed, LINE, 5)
 
 
 @pytest.mark.parametrize("kind", ["polar", "lattice"])
-def test_the_halves_of_a_rule_show_the_error_of_its_radii(kind, monkeypatch):
+def test_the_halves_of_a_rule_measure_the_error_of_its_radii(kind, monkeypatch):
     task, _ = turned(FIGURE, 5)
     eye = np.eye(5)
     along = np.linalg.svd(task.means, full_matrices=False)[2]

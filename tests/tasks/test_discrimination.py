@@ -34,7 +34,7 @@ def theta(rho: float) -> pl.SoftmaxAttention:
 
 
 @pytest.mark.parametrize("kernel", [pl.SoftmaxAttention, pl.LinearAttention])
-def test_the_score_has_the_coordinates_it_says(kernel):
+def test_the_score_has_the_stated_coordinates(kernel):
     with jax.enable_x64(True):
         head, x = kernel(U, V), np.array([0.4, -1.0, 0.3])
         read = float(head(SKEW.prompt, np.append(x, 0.0))[-1])
@@ -65,7 +65,7 @@ def test_the_limit_risk_is_the_integral_in_all_dimensions():
     assert risk.error < 1e-10
 
 
-def test_the_bayes_risk_is_one_integral_and_no_length_changes_it():
+def test_the_bayes_risk_is_one_integral_at_every_length():
     slope = SKEW.bayes.slope
     spread = math.sqrt(slope @ SKEW.cov @ slope)
 
@@ -104,7 +104,7 @@ def test_the_gradient_vanishes_at_a_bayes_head(slopes):
     assert max(np.abs(array).max() for array in slopes.value.values()) < 1e-9
 
 
-def test_the_gradient_is_that_of_differences(slopes):
+def test_the_gradient_agrees_with_finite_differences(slopes):
     with jax.enable_x64(True):
         key_query = np.array(theta(1.0).key_query) + 0.2
         head = pl.SoftmaxAttention(key_query, theta(1.0).value)
@@ -129,14 +129,14 @@ def test_the_flow_ends_at_bayes_in_any_dimension():
     assert flow.value[0] - flow.value[-1] > 0.05
 
 
-def test_the_law_of_the_score_gives_the_loss_known():
+def test_the_law_of_the_score_gives_the_known_loss():
     """theta(1), x = (.5, -.3), ten tokens; converged in all its steps, and by a million prompts
     0.3632 with a standard error of 2e-4."""
     law = pl.output_law(theta(1.0), C1.prompt, [0.5, -0.3, 0.0], 10)
     assert_allclose(law.expectation(LOSS, SLOPE), 0.36317520, atol=2e-8)
 
 
-def test_the_third_order_risk_is_the_number_known():
+def test_the_third_order_risk_has_its_known_value():
     risk = pl.risk(theta(0.5), C1, 100, kind="asymptotic")
     assert math.isnan(risk.error)
     assert risk.kind == "asymptotic"
@@ -146,7 +146,7 @@ def test_the_third_order_risk_is_the_number_known():
 LINE = pl.Discrimination([[1.0], [-0.5]], [0.4, 0.6], [[0.8]])
 
 
-def test_error_rate_and_risk_of_short_prompts_are_those_of_simulated_ones():
+def test_error_rate_and_risk_of_short_prompts_agree_with_simulation():
     with jax.enable_x64(True):
         head = block_head([[0.6]], [0.2], [1.1], 0.7)
     rate, risk = error_rate(head, LINE, 5), pl.risk(head, LINE, 5)
@@ -172,7 +172,7 @@ def test_the_error_rate_of_the_limit_is_that_of_bayes():
     assert abs(error_rate(head, LINE, math.inf).value - exact) < 1e-10
 
 
-def test_a_head_without_values_has_the_loss_of_no_score():
+def test_a_head_with_zero_values_has_the_loss_of_a_zero_score():
     line = pl.Discrimination([[1.0], [-0.5]], [0.3, 0.7], [[0.8]])
     silent = pl.SoftmaxAttention([[0.6, 0.2], [0.3, 0.1]], np.zeros((2, 2)))
     assert_allclose(pl.risk(silent, line, 10).value, math.log(2.0), rtol=1e-12)
@@ -217,12 +217,12 @@ def test_gradients_at_finite_length_are_simulated():
         ),
     ],
 )  # fmt: skip
-def test_classes_that_are_none_are_refused(means, weights, cov, sentence):
+def test_invalid_classes_are_refused(means, weights, cov, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         pl.Discrimination(means, weights, cov)
 
 
-def test_other_attentions_are_refused_with_a_way_out():
+def test_other_attentions_are_refused_with_a_suggestion():
     heads = pl.MultiHead([C1.bayes_head(), C1.bayes_head()])
     sentence = (
         "`attention` must be one softmax head, got MultiHead. Use `risk` with a key for others."

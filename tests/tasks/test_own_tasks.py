@@ -1,4 +1,4 @@
-"""A user's own task is exact as soon as it says what it knows."""
+"""User-defined tasks: formulas make their risks exact."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def test_one_formula_makes_its_risks_and_gradients_exact(precision):
     assert not slopes.value["key_query"].any()
 
 
-def test_what_the_formula_says_is_what_prompts_say():
+def test_the_formula_agrees_with_simulated_prompts():
     found = pl.risk(HEAD, HiddenMean(SCATTER), [1, 7], key=KEY)
     assert found.kind == "estimate"
     assert np.all(np.abs(found.value - RISKS[:2]) < 4 * found.error)
@@ -59,7 +59,7 @@ def test_the_posterior_mean_has_the_bayes_risk_of_the_task():
 
 
 @pointed_rule()
-def test_a_risk_over_points_of_its_own_comes_with_their_spread():
+def test_a_user_rule_over_points_reports_their_spread():
     found = pl.risk(HEAD, PointedMean(SCATTER), 7)
     value, slope = textbook(VALUE, 7)
     assert (found.kind, found.samples) == ("exact", 8 * 4096)
@@ -75,7 +75,7 @@ def test_a_risk_over_points_of_its_own_comes_with_their_spread():
     assert slopes.samples == 8 * 1024
 
 
-def test_other_attentions_are_simulated_as_before():
+def test_attentions_without_a_formula_are_simulated():
     linear = pl.LinearAttention(0.3 * np.eye(2), VALUE)
     message = (
         "`key` must be given for LinearAttention on KnownMean, which has no exact answer here "
@@ -99,7 +99,7 @@ class HalfSeen(HiddenMean):
         return token[:1]
 
 
-def test_the_dimension_of_queries_is_what_masking_leaves():
+def test_query_of_determines_the_dimension_of_queries():
     assert HalfSeen(SCATTER).query_dim == 1
     message = (
         "`attention` must take queries of dimension 1 (what the task's `query_of` leaves of a "
@@ -126,6 +126,7 @@ WIDE = pl.Gaussian(np.zeros(3), np.eye(3))
         ("draw", lambda self, *, key: None, "two measures, .* got NoneType"),
         ("draw", lambda self, *, key: (NORMAL, 1.0), r"two measures, .* got \(Gaussian, float\)"),
         ("draw", lambda self, *, key: (WIDE, WIDE), "tokens of dimension 2, .* dimension 3"),
+        ("draw", lambda self, *, key: (NORMAL, WIDE), "queries of dimension 2, .* dimension 3"),
         ("loss", lambda self, output, token: output, r"one real number, got an array of shape \(2"),
         ("loss", lambda self, output, token: None, "one real number, got NoneType"),
         ("query_of", lambda self, token: None, "a vector, the query of a token, got NoneType"),
@@ -137,7 +138,7 @@ WIDE = pl.Gaussian(np.zeros(3), np.eye(3))
         ("token_dim", "2", "a whole number of at least 1, got '2'"),
     ],
 )
-def test_what_a_method_must_return_is_said(monkeypatch, method, replacement, message):
+def test_errors_state_what_a_method_must_return(monkeypatch, method, replacement, message):
     monkeypatch.setattr(Plain, method, replacement)
     with pytest.raises(pl.errors.ArgumentError, match=f"^`{method}` of Plain must .*{message}"):
         pl.risk(HEAD, Plain(SCATTER), 3, key=KEY, samples=4)

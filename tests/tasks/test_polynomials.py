@@ -40,7 +40,7 @@ def _by_hermite(task, key_query, value_row):
 
 
 @pytest.mark.parametrize("dim", [1, 2])
-def test_averages_are_those_of_quadrature(dim, x64):
+def test_averages_agree_with_quadrature(dim, x64):
     rng = np.random.default_rng(dim)
     task = TASK if dim == 2 else pl.LinearRegression([[0.8]], noise_variance=0.2)
     key_query, value_row = rng.normal(size=(dim + 1, dim + 1)), rng.normal(size=dim + 1)
@@ -61,7 +61,7 @@ def test_the_optimum_at_isotropic_covariance_is_the_formula():
         assert_allclose(pl.linear_optimum(task, length).mse, expected, rtol=1e-12)
 
 
-def test_the_optima_of_the_experiments_are_those_known():
+def test_the_optima_of_the_experiments_have_their_known_values():
     sigma = kms(5, 0.5)
     factor = np.linalg.cholesky(sigma)
     coded = factor @ sigma @ factor.T
@@ -75,7 +75,7 @@ def test_the_optima_of_the_experiments_are_those_known():
         assert_allclose(pl.linear_optimum(task, 40).mse, known[name], atol=5e-5)
 
 
-def test_the_optimum_at_infinite_length_is_the_papers(x64):
+def test_the_optimum_at_infinite_length_is_that_of_the_paper(x64):
     best = pl.linear_optimum(pl.LinearRegression(ANISOTROPIC, noise_variance=0.2), math.inf)
     inverse = np.linalg.inv(ANISOTROPIC)
     balance = np.trace(inverse @ inverse) ** 0.25

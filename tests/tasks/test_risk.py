@@ -69,21 +69,21 @@ def _row(dim, a, b):
     return key_query, value[-1]
 
 
-def test_one_token_is_worth_its_closed_form(x64):
+def test_the_risk_of_one_token_is_its_closed_form(x64):
     key_query, value = block(2, 1.7, 0.6)
     task = pl.LinearRegression(np.eye(2), noise_variance=0.3)
     found = pl.risk(pl.SoftmaxAttention(key_query, value), task, 1)
     assert_allclose(found.mse, 0.6**2 * (2 + 0.3) + 2 + 0.3, rtol=1e-9)
 
 
-def test_the_least_softmax_risk_at_ten_tokens_is_the_one_known():
+def test_the_smallest_softmax_risk_at_ten_tokens_has_its_known_value():
     least = pl.risk(pl.SoftmaxAttention(*block(5, 0.8540, 0.7789)), ISOTROPIC, 10).mse
     assert_allclose(least, 0.70891, atol=5e-6)
     for a, b in [(0.86, 0.78), (0.848, 0.7789)]:
         assert pl.risk(pl.SoftmaxAttention(*block(5, a, b)), ISOTROPIC, 10).mse > least
 
 
-def test_long_prompts_leave_the_known_constant_over_length():
+def test_the_excess_of_long_prompts_is_the_known_constant_over_length():
     def excess(o):
         return (1 - 2 * o) ** -2.5 * (1.1 + o / (1 - 2 * o)) / o
 
@@ -103,7 +103,7 @@ def test_points_are_added_until_the_tolerance_is_met():
     assert np.abs(loose.value - tight.value) < 2 * (loose.error + tight.error)
 
 
-def test_an_infinite_prompt_makes_softmax_and_linear_one():
+def test_softmax_and_linear_attention_agree_over_an_infinite_prompt():
     task = TASKS["shifted query"]
     softmax = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, math.inf)
     linear = pl.risk(pl.LinearAttention(KEY_QUERY, VALUE), task, math.inf)
@@ -134,7 +134,7 @@ def test_factors_and_single_heads_have_the_risk_of_their_product():
             assert_allclose(found.value, merged.value, rtol=1e-6)
 
 
-def test_risks_are_double_precision_whatever_the_user_set(precision):
+def test_risks_are_in_double_precision_under_every_setting(precision):
     head = pl.LinearAttention(jnp.asarray(block(5, 0.5, 1.0)[0]), jnp.asarray(block(5, 0.5, 1)[1]))
     found = pl.risk(head, ISOTROPIC, 10)
     k = 0.5
@@ -189,7 +189,7 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, rtol=0.0),
-            "`rtol` must lie between 0 and 1, got 0.0. It is a relative error.",
+            "`rtol` must be between 0 and 1, got 0.0. It is a relative error.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, points=1000),
@@ -311,7 +311,7 @@ def test_scores_beyond_the_range_of_the_engine_are_refused():
         pl.risk_gradient(head, pl.LinearRegression(ANISOTROPIC), 10)
 
 
-def test_the_isotropic_integral_knows_queries_of_another_size():
+def test_the_isotropic_integral_accounts_for_queries_of_another_size():
     task = pl.LinearRegression(
         np.eye(3), noise_variance=0.1, prior_variance=0.2, query_covariance=4.0 * np.eye(3)
     )

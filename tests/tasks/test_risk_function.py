@@ -77,7 +77,7 @@ def _engine(squared):
     return found.participation, (found.score_error - found.participation) / squared
 
 
-def test_the_means_over_points_are_those_of_the_textbook(softmax):
+def test_means_over_points_match_the_textbook_formulas(softmax):
     """Means over w given a query: the product of Gauss rules of 4 nodes is exact for degree 7."""
     risk, _ = softmax
     weights = np.linalg.solve(risk.nodes.root, risk.nodes.weights)
@@ -122,7 +122,7 @@ def test_the_means_over_points_are_those_of_the_textbook(softmax):
         assert_allclose(getattr(found, name), value, rtol=1e-8, atol=1e-12, err_msg=name)
 
 
-def test_a_flow_and_a_value_combine_the_same_points(softmax):
+def test_level_and_sloping_lines_give_the_same_risk(softmax):
     risk, _ = softmax
     parameters = jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
     exact = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), TASK, 10).value
@@ -227,7 +227,7 @@ def test_one_program_serves_all_replicates_and_parameters(softmax):
     assert len(TRACES) == traces
 
 
-def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
+def test_the_risk_is_nan_beyond_its_tables_and_reports_its_sharpness(softmax):
     risk, both = softmax
     sharp = 10.0 * jnp.asarray(KEY_QUERY)
     assert risk.length == 10
@@ -238,7 +238,7 @@ def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
     assert np.isnan(slopes[0]).any()
 
 
-def test_the_error_of_a_gradient_is_their_standard_error_widened_by_students_law(x64: None) -> None:
+def test_the_error_of_a_gradient_is_its_standard_error_widened_by_students_law(x64: None) -> None:
     head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
     found = pl.risk_gradient(head, task, 10, points=64)
     versions = replicate_risks(Regressor(task, 10.0, head.key_query, head.value[-1]), 64)

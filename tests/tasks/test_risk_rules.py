@@ -86,14 +86,14 @@ def test_rules_of_other_tasks_are_out_of_scope(quantity):
     assert all(isinstance(reason, OutOfScope) for reason in reasons)
 
 
-def test_a_formula_of_the_task_is_picked_up_by_the_general_rules():
+def test_the_general_rules_use_the_formula_of_a_task():
     head = pl.SoftmaxAttention(0 * np.eye(2), VALUE)
     for function in (pl.risk, pl.risk_gradient):
         assert chosen(function, head, KnownMean(SCATTER), 7).kind == "exact"
     assert chosen(pl.bayes_risk, KnownMean(SCATTER), 7).method == "the formula"
 
 
-def test_a_user_rule_serves_a_task_of_the_user():
+def test_a_user_rule_applies_to_a_user_task():
     head, task = pl.SoftmaxAttention(0 * np.eye(2), VALUE), HiddenMean(SCATTER)
 
     @RISK.rule(kind="exact", scope="HiddenMean", method="guess", obstacle=on(HiddenMean))

@@ -1,4 +1,4 @@
-"""Risks of several heads beside a residual: quadratic forms, plain prompts, and one head."""
+"""Risks of several heads and a residual: quadratic forms, plain prompts, and one head."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_closed_forms_agree_with_plain_prompts(x64):
 
 
 @pytest.mark.parametrize("length", [5, math.inf])
-def test_equal_heads_of_shares_of_one_value_are_that_head(length, x64):
+def test_equal_heads_that_share_a_value_are_one_head(length, x64):
     head = pl.LinearAttention(KEY_QUERIES[0], VALUES[0])
     shares = [pl.LinearAttention(KEY_QUERIES[0], share * VALUES[0]) for share in (0.25, 0.75)]
     one, several = (pl.risk(form, TASK, length) for form in (head, pl.MultiHead(shares)))
@@ -84,7 +84,7 @@ def test_equal_heads_of_shares_of_one_value_are_that_head(length, x64):
     assert_allclose(without.value, one.value, rtol=1e-13)
 
 
-def test_slopes_of_every_array_are_those_of_differences(x64):
+def test_slopes_of_every_array_agree_with_finite_differences(x64):
     attention, step = layer("linear", "linear"), 1e-5
     slopes = pl.risk_gradient(attention, TASK, 6)
     assert slopes.kind == "exact"

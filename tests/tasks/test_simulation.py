@@ -23,7 +23,7 @@ def test_simulated_risks_agree_with_exact_ones():
     assert np.abs(found.value - exact.value) < 4 * found.error < 0.1 * exact.value
 
 
-def test_one_key_gives_one_answer_whatever_the_chunks(monkeypatch):
+def test_the_result_of_a_key_does_not_depend_on_the_chunks(monkeypatch):
     def estimate():
         return pl.risk(HEAD, TASKS["anisotropic"], 10, kind="estimate", key=KEY, samples=700)
 
@@ -100,7 +100,7 @@ def test_covariates_on_a_cube_have_another_limit():
     assert np.abs(found.value - expected) < 4 * found.error
 
 
-def test_tasks_follow_the_precision_in_force(precision):
+def test_tasks_follow_the_current_precision(precision):
     task = TASKS["anisotropic"]
 
     def tokens(key):

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from promptlimit.tasks import RISK, RiskProblem
-from promptlimit.tasks._averages import mean_over_sets
+from promptlimit.tasks._objectives import mean_over_sets
 from promptlimit.tasks.regression._stack_risk import stack_objectives
 from tasks.stacks import adjoint, limit_slopes, stack_of
 
@@ -34,7 +34,7 @@ def _descent(steps, dim, shifts=None, kernel="linear"):
     return stack_of(residuals, [np.diag([1.0] * dim + [0.0])] * len(steps), values, kernel)
 
 
-def test_closed_risks_of_steps_are_the_anchors(x64):
+def test_closed_risks_of_steps_match_the_anchors(x64):
     small = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
     assert_allclose(pl.risk(_descent([0.5, 0.4], 2), small, 5).mse, 0.381616, rtol=1e-14)
     task = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -53,7 +53,7 @@ def _over_points(stack, task, count):
     return mean_over_sets(objectives, stack, count)
 
 
-def test_the_isotropic_limit_is_the_anchor(x64):
+def test_the_isotropic_limit_matches_the_anchor(x64):
     task = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
     residuals, *_ = _matrices(2, 3, 0)
     key_query = [np.diag([0.3, 0.3, 0.3, 0.1]), np.diag([0.2, 0.2, 0.2, -0.1])]
@@ -66,7 +66,7 @@ def test_the_isotropic_limit_is_the_anchor(x64):
     assert np.abs(points.value - limit.value) < max(3 * points.error, 1e-12)
 
 
-def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
+def test_the_risk_over_tokens_agrees_with_plain_numpy(x64):
     """Real stacks on drawn tokens, layer by layer, d = 2: full matrices and GD++ alike."""
     dim, length, prompts = 2, 6, 40_000
     task = pl.LinearRegression([[1.0, 0.3], [0.3, 0.5]], noise_variance=0.2, prior_variance=0.5)
@@ -105,7 +105,7 @@ def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
         assert abs(exact.value - losses.mean()) < 4 * error
 
 
-def test_slopes_of_the_limit_are_those_of_the_adjoint_recursion(x64):
+def test_slopes_of_the_limit_agree_with_the_adjoint_recursion(x64):
     task = pl.LinearRegression([[0.8]], noise_variance=0.1, prior_variance=0.5)
     matrices = _matrices(3, 1, 1)
     stack = stack_of(*matrices)
@@ -139,7 +139,7 @@ def test_points_in_four_dimensions_agree_with_the_adjoint(x64):
     assert_allclose(points.value, pl.risk(block, task, math.inf).value, rtol=1e-13)
 
 
-def test_rotations_are_averaged_over(x64):
+def test_the_risk_is_averaged_over_rotations(x64):
     rotated = pl.RotatedRegression([1.0, 0.5, 0.25], noise_variance=0.1, prior_variance=0.5)
     stack = _descent([0.7, 1.1], 3)
     exact = pl.risk(stack, rotated, 12, points=1024)
@@ -153,7 +153,7 @@ def test_rotations_are_averaged_over(x64):
     assert finite == pl.bayes_risk(fixed, 12).value
 
 
-def test_softmax_stacks_over_tokens_are_not_known_exactly():
+def test_softmax_stacks_over_finite_prompts_have_no_exact_risk():
     task = pl.LinearRegression(np.eye(2))
     softmax = _descent([0.5, 0.4], 2, kernel="softmax")
     assert "exact" not in RISK.possible(RiskProblem(softmax, task, np.array([10.0])))
@@ -165,7 +165,7 @@ def test_softmax_stacks_over_tokens_are_not_known_exactly():
         pl.risk(softmax, task, 10)
 
 
-def test_a_spectrum_must_be_one():
+def test_an_invalid_spectrum_is_refused():
     for bad in ([-1.0, 1.0], [0.0, 0.0]):
         with pytest.raises(ValueError, match="must") as refusal:
             pl.RotatedRegression(bad)

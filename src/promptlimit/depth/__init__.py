@@ -1,4 +1,4 @@
-"""Stacks of layers over Gaussian tokens on plain arrays: what depth does, at every length.
+"""Stacks of layers over Gaussian tokens, on plain arrays, at every prompt length.
 
 Names load on first use: moments of Wishart matrices do not import jax.
 """

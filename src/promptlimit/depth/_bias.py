@@ -1,15 +1,15 @@
-r"""The bias of a softmax stack: what a finite prompt does to the mean of its output, to order 1/L.
+r"""The bias of a softmax stack over finite prompts, to order 1/L.
 
 With b_l(z) the limit of L times the bias before layer l, C_l(z) = E_y K_l K_l' and
-c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y) (`_fluctuations`), derived here:
+c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y) of `_fluctuations` (derived here),
 
     b_{l+1}(z) = M_l b_l(z) + sum_h V^h grad_t { x_l(t) - c_ll(t,t)/2
                  + sum_{j<l} <grad_t, U_l N_jl grad_s> c_lj(t, s)|_{s=t_j(z)} }_{t=t_l(z)}
     x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
 
-c_ll/2 is the concavity of the logarithm, x_l what the tokens' own errors do, and the last sum the
-covariance of the query's own noise with the field that it reads. Each term is a derivative of
-$E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is one in a covariance $\epsilon D$ of t and s.
+c_ll/2 comes from the concavity of the logarithm, x_l from the errors of the tokens, and the last
+sum from the covariance of the query's error with the field at it. Each term is a derivative of
+$E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is the derivative in a covariance $\epsilon D$ of t and s.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ from promptlimit.errors import KindUnavailableError
 Diagram: TypeAlias = tuple[float, Tilts, Array]
 r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""
 
-_AT_ONCE = 256
-"""Stacks at a time in `square_error_slopes`: more would not stay near the processor."""
+_CHUNK = 256
+"""Laws at a time in `square_error_slopes`, which fit into a cache."""
 
 
 def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
     r"""Return $\lim_LL\,E(\Phi_L(z)-\Phi(z))$, [..., e].
 
     Args:
-        stack: the layers, over tokens of the law that the limit is of.
+        stack: the layers and the law of tokens.
         query: $z$, [..., d].
 
     Raises:
@@ -52,15 +52,15 @@ def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
 
 
 def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
-    r"""Return $V_1\nabla x_1(t)$, which the bias of two masked layers has $\ln L/L$ times.
+    r"""Return $V_1\nabla x_1(t)$: the bias of two masked layers is $\ln L/L$ times it.
 
-    Under a causal mask token k sees k tokens and errs as 1/k; their mean is $\ln L/L$. The constant
-    beside it is not universal: the first tokens decide it.
+    Under a causal mask token k attends to k tokens and its error is of order 1/k, on average
+    $\ln L/L$. The next term, of order 1/L, depends on the first tokens.
     """
     if stack.depth != 2:
         raise KindUnavailableError(
             "stack",
-            "must have two layers for its bias to grow as ln L under a mask, got "
+            "must have two layers for its bias of order ln L / L under a mask, got "
             f"{stack.depth}. Simulate prompts.",
         )
     _require_expansion(stack)
@@ -80,7 +80,7 @@ def _own_error_bias(stack: GaussianStack, query: Array) -> Array:
 
 
 def reading_bias(stack: GaussianStack, query: Array) -> Array:
-    """Return the same without what the errors of the tokens themselves do."""
+    """Return the bias without the term of the tokens' own errors."""
 
     def diagrams(level: int, head: int, tilts: Tilts) -> Iterator[Diagram]:
         yield from _concavity(stack, tilts, level)
@@ -110,7 +110,7 @@ def _gradients(
 
 
 def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
-    r"""Yield $x_l(t)$: what the errors of the tokens themselves do to the field at v = t."""
+    r"""Yield $x_l(t)$, the effect of the tokens' own errors on the field at v = t."""
     t = slice(0, stack.token_dims[level])
     token = slice(t.stop, t.stop + stack.mean.shape[-1])
     both = tilts.append(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m
@@ -139,7 +139,7 @@ def _read(
     token: slice,
     mark: tuple[int, slice] | None = None,
 ) -> Tilts:
-    r"""Return v and below it $t_j(z')$, plus $\epsilon N_{jl}'t$ for a mark: l, the rows of t."""
+    r"""Return v with $t_j(z')$ appended, plus $\epsilon N_{jl}'t$ for a mark (l, rows of t)."""
     j, h = head
     key_query = stack.layers[j].heads[h][0]
     marked = None if mark is None else (stack.carry(j, h, mark[0]).mT, mark[1])
@@ -185,8 +185,8 @@ def square_error_slopes(
 ) -> Array:
     r"""Return $\lim_LL\{E(e'\Phi_L-y)^2-(e'\Phi-y)^2\}=2(e'\Phi-y)\,e'b+e'Ce$, [n].
 
-    The mean over stacks, queries and targets is what one over L multiplies in the mean square
-    error of in-context predictions: each prompt has its own law of tokens.
+    The mean over laws, queries and targets is the coefficient of 1/L in the mean squared error of
+    in-context predictions, where each prompt has its own law of tokens.
 
     Args:
         stack: n laws of tokens under the same layers: mean [n, d], cov [n, d, d].
@@ -198,8 +198,8 @@ def square_error_slopes(
         KindUnavailableError: a layer is too sharp for one of the laws.
     """
     slopes = np.empty(len(queries))
-    for start in range(0, len(queries), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
+    for start in range(0, len(queries), _CHUNK):
+        part = slice(start, start + _CHUNK)
         some = dataclasses.replace(stack, mean=stack.mean[part], cov=stack.cov[part])
         error = some.output(queries[part]) @ readout - targets[part]
         bias = fluctuation_bias(some, queries[part]) @ readout

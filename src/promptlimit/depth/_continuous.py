@@ -1,14 +1,14 @@
-r"""Continuous depth: layers so thin and so many that tokens follow $z'=T[\mu_t](z)$.
+r"""Continuous depth: the limit of many thin residual layers, $z'=T[\mu_t](z)$.
 
-A residual layer of step $\epsilon$ is one step of Euler's method, and over a Gaussian the limit is
-an ordinary differential equation (Castin, Ablin, Carrillo and Peyré 2025): with $(M, c)$ the affine
+A residual layer of step $\epsilon$ is one step of Euler's method. Over a Gaussian the limit is an
+ordinary differential equation (Castin, Ablin, Carrillo and Peyré 2025): with $(M, c)$ the affine
 limit of the attention over $N(m,G)$,
 
     m' = M m + c,      G' = M G + G M',       softmax: M = V G U, c = V m.
 
 Where every $V_h=v_hI$ and the heads are softmax, $G(t)=G_0(I-tBG_0)^{-1}$ with
-$B=\sum_hv_h(U_h+U_h^\top)$ (derived here): it blows up at $t^*=1/\lambda_{\max}
-(G_0^{1/2}BG_0^{1/2})$ if that is positive, and never if not.
+$B=\sum_hv_h(U_h+U_h^\top)$ (derived here). It blows up at
+$t^*=1/\lambda_{\max}(G_0^{1/2}BG_0^{1/2})$ if that is positive, and never otherwise.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _ROWS = 2**21
 
 
 _FINEST, _COARSEST = 1e-13, 1e-3
-"""Tolerances between which the solver takes its steps, and 100 times as large ones still steps."""
+"""The range of `rtol`; the solver also works at 100 times the largest."""
 
 
 @numpy_only("Call it outside and pass what it returns.")
@@ -47,20 +47,20 @@ def depth_flow(
     method: str = "auto",
     rtol: float = 1e-9,
 ) -> DepthFlow:
-    r"""Return what continuous depth makes of a prompt: $\mu_t$ with $z'=T[\mu_t](z)$.
+    r"""Return the flow of a prompt through continuous depth: $\mu_t$ with $z'=T[\mu_t](z)$.
 
-    A `Gaussian` stays one, and may blow up at a finite depth. Tokens stay within $e^{\|V\|t}$ times
-    the largest of them under one softmax head: no finite prompt blows up.
+    A `Gaussian` stays Gaussian, and may blow up at a finite depth. A finite prompt does not: under
+    one softmax head its tokens grow at most by the factor $e^{\|V\|t}$.
 
     Args:
-        attention: $T$, the same at every depth, without its residual: that is the identity of
-            Euler's step. Tokens, queries and outputs of one dimension.
+        attention: $T$, the same at every depth, with tokens, queries and outputs of one dimension.
+            Leave out the residual, which is the identity of Euler's step.
         prompt: $\mu_0$.
         times: the depths, increasing, from 0 on.
         method: "closed" for the closed form of the covariance, "ode" for the equation, "auto" for
-            the first where there is one.
-        rtol: of the solver, relative; the error reported is the change when it is 100 times
-            as large.
+            the closed form where it exists.
+        rtol: relative tolerance of the solver. The reported error is the change when it is 100
+            times as large.
 
     >>> import numpy as np, promptlimit as pl
     >>> head = pl.SoftmaxAttention([[0.5]], [[1.0]])
@@ -91,8 +91,8 @@ def depth_flow(
         if method == "closed":
             raise ArgumentError(
                 "attention",
-                "must have softmax heads with multiples of the identity for values to "
-                "have a closed form of depth, got other ones. Ask for method='ode'.",
+                "must have softmax heads whose values are multiples of the identity for "
+                "method='closed', got other ones. Pass method='ode'.",
             )
         return _solved_flow(heads, start, when, rtol)
     return _closed_flow(heads, start, symmetric, when, rtol)
@@ -116,7 +116,7 @@ class _Head(NamedTuple):
 def _require_problem(
     attention: AbstractAttention, prompt: AbstractMeasure, times: Vector
 ) -> Gaussian | Empirical:
-    """Return the prompt, or say what does not fit."""
+    """Return the prompt, or raise an error where it does not fit the attention."""
     dims = (attention.token_dim, attention.query_dim, attention.output_dim)
     if not isinstance(prompt, Gaussian | Empirical):
         raise ArgumentError(
@@ -127,7 +127,7 @@ def _require_problem(
     if set(dims) != {prompt.dim}:
         raise ArgumentError(
             "attention",
-            f"must take and make tokens of dimension {prompt.dim} (that of `prompt`), "
+            f"must have inputs and outputs of dimension {prompt.dim} (that of `prompt`), "
             f"got tokens, queries and outputs of dimensions {dims}.",
         )
     if times.size == 0 or times[0] < 0 or (np.diff(times) <= 0).any():
@@ -136,14 +136,14 @@ def _require_problem(
 
 
 def _heads(attention: AbstractAttention) -> list[_Head]:
-    """Return the heads, or refuse what is not a sum of heads, or has a residual."""
+    """Return the heads, or raise an error where there are none or there is a residual."""
     heads = attention.as_heads()
     if heads is None or attention.residual_matrix() is not None:
         raise ArgumentError(
             "attention",
             "must be heads without a residual in continuous depth, got "
-            f"{type(attention).__name__}. Pass a head, or a MultiHead of them: the residual is the "
-            "step itself.",
+            f"{type(attention).__name__}. Pass a head or a MultiHead: the residual is the identity "
+            "of the step.",
         )
     return [
         _Head(np.asarray(one.key_query), np.asarray(one.value), one.kernel == "softmax")
@@ -175,7 +175,7 @@ def _motion(heads: list[_Head], state: _State) -> _State:
 def _closed_flow(
     heads: list[_Head], start: _State, symmetric: Vector, times: Vector, tolerance: float
 ) -> DepthFlow:
-    r"""Return the flow with its closed covariance; a mean that is not zero is integrated over it.
+    r"""Return the flow with the covariance in closed form; a nonzero mean is integrated.
 
     $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$ and $C=ABA$, in the axes of C.
     """
@@ -205,9 +205,9 @@ def _closed_flow(
 
 
 def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
-    """Return the flow by the differential equation, up to where the covariance is 1e6 times G_0's.
+    """Return the flow by the differential equation, until the covariance has grown 1e6 times.
 
-    There it grows as $1/(t^*-t)$, so that $t^*-t$ is the covariance over its slope.
+    There it grows as $1/(t^*-t)$, and $t^*-t$ is the covariance divided by its slope.
     """
     dim = start.mean.size
     limit = _BLOWN_UP * max(float(np.linalg.norm(start.cov)), np.finfo(float).tiny)
@@ -235,7 +235,7 @@ def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: fl
 def _token_flow(
     heads: list[_Head], prompt: Empirical, times: Vector, tolerance: float
 ) -> DepthFlow:
-    """Return the flow of tokens; softmax heads alone keep them bounded at every depth."""
+    """Return the flow of tokens, which softmax heads keep bounded at every depth."""
     tokens = np.asarray(prompt.tokens)
     weights = np.full(len(tokens), 1 / len(tokens))
     if prompt.weights is not None:
@@ -261,7 +261,7 @@ def _token_moments(path: Vector, weights: Vector) -> tuple[Vector, Vector]:
 
 
 def _read(head: _Head, tokens: Vector, weights: Vector) -> Vector:
-    """Return what a head makes of every token, some rows of the matrix of scores at a time."""
+    """Return the output of a head at every token, in blocks of rows of the score matrix."""
     U, V, softmax = head
     if not softmax:
         return tokens @ (V @ ((tokens.T * weights) @ tokens) @ U).T
@@ -285,7 +285,7 @@ def _integrated(
 
 @dataclasses.dataclass(frozen=True)
 class _End:
-    """The event that ends a flow where there is no room, in the form that scipy asks for."""
+    """The event that ends a flow where `room` is zero, as scipy requires it."""
 
     room: Callable[[float, Vector], float]
     terminal: bool = True
@@ -301,9 +301,9 @@ def _solved(
     tolerance: float,
     room: Callable[[float, Vector], float] | None,
 ) -> tuple[Vector, tuple[float, Vector] | None]:
-    """Return the solution at all times, NaN from where there is no room, and that time and state.
+    """Return the solution at all times, NaN after `room` reaches zero, and that time and state.
 
-    Dormand and Prince's method of order 8 in NumPy: programs of d numbers are not worth compiling.
+    Dormand and Prince's method of order 8 in NumPy: the state is too small to gain from jax.
     """
     from scipy.integrate import solve_ivp  # noqa: PLC0415  # half a second to load
 
@@ -324,7 +324,7 @@ def _solved(
     if solution.status < 0:
         raise ArithmeticError(
             f"the flow must be followed to time {times[-1]:g}, but its steps became too small "
-            "before: tokens of linear heads may leave all bounds. Ask for earlier times."
+            "before: tokens of linear heads may grow without bound. Pass earlier times."
         )
     states[: len(solution.t)] = np.reshape(solution.y, (start.size, -1)).T
     if solution.status == 1:

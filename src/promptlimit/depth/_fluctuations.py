@@ -1,7 +1,8 @@
-r"""What one token does to a stack, and the covariance that many independent ones make.
+r"""The influence of one token on the output of a stack, and the covariance over random prompts.
 
-A stack is a functional of the empirical measure. To first order it moves by the mean over tokens of
-its influence $K(z,y)$, and L times its covariance tends to $E_yK(z,y)K(z',y)'$. Derived here:
+A stack is a functional of the empirical measure. To first order its output changes by the mean over
+tokens of the influence $K(z,y)$, and L times its covariance tends to $E_yK(z,y)K(z',y)'$. Derived
+here:
 
     K_K(z,y) = sum_{l<K} N_lK grad_t chi_l(t_l(z), y),    N_lK = M_{K-1}...M_{l+1} V_l
     chi_l(t,y) = e^{<t,Z_l y> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
@@ -10,9 +11,10 @@ Unrolled, chi is a sum over paths of layers l = p_0 > p_1 > ... > p_k: a Gaussia
 
     s_0 = t,   s_{i+1} = (A + eps_{i+1} N') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
 
-from layer l to j, and the path has $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
-$E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$. Of several heads a path also picks one.
-Under a causal mask a path of k steps meets one of k' with the weight $\binom{k+k'}k$.
+from layer l to j, and the term of the path is $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$
+of $E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$. With several heads there is a path for
+each choice of heads. Under a causal mask the product of paths of k and k' steps has the weight
+$\binom{k+k'}k$.
 """
 
 import dataclasses
@@ -36,20 +38,20 @@ from promptlimit.depth._tilts import (
 from promptlimit.errors import KindUnavailableError
 
 AnyArray = Any
-"""Of NumPy, or of jax while it traces."""
+"""A NumPy array, or a jax array while jax traces."""
 
 MOST_TERMS = 1500
-"""Coefficients in all paths, which are squared for the covariance: six layers of one head."""
+"""Most coefficients in all paths; the covariance has their pairs. Six layers of one head."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """A path of layers, with the tilt that came down it.
+    """A path of layers, with the tilt that has descended it.
 
     Attributes:
-        tilts: where the path has arrived.
+        tilts: the tilt at the end of the path.
         layer: its last layer.
-        steps: how many steps it has.
+        steps: the number of its steps.
     """
 
     tilts: Tilts
@@ -58,7 +60,7 @@ class Descent:
 
 
 def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
-    """Yield every path down from a layer, of the first tilt of v; it arrives below the others."""
+    """Yield every path from a layer down, for the first tilt of v; its end comes last in v."""
     first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
     yield Descent(tilts.select(others, first), level, 0)
     for j, h in stack.below(level):
@@ -91,7 +93,7 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
 
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
-    """Return every path down from where the query reads, with N from there to the output."""
+    """Return every path from a head that the query reads, with N from that head to the output."""
     require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)
@@ -104,12 +106,12 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
     r"""Return $\lim_LL\,\mathrm{Cov}$ of the output at a query, [..., e, e].
 
     Args:
-        stack: the layers, over tokens of the law that the limit is of.
+        stack: the layers and the law of tokens.
         query: $z$, [..., d].
-        causal: whether a token sees only those before it; the query sees them all.
+        causal: whether tokens attend only to tokens before them; the query attends to all.
 
     Raises:
-        KindUnavailableError: it is infinite, or there are too many paths.
+        KindUnavailableError: the covariance is infinite, or there are too many paths.
     """
     ends = query_descents(stack, query)
     for _, descent in ends:
@@ -126,7 +128,7 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
 
 
 def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
-    r"""Refuse a path whose square has no mean: $C G_p$ with an eigenvalue of one or more."""
+    r"""Raise an error where the square of a path has no mean: $C G_p$ has an eigenvalue above 1."""
     across = stack.paths[descent.layer] @ stack.root
     spread = across.mT @ descent.tilts.cov[0] @ across
     largest = float(np.max(np.linalg.eigvalsh(spread)))
@@ -139,7 +141,7 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
 
 
 def too_many_terms(stack: GaussianStack) -> str | None:
-    """Return why the paths of a stack are too many to be summed; None if they are not."""
+    """Return why a stack has too many paths to sum; None if it has not."""
     terms, below = 0, 1
     for layer in stack.layers:
         terms += len(layer.heads) * below
@@ -152,26 +154,26 @@ def too_many_terms(stack: GaussianStack) -> str | None:
 
 
 def require_few_terms(stack: GaussianStack) -> None:
-    """Refuse a stack with more terms than one has time for."""
+    """Raise an error for a stack with too many paths to sum."""
     if (obstacle := too_many_terms(stack)) is not None:
         raise KindUnavailableError(
             "stack",
-            f"must have few paths, got one in which {obstacle}. Simulate prompts, or take "
+            f"must have few paths, got one in which {obstacle}. Simulate prompts, or compute the "
             "`influence` of one long prompt.",
         )
 
 
 class KernelPart(eqx.Module):
-    r"""What one path has in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
+    r"""The term of one path in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
 
     Attributes:
         carry: $N$, [e, q].
-        steps: of the path: how many tokens pass it on.
-        constant: of F, [2^n], ...
-        linear: ... its coefficients in $y-m$, [2^n, d], ...
-        square: ... and in their products, halved, [2^n, d, d].
-        pull: of $\nabla F$, [2^n, q], ...
-        turn: ... and its coefficients in $y-m$, [2^n, q, d].
+        steps: the number of steps of the path.
+        constant: the constant of F, [2^n].
+        linear: the coefficients of F in $y-m$, [2^n, d].
+        square: twice the coefficients of F in products of $y-m$, [2^n, d, d].
+        pull: the constant of $\nabla F$, [2^n, q].
+        turn: the coefficients of $\nabla F$ in $y-m$, [2^n, q, d].
     """
 
     carry: AnyArray
@@ -184,7 +186,7 @@ class KernelPart(eqx.Module):
 
     @staticmethod
     def of(stack: GaussianStack, carry: Array, descent: Descent) -> "KernelPart":
-        r"""Return the part of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
+        r"""Return the term of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
 
         F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
         """
@@ -207,7 +209,7 @@ class KernelPart(eqx.Module):
         )
 
     def at(self, tokens: AnyArray) -> AnyArray:
-        """Return the part at tokens less their mean, [n, d] to [n, e]."""
+        """Return the term at centred tokens, [n, d] to [n, e]."""
         xp = tokens.__array_namespace__()
         square = 0.5 * xp.sum(xp.einsum("nd,sde->sne", tokens, self.square) * tokens[None], axis=2)
         exponent = self.constant[:, None] + xp.einsum("sd,nd->sn", self.linear, tokens) + square
@@ -219,12 +221,12 @@ class KernelPart(eqx.Module):
 class StackKernel(eqx.Module):
     r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
 
-    It has mean zero, and its mean over the tokens of a prompt is what moves the output to first
-    order: a control variate that leaves of the noise of a simulation a part $L^{-1/2}$.
+    It has mean zero, and its mean over the tokens of a prompt is the first-order change of the
+    output: a control variate that reduces the noise of a simulation by $L^{-1/2}$.
 
     Attributes:
-        mean: of a token, [d].
-        parts: one a path.
+        mean: the mean of a token, [d].
+        parts: one term per path.
     """
 
     mean: AnyArray
@@ -241,7 +243,7 @@ class StackKernel(eqx.Module):
         return sum(self.by_steps(tokens))
 
     def by_steps(self, tokens: AnyArray) -> list[AnyArray]:
-        r"""Return $K^{(p)}(z,y)$, what p tokens pass on, [n, e] for each p; K is their sum."""
+        r"""Return $K^{(p)}(z,y)$, the sum over paths of p steps, [n, e] for each p."""
         centred = tokens - self.mean[None]
         steps = range(1 + max(part.steps for part in self.parts))
         return [sum(part.at(centred) for part in self.parts if part.steps == p) for p in steps]

@@ -1,8 +1,8 @@
-r"""A stack of softmax layers over Gaussian tokens: its limit is affine, layer after layer.
+r"""A stack of softmax layers over Gaussian tokens: the limit of every layer is affine.
 
-Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$; the tokens attend to the tokens,
-themselves included, and the query to the tokens. Over $N(m_l,G_l)$ it is $z\mapsto M_lz+c_l$, so
-that tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
+Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$. Tokens attend to all tokens,
+themselves included, and the query to the tokens. Over $N(m_l,G_l)$ the layer is
+$z\mapsto M_lz+c_l$, so tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import sqrtm_psd
 
 SHARPEST = 0.5
-r"""The $\tau^2$ from which on a layer that another reads has no expansion in 1/L."""
+r"""The $\tau^2$ from which a layer below another has no expansion in 1/L."""
 
 SLOWEST = 0.25
-"""The q from which on the bias nears its leading order more slowly than 1/L."""
+"""The q from which the bias approaches its leading order more slowly than 1/L."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,30 +29,30 @@ class LayerMatrices:
 
     Attributes:
         residual: $R$, [e, d].
-        heads: $(U^h, V^h)$ of every head, [d, d] and [e, d].
+        heads: $(U^h, V^h)$ for each head, [d, d] and [e, d].
     """
 
     residual: Array
     heads: tuple[tuple[Array, Array], ...]
 
     def read(self, second: Array) -> Array:
-        r"""Return $\sum_hV^hSU^h$, [..., e, d], of a second moment or covariance S."""
+        r"""Return $\sum_hV^hSU^h$, [..., e, d], for a second moment or covariance S."""
         return sum((v @ second @ u for u, v in self.heads), np.zeros(self.residual.shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianStack:
-    r"""Softmax layers over tokens $N(m,G)$, and the limit maps they are.
+    r"""Softmax layers over tokens $N(m,G)$, and their limits.
 
         M_l = R_l + sum_h V_l^h G_l U_l^h,    c_l = sum_h V_l^h m_l,    P_l = M_{l-1}...M_0,
         m_{l+1} = M_l m_l + c_l,    G_l = P_l G P_l',    Z_l(z) = m_l + P_l (z - m)
 
-    Leading axes of mean and cov, and of queries, are many stacks at once, of the same layers.
+    Leading axes of mean, cov and queries are several laws of tokens under the same layers.
 
     Attributes:
         mean: $m$, [..., d].
         cov: $G$, [..., d, d].
-        layers: from the tokens' end.
+        layers: from the first to the last.
     """
 
     mean: Array
@@ -61,7 +61,7 @@ class GaussianStack:
 
     @staticmethod
     def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
-        """Return layers that `unread_layer` has nothing against, over tokens of a Gaussian law."""
+        """Return a stack over Gaussian tokens; `unread_layer` must return None for the layers."""
         with jax.enable_x64(True):
             return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
 
@@ -113,18 +113,18 @@ class GaussianStack:
         return self.means[level] + self.paths[level] @ (query - self.mean)[..., None]
 
     def output(self, query: Array) -> Array:
-        """Return what the infinite prompt makes of a query, [..., e]."""
+        """Return the output over the infinite prompt at a query, [..., e]."""
         return self.position(self.depth, query)[..., 0]
 
     def carry(self, level: int, head: int, until: int) -> Array:
-        r"""Return $N=M_{l'-1}\cdots M_{l+1}V_l^h$: from what a head reads to layer l' = `until`."""
+        r"""Return $N=M_{l'-1}\cdots M_{l+1}V_l^h$, from a head of layer l to layer l' = `until`."""
         matrix = self.layers[level].heads[head][1]
         for between in range(level + 1, until):
             matrix = self.maps[between] @ matrix
         return matrix
 
     def below(self, level: int) -> list[tuple[int, int]]:
-        """Return layer and number of every head below a layer."""
+        """Return (layer, index) of every head below a layer."""
         return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
 
     def whitened_key_query(self, level: int, head: int) -> Array:
@@ -137,16 +137,16 @@ class GaussianStack:
         return across.mT @ self.layers[level].heads[head][0] @ across
 
     def squared_tau(self, level: int) -> float:
-        r"""Return $\tau_l^2$, the largest over heads and over stacks."""
+        r"""Return $\tau_l^2$, the largest over heads and laws."""
         heads = range(len(self.layers[level].heads))
         norms = [np.linalg.norm(self.whitened_key_query(level, h), 2, axis=(-2, -1)) for h in heads]
         return float(np.max(norms, initial=0.0)) ** 2
 
     def own_exponent(self, level: int) -> float:
-        r"""Return q with which a token's weight on itself grows, $e^{q|\xi|^2}$.
+        r"""Return q, the growth $e^{q|\xi|^2}$ of a token's weight on itself.
 
-        The largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$, over heads and stacks. The bias
-        nears its leading order as $L^{-(1/2-q)/q}$: no faster than 1/L once $q\ge1/4$.
+        The largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$, over heads and laws. The bias
+        approaches its leading order as $L^{-(1/2-q)/q}$: no faster than 1/L where $q\ge1/4$.
         """
         heads = range(len(self.layers[level].heads))
         eye = np.eye(self.mean.shape[-1])
@@ -157,7 +157,7 @@ class GaussianStack:
         return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
 
     def sharp_layer(self) -> str | None:
-        r"""Return why there is no expansion in 1/L: $\tau_l^2\ge1/2$ in a layer below the last."""
+        r"""Return a layer below the last with $\tau_l^2\ge1/2$ as an obstacle, None without one."""
         for level in range(self.depth - 1):
             if (sharpness := self.squared_tau(level)) >= SHARPEST:
                 return (
@@ -167,27 +167,27 @@ class GaussianStack:
         return None
 
     def slow_layer(self) -> str | None:
-        """Return why the bias is not yet that of its leading order; None if it soon is."""
+        """Return a layer below the last with q of 1/4 or more as an obstacle, None without one."""
         for level in range(self.depth - 1):
             if (exponent := self.own_exponent(level)) >= SLOWEST:
                 return (
-                    f"the tokens of layer {level} attend to themselves so much that the bias nears "
-                    f"its leading order more slowly than 1/L (q = {exponent:.4g}, and it must be "
-                    "below 1/4)"
+                    f"the tokens of layer {level} attend to themselves so much that the bias "
+                    "approaches its leading order more slowly than 1/L "
+                    f"(q = {exponent:.4g}, and it must be below 1/4)"
                 )
         return None
 
 
 def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
-    """Return why layers are no `GaussianStack`: one that is not of softmax heads, or of vectors."""
+    """Return why layers do not form a `GaussianStack`, None where they do."""
     for number, layer in enumerate(layers):
         heads = layer.as_heads()
         if heads is None:
-            return f"layer {number} does not say which heads it is (write `as_heads`)"
+            return f"layer {number} does not implement `as_heads`"
         if any(head.kernel != "softmax" for head in heads):
             return f"layer {number} has a head that is not softmax"
         if layer.query_dim != layer.token_dim:
-            return f"layer {number} takes queries that are no tokens"
+            return f"layer {number} has queries and tokens of different dimensions"
     return None
 
 

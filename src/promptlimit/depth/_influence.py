@@ -1,4 +1,4 @@
-"""What each token of a prompt does to the output, of any attention: derivatives in its weight."""
+"""The influence of each token of a prompt on the output: the derivative in its weight."""
 
 import dataclasses
 
@@ -20,9 +20,9 @@ class Influence:
 
     Attributes:
         output: $T[\mu](z)$, [e].
-        kernel: $K(z,z_i)$, the derivative of the output as the measure moves towards token i, of
-            mean zero under the weights, [n, e].
-        weights: of the tokens, [n].
+        kernel: $K(z,z_i)$, the derivative of the output as the measure moves towards token i,
+            [n, e]. Its weighted mean is zero.
+        weights: the weights of the tokens, [n].
     """
 
     output: Array
@@ -45,14 +45,14 @@ class Influence:
 def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike) -> Influence:
     r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$.
 
-    The infinitesimal jackknife, by reverse mode. For tokens drawn from a law, `cov` estimates L
-    times the covariance of the output over prompts of L tokens, to leading order, from one prompt;
-    for the atoms of a quadrature rule it is that covariance. Any depth, any layers.
+    The infinitesimal jackknife, by reverse mode, for any attention. For tokens drawn from a law,
+    `cov` estimates L times the covariance of the output over prompts of L tokens, to leading order,
+    from one prompt; for the atoms of a quadrature rule it is that covariance.
 
     Args:
-        attention: such as a `Stack`.
+        attention: any attention, such as a `Stack`.
         prompt: tokens of a law, or the atoms of a quadrature rule with their weights.
-        query: $z$, outside of the prompt.
+        query: $z$, not a token of the prompt.
 
     >>> import jax, promptlimit as pl
     >>> head = pl.SoftmaxAttention([[0.2]], [[0.6]])

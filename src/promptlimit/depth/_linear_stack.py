@@ -1,15 +1,17 @@
-r"""A stack of linear layers over L Gaussian tokens: exact in law, whatever L.
+r"""A stack of linear layers over L Gaussian tokens, exact at every L.
 
-A linear layer moves all tokens and the query by one matrix, so that the whole stack is a polynomial
-in the second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
+A linear layer multiplies all tokens and the query by one matrix, so the stack is a polynomial in
+the
+second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
 
     M_l = R_l + sum_h V_l^h P_l S P_l' U_l^h,     P_{l+1} = M_l P_l,     P_0 = I,     output P_K z
 
-of degree $D_K=(3^K-1)/2$. With $z_i=m+Bx_i$, $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$, S is made
-of $g\sim N(0,I)$ and $\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$, independent of it;
-when m = 0 of $\mathrm{Wishart}_r(L,I)$ alone. A Wishart matrix of n degrees is $TT^\top$, T lower
-trapezoidal with normals below its diagonal and $T_{jj}^2\sim\chi^2_{n-j}$, j from 0 (Bartlett): a
-prompt costs $r(r+1)/2$ numbers, or so many Gauss nodes each, exact for polynomials. Derived here.
+of degree $D_K=(3^K-1)/2$. With $z_i=m+Bx_i$, $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$, S is a
+function of $g\sim N(0,I)$ and of $\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$, which
+are independent; for m = 0 of a $\mathrm{Wishart}_r(L,I)$ alone. A Wishart matrix of n degrees is
+$TT^\top$, T lower trapezoidal with normals below its diagonal and $T_{jj}^2\sim\chi^2_{n-j}$, j
+from 0 (Bartlett). A prompt is thus $r(r+1)/2$ random numbers, and a product of Gauss rules in these
+numbers is exact for polynomials. Derived here.
 """
 
 import dataclasses
@@ -26,18 +28,18 @@ from promptlimit._quadrature import chi2_gauss, normal_gauss
 from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
-"""Nodes of the product of Gauss rules beyond which prompts are drawn."""
+"""The largest number of nodes of a product of Gauss rules; beyond it prompts are drawn."""
 
 _CHUNK = 2**13
 """Prompts at a time."""
 
 _MANY = 1e8
-"""Degrees of freedom from which on a chi-square is its normal with its skewness."""
+"""Degrees of freedom from which a chi-square is approximated by a skewed normal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BartlettDraws:
-    r"""What a prompt of L tokens is made of, for n prompts at once.
+    r"""The random numbers of n prompts of L tokens.
 
     Attributes:
         length: $L$.
@@ -52,7 +54,7 @@ class BartlettDraws:
     normals: Array
 
     def second_moment_error(self, root: Array, mean: Array) -> Array:
-        r"""Return $S-E\,S$, [n, d, d], without a difference of large numbers.
+        r"""Return $S-E\,S$, [n, d, d], without cancellation.
 
         `B (sum xx'/L - I) B' + m (B g)'/sqrt L + (B g) m'/sqrt L`.
         """
@@ -130,14 +132,14 @@ class LinearStack:
     def deviations(self, second_error: Array) -> tuple[Array, Array]:
         r"""Return the outputs minus their limit in two parts, [n, e], for second moments $S+E$.
 
-        The first part is linear in E: its mean over prompts is zero, and the second alone makes
-        the bias. With $\delta=\delta^1+\rho$ the deviation of $P_l$ from its limit,
-        $P_lSP_l^\top$ deviates from its own by
+        The first part is linear in E, with mean zero; the bias is the mean of the second. With
+        $\delta=\delta^1+\rho$ the deviation of $P_l$ from its limit, $P_lSP_l^\top$ deviates from
+        its own by
 
             delta1 S P' + P E P' + P S delta1'    and    rho S P' + delta (E (P+delta)' + S delta')
                                                          + P E delta' + P S rho'
 
-        (S and P the limits), so that no small number is a difference of large ones.
+        (S and P the limits), so nothing cancels.
         """
         second, maps, paths = self._limits
         first = np.zeros((second_error.shape[0], *second.shape))
@@ -154,7 +156,7 @@ class LinearStack:
         return first @ self.query, rest @ self.query
 
     def exact_moments(self, length: float) -> tuple[Array, Array, float]:
-        """Return bias, covariance and mean squared error over prompts of so many tokens."""
+        """Return bias, covariance and mean squared error over prompts of L tokens."""
         size = self.limit.size
         bias, square = np.zeros(size), np.zeros((size, size))
         for draws, weights in self._nodes(length):
@@ -164,15 +166,15 @@ class LinearStack:
         return bias, square - np.outer(bias, bias), float(np.trace(square))
 
     def node_count(self, length: float) -> float:
-        """Return how many nodes `exact_moments` takes."""
+        """Return the number of nodes of `exact_moments`."""
         chi2, normal, columns, below, with_mean = self._shape(length)
         return float(chi2) ** columns * float(normal) ** (below + with_mean)
 
     def _shape(self, length: float) -> tuple[int, int, int, int, int]:
-        """Return the nodes of a chi-square and of a normal, and how many there are of each.
+        """Return the nodes per chi-square and per normal, and the numbers of these variables.
 
-        Second moments are of degree $2D$ in a chi-square and $4D$ in a normal: odd powers of
-        $T_{jj}$ come with odd powers of normals, whose mean is zero.
+        Second moments have degree $2D$ in a chi-square and $4D$ in a normal. Odd powers of
+        $T_{jj}$ multiply odd powers of normals, whose mean is zero.
         """
         with_mean = bool(self.mean.any())
         rank = self.root.shape[1]
@@ -181,7 +183,7 @@ class LinearStack:
         return self.degree + 1, 2 * self.degree + 1, columns, below, rank * with_mean
 
     def _nodes(self, length: float) -> Iterator[tuple[BartlettDraws, Array]]:
-        """Yield nodes and weights of the product of all rules, some at a time."""
+        """Yield nodes and weights of the product of all rules in chunks."""
         chi2, normal, columns, below, with_mean = self._shape(length)
         freedom = _freedom(length, with_mean > 0)
         rules = [chi2_gauss(freedom - step, chi2) for step in range(columns)]
@@ -201,7 +203,7 @@ class LinearStack:
             )
 
     def drawn_deviations(self, length: float, count: int, rng: Generator) -> tuple[Array, Array]:
-        """Return the two parts of `deviations` over so many random prompts, [count, e] each."""
+        """Return the two parts of `deviations` over random prompts, [count, e] each."""
         _, _, columns, below, with_mean = self._shape(length)
         freedom = as_float64(_freedom(length, with_mean > 0) - np.arange(columns))
         draws = BartlettDraws(
@@ -216,7 +218,7 @@ class LinearStack:
 def _chi2_excess(freedom: Array, count: int, rng: Generator) -> Array:
     r"""Return draws of $(\chi^2_f-f)/\sqrt{2f}$, [count, len(freedom)].
 
-    For large f it is $z+\frac{\sqrt2}{3\sqrt f}(z^2-1)+O(1/f)$, z normal, which keeps its digits.
+    For large f it is $z+\frac{\sqrt2}{3\sqrt f}(z^2-1)+O(1/f)$, z normal, without cancellation.
     """
     if freedom.size and freedom.min() >= _MANY:
         z = rng.standard_normal((count, freedom.size))

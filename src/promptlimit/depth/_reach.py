@@ -1,15 +1,15 @@
-r"""From which length on the bias of a softmax stack is that of its leading order.
+r"""The length from which the bias of a softmax stack is near its leading order.
 
-Over Gaussian tokens a finite prompt shrinks what one layer reads exactly by $E\,S_2(\sigma,L)$, and
-the bias of order 1/L replaces it by $e^{\sigma^2}/L$ at every token, however sharp. Along its
-sharpest direction a layer has $\sigma=\tau|x|$ with $x\sim N(s,1)$ over the tokens that attend, and
-their errors count with $x^2$. So the leading order keeps the share
+Over Gaussian tokens the bias of one layer is exactly proportional to $E\,S_2(\sigma,L)$, which the
+leading order replaces by $e^{\sigma^2}/L$ at every token, however sharp. Along the sharpest
+direction of a layer $\sigma=\tau|x|$ with $x\sim N(s,1)$ over the tokens that attend, whose errors
+have the weight $x^2$. The exact bias is then the share
 
     rho(L) = L E[x^2 S_2(tau |x|, L)] / E[x^2 exp(tau^2 x^2)]
 
-of its size. The two parts of the quotient separate where $\sigma^2$ exceeds half of $\ln L$:
-$1-\rho$ falls as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$, which is 1/L up to $\tau^2=1/6$, and not at
-all at $\tau^2=1/2$. Derived here.
+of the leading order. Numerator and denominator differ where $\sigma^2$ exceeds half of $\ln L$:
+$1-\rho$ decreases as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$, which is 1/L up to $\tau^2=1/6$, and does
+not decrease at $\tau^2=1/2$. Derived here.
 """
 
 import numpy as np
@@ -20,17 +20,17 @@ from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.weights import MAX_SHARPNESS, some_statistics
 
 REACHED = 0.8
-"""The share of the tokens' errors from which on their leading order is taken."""
+"""The share from which the leading order is used."""
 
 _STEP = 0.5
 _TAIL = 8.0
 
 
 def reached_share(stack: GaussianStack, query: Array, lengths: Array) -> Array:
-    r"""Return the least $\rho_l(L)$ over the layers below the last, [n]; one at infinite lengths.
+    r"""Return the smallest $\rho_l(L)$ over the layers below the last, [n]; 1 at infinity.
 
     Args:
-        stack: the layers, none as sharp as $\tau_l^2=1/2$ below the last.
+        stack: the layers, with $\tau_l^2<1/2$ below the last.
         query: $z$, [d].
         lengths: $L$, [n].
     """
@@ -43,7 +43,7 @@ def reached_share(stack: GaussianStack, query: Array, lengths: Array) -> Array:
 
 
 def reached_length(stack: GaussianStack, query: Array) -> float:
-    """Return the length from which `reached_share` is `REACHED`, a power of two; inf past 1e30."""
+    """Return the power of two from which `reached_share` is `REACHED`; inf beyond 1e30."""
 
     def is_reached(power: int) -> bool:
         return bool(reached_share(stack, query, np.array([2.0**power]))[0] >= REACHED)
@@ -60,7 +60,7 @@ def reached_length(stack: GaussianStack, query: Array) -> float:
 
 
 def _sharp_directions(stack: GaussianStack, query: Array) -> set[tuple[float, float]]:
-    r"""Return $\tau$ and s of every head below the last layer, as each head above reads it."""
+    r"""Return $\tau$ and s for each head below the last layer and each head above it."""
     found = set()
     for level, head in stack.below(stack.depth - 1):
         key_query = stack.layers[level].heads[head][0]
@@ -79,7 +79,7 @@ def _sharp_directions(stack: GaussianStack, query: Array) -> set[tuple[float, fl
 
 
 def _share(tau: float, shift: float, lengths: Array) -> Array:
-    r"""Return $\rho(L)$ of one direction, by a trapezoidal sum that is exact for Gaussians."""
+    r"""Return $\rho(L)$ for one direction, by a trapezoidal sum that is exact for Gaussians."""
     left = 1.0 - 2.0 * tau**2
     ends = [(shift, 1.0), (shift / left, left**-0.5)]
     low = min(centre - _TAIL * width for centre, width in ends)

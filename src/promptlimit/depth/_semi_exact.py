@@ -1,11 +1,12 @@
-r"""The bias of two layers where tokens that attend to themselves keep it from its leading order.
+r"""The bias of two layers whose tokens attend strongly to themselves.
 
-The term of a token's own errors, $x_1(t)$ of `_bias`, is the mean over tokens z' of what one layer
-does at finite length to a token of its own prompt, and that is known exactly at every length:
+The bias is then far from its leading order. The term of the tokens' own errors, $x_1(t)$ of `_bias`,
+is a mean over tokens z' of moments of one layer at a token of its own prompt, which are known
+exactly at every length:
 
     x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ],   d = F_0[mu_L](z') - F_0[mu](z')
 
-over prompts of z' and L - 1 others. The rest of the bias is its leading order. Derived here.
+over prompts of z' and L - 1 other tokens. The remaining terms are to leading order. Derived here.
 """  # noqa: E501  # a formula stays on one line
 
 import numpy as np
@@ -19,7 +20,7 @@ from promptlimit.errors import KindUnavailableError
 from promptlimit.weights import OwnTokenStatistics, own_token_statistics
 
 _NODES = {1: 48, 2: 24, 3: 12}
-"""Nodes an axis of a tensor rule, by dimension."""
+"""Nodes per axis of a tensor rule, by dimension."""
 
 _POINTS = 2**15
 """Points of a Sobol' sequence in more dimensions, each with its mirror image."""
@@ -29,7 +30,7 @@ _TABLE = (20, 56)
 
 
 def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
-    r"""Return L times the bias at a length, the tokens' own errors exact, [e].
+    r"""Return L times the bias at a length, with the exact term of the tokens' own errors, [e].
 
     Args:
         stack: two layers, the first of one head.
@@ -93,7 +94,7 @@ def _own_errors(
 
 
 def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    """Return `own_token_statistics`, of many points by interpolation of their logarithms."""
+    """Return `own_token_statistics`; logarithms are interpolated where there are many points."""
     if sharpness.size <= _TABLE[0] * _TABLE[1] or length == 0.0:
         return own_token_statistics(sharpness, own_score, length)
     rows, left = _chebyshev(sharpness, _TABLE[0])
@@ -114,7 +115,7 @@ def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenSt
 
 
 def _chebyshev(x: Array, size: int) -> tuple[Array, Array]:
-    """Return nodes over the range of x, and the weights of their values at every x, [n, size]."""
+    """Return Chebyshev nodes over the range of x, and interpolation weights at x, [n, size]."""
     low, high = float(x.min()), float(x.max()) + 1e-9
     angles = np.pi * (np.arange(size) + 0.5) / size
     orders = np.arange(size)

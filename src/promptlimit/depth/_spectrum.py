@@ -1,7 +1,7 @@
-r"""What polynomials of a random matrix average to: Gauss quadrature of its spectrum, from moments.
+r"""Averages of polynomials of a random matrix, by Gauss quadrature of its spectrum.
 
-A stack of linear layers turns the prompt's second moment $S$ into a polynomial $p(S)$ with
-$p(0)=1$, and its risk is made of
+A stack of linear layers is a polynomial $p(S)$, $p(0)=1$, of the prompt's second moment $S$, and
+its risk depends on
 
 $$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)},$$
 
@@ -12,8 +12,9 @@ d\nu$, so that n Gauss nodes of $\nu$ with weights W are enough for degrees up t
 $$F(p)=\underbrace{\mu_0-\sum_j\frac{W_j}{\lambda_j+c}}_{F_n}+\sum_j\frac{W_j}{\lambda_j+c}
 \Big(\frac{c-(\lambda_j+c)\,p(\lambda_j)}{\lambda_j}\Big)^2 .$$
 
-$F_n$ is the least of all polynomials of degree n, and no term is negative: nothing cancels, at any
-L. Moments determine nodes badly, so they are rational numbers until the Jacobi matrix is known.
+$F_n$ is the minimum over all polynomials of degree n, and the other terms are not negative: nothing
+cancels, at any L. Nodes are ill-conditioned functions of moments, so moments and the Jacobi matrix
+are rational numbers.
 """
 
 import dataclasses
@@ -30,17 +31,17 @@ from promptlimit._quadrature import sobol_sets
 _SEED = 20_240_207
 
 MOST_STEPS = 16
-"""The largest degree whose moments are had in a moment: 2n powers of a Wishart matrix."""
+"""The largest degree n for which 2n moments of a Wishart matrix take less than a second."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    r"""A measure $\mu$ on $[0,\infty)$ by the Jacobi matrix of $d\nu=\lambda\,d\mu$, about 1.
+    r"""A measure $\mu$ on $[0,\infty)$ by the Jacobi matrix of $d\nu=\lambda\,d\mu$ in $\lambda-1$.
 
     Attributes:
         mass: $\mu_0$.
-        diagonal: of the Jacobi matrix, less 1.
-        squares: of its off-diagonal, after $\nu_0$; fewer than asked for where $\nu$ is finite.
+        diagonal: the diagonal of the Jacobi matrix.
+        squares: $\nu_0$ and the squares of its off-diagonal. Both end early for a finite $\nu$.
     """
 
     mass: Fraction
@@ -49,7 +50,7 @@ class Spectrum:
 
     @property
     def degree(self) -> int:
-        """How many nodes there are, and the degree up to which they integrate F."""
+        """The number of nodes, and the degree up to which F is exact."""
         return len(self.diagonal)
 
     def least(self, ridge: Fraction) -> Fraction:
@@ -61,7 +62,7 @@ class Spectrum:
 
     @functools.cached_property
     def nodes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        r"""The Gauss nodes of $\nu$ less 1, as accurate as they are spread, and their weights."""
+        r"""The Gauss nodes of $\nu$ minus 1, and their weights."""
         diagonal = np.array([float(entry) for entry in self.diagonal])
         beside = np.array([_root(square) for square in self.squares[1:]])
         offsets, vectors = np.linalg.eigh(
@@ -70,11 +71,11 @@ class Spectrum:
         return offsets, float(self.squares[0]) * vectors[0] ** 2
 
     def truncated(self, degree: int) -> "Spectrum":
-        """Return the spectrum as polynomials of a lower degree see it."""
+        """Return the spectrum for polynomials of a lower degree."""
         return Spectrum(self.mass, self.diagonal[:degree], self.squares[:degree])
 
     def misfits(self, ridge: float, residuals: NDArray[np.inexact]) -> NDArray[np.inexact]:
-        r"""Return the roots of the terms of $F(p)-F_n$ at $p(\lambda_j)$, one a node."""
+        r"""Return the square roots of the terms of $F(p)-F_n$ from $p(\lambda_j)$, one per node."""
         offsets, weights = self.nodes
         points = 1 + offsets
         beyond = (ridge - (points + ridge) * residuals) / points
@@ -92,7 +93,7 @@ def _root(square: Fraction) -> float:
 
 
 def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
-    r"""Return the spectrum with these moments $\mu_0,\dots,\mu_{2n}$, of n nodes at the most.
+    r"""Return the spectrum with these moments $\mu_0,\dots,\mu_{2n}$, of at most n nodes.
 
     Chebyshev's algorithm on the moments of $\lambda-1$ under $\nu$; it ends early where $\nu$ has
     fewer atoms.
@@ -119,7 +120,7 @@ def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
 
 @functools.lru_cache(maxsize=64)
 def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
-    r"""Return that of $S=W/L$, $W\sim\mathrm{Wishart}_d(L,I)$, for polynomials of this degree."""
+    r"""Return the spectrum of $S=W/L$, $W\sim\mathrm{Wishart}_d(L,I)$, for a degree."""
     traces = trace_moments(dim, length, 2 * degree)
     return spectrum_of([Fraction(trace, length**k) for k, trace in enumerate(traces)])
 
@@ -128,8 +129,7 @@ def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
 def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
     r"""Return $E\,\mathrm{tr}W^k$, k from 0 to `order`, $W\sim\mathrm{Wishart}_d(L,I)$: integers.
 
-    Stein's identity takes one factor W off a trace and meets the others: with $t_k=\mathrm{tr}W^k$
-    and $t_0=d$, for any product f of traces,
+    By Stein's identity, with $t_k=\mathrm{tr}W^k$ and $t_0=d$, for any product f of traces,
 
     $$E\,f\,t_k=E\Big[f\Big((L+k-1)t_{k-1}+\sum_{a=0}^{k-2}t_at_{k-1-a}\Big)
     +\sum_{t_m\text{ of }f}2m\,t_{k+m-1}\frac f{t_m}\Big].$$
@@ -142,7 +142,7 @@ def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
     means: dict[tuple[int, ...], int] = {(): 1}
 
     def mean(*powers: int) -> int:
-        """Return the mean of a product of traces, those of the power 0 being d."""
+        """Return the mean of a product of traces of powers; $t_0=d$."""
         traces = tuple(sorted((power for power in powers if power), reverse=True))
         if traces not in means:
             k, others = traces[0], traces[1:]
@@ -166,10 +166,10 @@ def bartlett_factors(
 
     Args:
         dim: $d$.
-        length: $L$, a finite number of tokens: the cost does not depend on it.
+        length: $L$, finite; the cost does not depend on it.
         points: a power of two.
-        replicate: which of the independent scramblings of the sequence.
-        extra: how many standard normals come with each factor, [points, extra].
+        replicate: the index of an independent scrambling of the sequence.
+        extra: the number of extra standard normals per factor.
     """
     from scipy.special import gammaincinv, ndtri  # noqa: PLC0415  # scipy loads slowly
 

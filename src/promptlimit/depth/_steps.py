@@ -1,10 +1,10 @@
-r"""The best step sizes of linear layers: $p(\lambda)=\prod_l(1-\beta_l\lambda)$ of least mean.
+r"""The best step sizes of linear layers: $p(\lambda)=\prod_l(1-\beta_l\lambda)$ of smallest mean F.
 
-Over all polynomials with $p(0)=1$ the least is $F_n$ of `_spectrum`, a Hankel system; without a
-ridge its minimiser has the Gauss nodes for roots, so that $\beta_j=1/\lambda_j$. With one it wants
-$p(\lambda_j)=c/(\lambda_j+c)$, which a product of real factors reaches only while c is small beside
-the spread of the spectrum: beyond, pairs of steps meet and stay together, and the best stack lies
-above the best polynomial (derived here).
+The minimum over all polynomials with $p(0)=1$ is $F_n$ of `_spectrum`. Without a ridge its
+minimiser has the Gauss nodes as roots, $\beta_j=1/\lambda_j$. With a ridge c it has
+$p(\lambda_j)=c/(\lambda_j+c)$, which a product of real factors attains only while c is small
+compared with the spread of the spectrum. For larger c some steps coincide in pairs, and the minimum
+over real steps is larger (derived here).
 """
 
 import functools
@@ -27,7 +27,7 @@ _Descent = tuple[float, Vector]
 
 
 class BestSteps(NamedTuple):
-    r"""The steps $\beta_l$ in increasing order, F at them, and the least F of any polynomial."""
+    r"""The steps $\beta_l$ in increasing order, F at them, and the minimum over all polynomials."""
 
     steps: NDArray[np.float64]
     mean: float
@@ -35,11 +35,11 @@ class BestSteps(NamedTuple):
 
 
 def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
-    r"""Return the real steps, one a node of the spectrum, at which $F(p)$ is least.
+    r"""Return the real steps, one per node of the spectrum, that minimise $F(p)$.
 
-    Where its roots are real the best polynomial is met. Elsewhere F has several minima, told apart
-    by how many steps exceed $1/\lambda$: one descent from each and one from the best steps of one
-    layer less, and the least of them.
+    They attain the best polynomial where its roots are real. Elsewhere F has several local minima,
+    which differ in how many steps exceed $1/\lambda$: one descent starts near each of them and one
+    from the best steps of one layer less.
     """
     bound = spectrum.least(ridge)
     offsets, _ = spectrum.nodes
@@ -51,7 +51,7 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
 
 @functools.lru_cache(maxsize=128)
 def _least(spectrum: Spectrum, ridge: float) -> _Descent:
-    """Return the least of all descents; where real steps miss, also on from one layer less."""
+    """Return the best descent, with a start from one layer less where the minimum is above F_n."""
     starts = _starts(spectrum.nodes[0], ridge)
     best = min((_descend(spectrum, ridge, start) for start in starts), key=lambda one: one[0])
     if spectrum.degree == 1 or best[0] <= _MET * float(spectrum.mass):
@@ -61,10 +61,10 @@ def _least(spectrum: Spectrum, ridge: float) -> _Descent:
 
 
 def _starts(offsets: Vector, ridge: float) -> list[Vector]:
-    r"""Return first guesses of the shortfalls $1-\beta_l$: those without a ridge, and of each sign.
+    r"""Return starts for the shortfalls $1-\beta_l$: those without a ridge, and of each sign.
 
-    An even number are negative, for $p(\lambda_j)$ is to be positive; large ones lie in basins of
-    their own.
+    An even number of shortfalls is negative, as $p(\lambda_j)>0$; large ones have basins of their
+    own.
     """
     count = offsets.size
     size = max(ridge ** (1 / count), float(np.sqrt(np.mean(offsets**2))))
@@ -78,10 +78,9 @@ def _starts(offsets: Vector, ridge: float) -> list[Vector]:
 
 
 def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
-    """Return the least $F-F_n$ near a start and the shortfalls where it is.
+    """Return a local minimum of $F-F_n$ and its shortfalls.
 
-    Newton's method; directions of negative curvature are followed downhill, and steps that do not
-    descend are damped.
+    Damped Newton's method with the absolute values of the curvature's eigenvalues.
     """
     problem = _Misfits(spectrum, ridge)
     here, damping = start, 1e-3
@@ -107,8 +106,8 @@ def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
 class _Misfits:
     r"""$F-F_n$ in units of its value at p = 0, as a function of the shortfalls $1-\beta_l$.
 
-    In the shortfalls $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$, which keeps its
-    digits where the whole spectrum is close to 1.
+    $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$ does not cancel where the whole spectrum
+    is close to 1.
     """
 
     def __init__(self, spectrum: Spectrum, ridge: float):
@@ -130,7 +129,7 @@ class _Misfits:
         ones = without.prod(axis=1)  # the slopes of p
         pairs = np.repeat(without[None], count, axis=0)
         pairs[every, :, every] = self.points[None, None]
-        twos = pairs.prod(axis=2)  # its second slopes, but for l = m, which are 0
+        twos = pairs.prod(axis=2)  # its second slopes, which are 0 for l = m
         twos[every, every] = 0.0
         misfits = self.constant + self.rate * factors.prod(axis=0)
         slopes = self.rate * ones
@@ -146,11 +145,11 @@ def moving_degree(depth: int) -> int:
 def best_moving_steps(
     spectrum: Spectrum, ridge: Fraction, depth: int
 ) -> tuple[BestSteps, NDArray[np.float64]]:
-    r"""Return the best steps of labels and of covariates (GD++), and the latter, one a layer.
+    r"""Return the best steps $b_l$ of labels and $a_l$ of covariates (GD++), one per layer.
 
-    $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$; the last
-    covariates are read by nobody, $a_{K-1}=0$. Descents from the best steps without motion in all
-    orders, and the least of them.
+    $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$ and $a_{K-1}=0$, as
+    no layer follows the last. The best of descents from all orders of the best steps without
+    motion.
 
     Args:
         spectrum: of degree `moving_degree(depth)`.

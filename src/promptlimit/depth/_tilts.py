@@ -1,12 +1,12 @@
 r"""Jointly Gaussian tilts, and means of exponentials of quadratic forms of them.
 
-Everything a finite prompt does to a stack, to leading order, is a derivative of
-$E\exp(\tfrac12v'Jv)$ in what moves the mean and the covariance of a Gaussian vector v.
+Bias and covariance of a stack, to leading order, are derivatives of $E\exp(\tfrac12v'Jv)$ in
+parameters of the mean and the covariance of a Gaussian vector v.
 
-Derivatives are carried along as numbers with infinitesimals $\epsilon_i$, $\epsilon_i^2=0$. Such a
-number is $x=\sum_Sx_S\prod_{i\in S}\epsilon_i$, and the derivative of a function in all of
-$\epsilon_1,\dots,\epsilon_n$, once in each, is the last coefficient of its value. An array of
-them has the coefficients along its first axis, that of S at the place whose binary digits are S.
+Derivatives are computed with infinitesimals $\epsilon_i$, $\epsilon_i^2=0$. A number
+$x=\sum_Sx_S\prod_{i\in S}\epsilon_i$ has a coefficient for every subset S, and the derivative of a
+function once in each of $\epsilon_1,\dots,\epsilon_n$ is the last coefficient of its value. Arrays
+have the coefficients along their first axis, $x_S$ at the index whose binary digits are S.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from promptlimit._arrays import Array, as_float64
 
 @functools.cache
 def _splits(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return every pair of disjoint S and S', by their union, and where each union begins."""
+    """Return all pairs of disjoint S and S', grouped by their union, and where groups begin."""
     pairs = [
         (part, whole ^ part) for whole in range(count) for part in range(count) if not part & ~whole
     ]
@@ -40,12 +40,12 @@ def product(x: Array, y: Array, multiply: Callable[[Array, Array], Array] = np.m
 
 
 def last_of_product(x: Array, y: Array) -> Array:
-    r"""Return the last coefficient of $xy$, x of numbers and y of matrices of the same shape."""
+    r"""Return the last coefficient of $xy$, x numbers and y matrices."""
     return np.sum(x[..., None, None] * y[::-1], axis=0)
 
 
 def exponential(x: Any) -> Any:
-    r"""Return $e^x$ of numbers, of NumPy or of jax: $e^{a+\epsilon b}=e^a+\epsilon e^ab$."""
+    r"""Return $e^x$ of NumPy or jax numbers: $e^{a+\epsilon b}=e^a+\epsilon e^ab$."""
     xp = x.__array_namespace__()
     coefficients = [xp.exp(x[0])]
     while (half := len(coefficients)) < len(x):
@@ -80,12 +80,12 @@ def inverse(x: Array) -> tuple[Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Tilts:
-    r"""A Gaussian vector v, of one tilt or of several below one another, with infinitesimals.
+    r"""A Gaussian vector v, a stack of one tilt or several, with infinitesimals.
 
     Attributes:
-        mean: of v, columns [2^n, ..., k, 1].
-        slope: the derivative of the mean in where the tilts start, [2^n, ..., k, q].
-        cov: of v, [2^n, ..., k, k].
+        mean: the mean of v, columns [2^n, ..., k, 1].
+        slope: the derivative of the mean in the initial tilts, [2^n, ..., k, q].
+        cov: the covariance of v, [2^n, ..., k, k].
     """
 
     mean: Array
@@ -94,13 +94,13 @@ class Tilts:
 
     @staticmethod
     def start(tilt: Array) -> "Tilts":
-        """Return one tilt that is not random, a column [..., k, 1], and from which others start."""
+        """Return one deterministic tilt, a column [..., k, 1], as the initial one."""
         size, batch = tilt.shape[-2], tilt.shape[:-2]
         slope = np.broadcast_to(np.eye(size), (*batch, size, size))
         return Tilts(tilt[None], slope[None], np.zeros((1, *batch, size, size)))
 
     def select(self, *rows: slice) -> "Tilts":
-        """Return some rows of v, below one another."""
+        """Return some rows of v, stacked."""
         places = np.concatenate([np.arange(self.mean.shape[-2])[part] for part in rows])
         cov = self.cov[..., places, :][..., places]
         return Tilts(self.mean[..., places, :], self.slope[..., places, :], cov)
@@ -114,14 +114,14 @@ class Tilts:
         noise: Array | float = 0.0,
         mark: tuple[Array, slice] | None = None,
     ) -> "Tilts":
-        r"""Return v and below it $Av_{of}+c+N(0,\text{noise})$, plus $\epsilon Bv_{at}$ if marked.
+        r"""Return v with $Av_{of}+c+N(0,\text{noise})$ appended, plus $\epsilon Bv_{at}$ if marked.
 
         Args:
             matrix: A, [..., k', k_of].
-            of: the rows of v that it multiplies.
+            of: the rows of v that A multiplies.
             shift: c, a column.
-            noise: the covariance of what is added independently.
-            mark: B and the rows that it multiplies; with it comes a new infinitesimal.
+            noise: the covariance of an independent term.
+            mark: B and the rows that it multiplies, with a new infinitesimal $\epsilon$.
         """
         mean, slope = (matrix @ numbers[..., of, :] for numbers in (self.mean, self.slope))
         across = matrix @ self.cov[..., of, :]
@@ -159,7 +159,7 @@ class Tilts:
         return Tilts(mean, slope, np.concatenate([self.cov, added]))
 
     def join(self, other: "Tilts") -> "Tilts":
-        """Return both, independent, below one another, each with its own starting point."""
+        """Return both, stacked and independent, each with its own initial tilt."""
         own, others = len(self.mean), len(other.mean)
 
         def blocks(first: Array, second: Array) -> Array:
@@ -181,7 +181,7 @@ def _below(above: Array, below: Array) -> Array:
 
 
 def symmetric_form(first: Array, between: Array, second: Array) -> Array:
-    """Return the matrix of these blocks, [..., k, k], and of `between` transposed."""
+    """Return the symmetric matrix with these blocks, [..., k, k]."""
     batch = np.broadcast_shapes(*(block.shape[:-2] for block in (first, between, second)))
     a, b, c = (np.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (first, between, second))
     return _below(np.concatenate([a, b], axis=-1), np.concatenate([b.mT, c], axis=-1))
@@ -189,14 +189,14 @@ def symmetric_form(first: Array, between: Array, second: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class GaussianMean:
-    r"""$e^F=E\exp(\tfrac12v'Jv)$, with the derivatives of F in the starting points.
+    r"""$e^F=E\exp(\tfrac12v'Jv)$, with the derivatives of F in the initial tilts.
 
         F = (mu'Y mu - ln det(I - CJ)) / 2,    Y = J (I - CJ)^-1,    v ~ N(mu, C)
 
     Attributes:
         value: $e^F$, [2^n, ...].
         gradient: $\nabla F$, columns [2^n, ..., q, 1].
-        slope: of the mean of v, [2^n, ..., k, q].
+        slope: that of the mean of v, [2^n, ..., k, q].
         precision: $Y$, [2^n, ..., k, k].
     """
 

@@ -52,8 +52,8 @@ def sgd(
     infinite length the prompt is its law, and only queries are drawn. Risks are exact where a rule
     computes them, and otherwise estimated on other prompts.
 
-    One head on `LinearRegression` trains by a fused single-precision gradient, the task's
-    `batch_gradient`; other attentions and tasks train on prompts that the task draws. Inside
+    One head on `LinearRegression` trains by a fused single-precision gradient, a rule of
+    `tasks.BATCH_GRADIENT`; other attentions and tasks train on prompts that the task draws. Inside
     `use_devices` the seeds of a length are distributed over the devices, and results agree with
     those of one device to rounding; seeds with independent prompts run on one device.
 

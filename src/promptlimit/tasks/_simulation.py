@@ -18,17 +18,8 @@ from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._abstract import AbstractTask, drawn, loss_of
-from promptlimit.tasks._problem import (
-    OBJECTIVE,
-    RISK,
-    RISK_GRADIENT,
-    USUAL_POINTS,
-    AbstractObjective,
-    ArrayMoments,
-    Estimate,
-    Objectives,
-    RiskProblem,
-)
+from promptlimit.tasks._objectives import AbstractObjective, ArrayMoments, Estimate, Objectives
+from promptlimit.tasks._problem import OBJECTIVE, RISK, RISK_GRADIENT, USUAL_POINTS, RiskProblem
 
 _DEFAULT_SAMPLES = 2**14
 _MEMORY_BUDGET = 2**26
@@ -39,20 +30,14 @@ _LARGEST = 2**31  # bytes of the tokens of an objective
 
 
 class RiskSimulation(eqx.Module):
-    """An attention on prompts of a task, all from one key: the argument of compiled programs.
+    """An attention on prompts of a task at one length, as an argument of compiled programs.
 
-    Attributes:
-        attention: what predicts.
-        task: the task.
-        length: the number of tokens of a prompt; at infinity the attention reads its law.
-        key: prompt i comes from `split(fold_in(key, i), 3)`, so that a key has one answer whatever
-            the chunks.
+    At infinite length a prompt is its law.
     """
 
     attention: AbstractAttention
     task: AbstractTask
     length: float = eqx.field(static=True)
-    key: PRNGKeyArray
 
 
 @RISK.rule(kind="estimate", scope="anything", method="prompts simulated")
@@ -64,7 +49,7 @@ def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 @RISK_GRADIENT.rule(kind="estimate", scope="anything", method="prompts simulated")
 def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
-    """Return means and standard errors of the gradient, one array for each of the attention's."""
+    """Return means and standard errors of the gradient in each array of the attention."""
     return [
         _over_prompts(_gradients, problem, length, effort) for length in problem.lengths.tolist()
     ]
@@ -73,16 +58,19 @@ def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMom
 def _over_prompts(
     program: Program, problem: RiskProblem, length: float, effort: Effort
 ) -> tuple[ArrayMoments, int]:
-    """Return means over prompts, their standard errors, and the number of prompts."""
+    """Return means over prompts, their standard errors, and the number of prompts.
+
+    Prompt i is drawn from `split(fold_in(key, i), 3)`, so the result does not depend on the chunks.
+    """
     samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    simulation = RiskSimulation(problem.attention, problem.task, length, unwrap(effort.key))
+    simulation = RiskSimulation(problem.attention, problem.task, length)
     chunk = _chunk(simulation, samples)
     origin: list[NDArray[np.float64]] = []
     sums, squares = [0.0], [0.0]
-    chunks = in_chunks(program, simulation, chunk, key=simulation.key, draws=3)
+    chunks = in_chunks(program, simulation, chunk, key=unwrap(effort.key), draws=3)
     for start, arrays in zip(range(0, samples, chunk), chunks, strict=False):
         columns = [array[: samples - start] for array in arrays]
-        if not origin:  # sums about the first means lose no digits
+        if not origin:  # sums around the first means do not cancel
             origin = [np.asarray(column.mean(axis=0)) for column in columns]
             sums, squares = [0.0] * len(columns), [0.0] * len(columns)
         for i, column in enumerate(columns):
@@ -105,7 +93,7 @@ def _over_prompts(
 
 
 def _chunk(simulation: RiskSimulation, samples: int) -> int:
-    """Return how many prompts to hold at a time, a power of two, or refuse one that is too long."""
+    """Return the number of prompts per chunk, a power of two; raise an error for long prompts."""
     length, dim = simulation.length, simulation.task.token_dim
     most = _LARGEST_PROMPT // (8 * dim * _COPIES)
     count = 1 if math.isinf(length) else length
@@ -123,7 +111,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
 def _loss(
     attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
 ) -> Array:
-    """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
+    """Return the loss on one prompt, from keys of its law, its query and its tokens."""
     task = simulation.task
     prompt, token = _draw(task, simulation.length, keys)
     return loss_of(task, attention(prompt, task.query_of(token)), token)
@@ -132,10 +120,7 @@ def _loss(
 def _draw(
     task: AbstractTask, length: float, keys: Key[Array, " 3"]
 ) -> tuple[AbstractMeasure, Array]:
-    """Return a prompt, its law at infinite length, and its query token.
-
-    Their keys are those of the law, the query and the tokens, in this order.
-    """
+    """Return a prompt, its law at infinite length, and its query token."""
     law_key, query_key, token_key = keys
     law, queries = drawn(task, law_key)
     token = queries.sample(1, key=query_key)[0]
@@ -156,10 +141,10 @@ def _gradients(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> lis
 
 
 class SimulatedObjective(AbstractObjective):
-    """The mean loss over fixed prompts: common random numbers make it a function of parameters.
+    """The mean loss over fixed prompts, as a function of the attention.
 
     Attributes:
-        task: whose loss.
+        task: the task.
         prompts: the prompts, stacked along the first axis of every array.
         tokens: the query token of each prompt, [samples, token_dim].
     """
@@ -169,7 +154,7 @@ class SimulatedObjective(AbstractObjective):
     tokens: Float[Array, "samples token_dim"]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\text{masked }z_i), z_i)$."""
+        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\mathrm{query}(z_i)), z_i)$."""
 
         def loss(prompt: AbstractMeasure, token: Array) -> Array:
             output = attention.attend(prompt, self.task.query_of(token))
@@ -180,7 +165,7 @@ class SimulatedObjective(AbstractObjective):
 
 @OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
 def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the mean loss over prompts that are drawn once, one set per replicate."""
+    """Return the mean loss over prompts drawn once, one set per replicate."""
     samples = USUAL_POINTS if effort.samples is None else effort.samples
 
     def make(length: float, _sharpness: float, replicate: int) -> AbstractObjective:
@@ -208,5 +193,5 @@ def simulated_objective(
 def _prompts(
     task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
 ) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
-    """Return prompts of a task and their query tokens, compiled once."""
+    """Return prompts of a task and their query tokens."""
     return eqx.filter_vmap(lambda own: _draw(task, length, own))(keys)

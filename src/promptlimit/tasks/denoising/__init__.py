@@ -5,9 +5,9 @@ from promptlimit.tasks.denoising._heads import bayes_heads as bayes_heads
 from promptlimit.tasks.denoising._heads import bayes_layer as bayes_layer
 from promptlimit.tasks.denoising._heads import linear_denoiser as linear_denoiser
 from promptlimit.tasks.denoising._limit_risk import LimitMap as LimitMap
+from promptlimit.tasks.denoising._limit_risk import QueryPoints as QueryPoints
 from promptlimit.tasks.denoising._limit_risk import limit_map as limit_map
-from promptlimit.tasks.denoising._points import QueryPoints as QueryPoints
-from promptlimit.tasks.denoising._points import query_points as query_points
+from promptlimit.tasks.denoising._limit_risk import query_points as query_points
 from promptlimit.tasks.denoising._risk import PromptObjective as PromptObjective
 from promptlimit.tasks.denoising._task import Denoising as Denoising
 from promptlimit.tasks.denoising._task import InContextDenoising as InContextDenoising

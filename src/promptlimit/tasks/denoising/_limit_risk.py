@@ -1,13 +1,13 @@
-r"""The risk of an attention that denoises over an infinite prompt, and its excess over Bayes.
+r"""Denoising over an infinite prompt: queries, the Bayes risk, and the excess over it.
 
-$E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$: the first term, the excess, is averaged itself, so
-that it keeps its digits where it is small compared with the second.
+$E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged directly, so
+it keeps its digits where it is much smaller than the second.
 """
 
 import dataclasses
 import math
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +17,22 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
-from promptlimit._quadrature import normal_rule
+from promptlimit._quadrature import LATTICE_RADIUS, haar_rotations, normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
-from promptlimit.tasks._averages import evaluate, over_replicates, to_tolerance
-from promptlimit.tasks._problem import USUAL_POINTS, AbstractObjective, Estimate, RiskProblem
-from promptlimit.tasks.denoising._points import (
-    QueryPoints,
-    bayes_denoising_risk,
-    bayes_predictions,
-    gates,
-    is_scalar,
-    query_points,
-    softmax_rows,
-    span,
+from promptlimit.tasks._objectives import (
+    AbstractObjective,
+    Estimate,
+    evaluate,
+    over_replicates,
+    to_tolerance,
 )
+from promptlimit.tasks._problem import USUAL_POINTS, RiskProblem
 from promptlimit.tasks.denoising._task import (
     AbstractDenoising,
     InContextDenoising,
+    softmax_rows,
 )
 
 _MOST_POINTS = 2**18
@@ -44,79 +41,149 @@ _ROUNDING = 1e-12
 AnyArray: TypeAlias = NDArray[np.float64] | Array
 
 
+class QueryPoints(NamedTuple):
+    r"""Queries $z_i$ with weights of sum one: $E\,h(Z)\approx\sum_iw_ih(z_i)$.
+
+    Attributes:
+        points: $z_i$, [n, d].
+        weights: $w_i$, [n].
+        bayes: $f^*(z_i)$, [n, d].
+    """
+
+    points: Any
+    weights: Any
+    bayes: Any
+
+    def to_device(self) -> "QueryPoints":
+        """Return the same as jax arrays, for compiled programs."""
+        return QueryPoints(*map(to_device, self))
+
+
+def query_points(
+    task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = LATTICE_RADIUS
+) -> QueryPoints:
+    """Return queries, the same number around each mean.
+
+    Args:
+        task: the mixture.
+        count: number of queries, rounded down to a multiple of the number of components.
+        replicate: the index of a point set; sets differ by a shift or a scrambling.
+        radius: extent of lattices around each mean, in standard deviations of a query.
+    """
+    share = max(1, count // task.weights.size)
+    nodes, masses = normal_rule(task.token_dim, share, replicate=replicate, radius=radius)
+    points = task.means[:, None] + math.sqrt(task.query_variance) * nodes
+    weights = task.weights[:, None] * masses
+    flat = points.reshape(-1, task.token_dim)
+    return QueryPoints(flat, weights.ravel(), task.bayes_predictions(flat))
+
+
+def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
+    r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
+
+    $C_\beta$ is the covariance of the means under the posterior of the component. The posterior
+    depends on the query along differences of means only: two components are one integral in every
+    dimension.
+    """
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    centred = task.means - task.means[0]
+    basis = span(centred)
+
+    def risk(replicate: int) -> float:
+        nodes, masses = normal_rule(basis.shape[0], points, replicate=replicate)
+        scatter = 0.0
+        for weight, mean in zip(task.weights, task.means, strict=True):
+            shares = task.gates(mean + math.sqrt(s) * nodes @ basis)
+            variance = shares @ np.sum(centred**2, axis=1) - np.sum((shares @ centred) ** 2, axis=1)
+            scatter += weight * float(masses @ variance)
+        return 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
+
+    return over_replicates(risk, points)
+
+
+def is_scalar(matrix: NDArray[np.float64]) -> bool:
+    """Return whether a matrix is a multiple of the identity."""
+    return bool(np.abs(matrix - matrix[0, 0] * np.eye(len(matrix))).max() <= 1e-12)
+
+
+def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an orthonormal basis of the span of the rows, one vector per row."""
+    _, lengths, axes = np.linalg.svd(rows, full_matrices=False)
+    return axes[lengths > 1e-12 * max(lengths.max(initial=0.0), np.finfo(float).tiny)]
+
+
 class LimitObjective(AbstractObjective):
     r"""The risk $R^*+\frac12\sum_iw_i|Q_i^\top T[Q_i\mu](Q_iz_i)-f^*(z_i)|^2$, prompts infinite.
 
     Attributes:
         task: the mixture $\mu$.
         queries: $z_i$, $w_i$ and $f^*(z_i)$.
-        least: $R^*$, the risk of the Bayes predictor.
-        turns: $Q_i$, orthogonal, where each prompt turns the mixture; None where it stays.
+        bayes_risk: $R^*$.
+        rotations: $Q_i$, orthogonal, where each prompt has its own; None for one mixture.
     """
 
     task: AbstractDenoising
     queries: QueryPoints
-    least: Float[Array, ""]
-    turns: Float[Array, "points d d"] | None = None
+    bayes_risk: Float[Array, ""]
+    rotations: Float[Array, "points d d"] | None = None
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         law, limit = self.task.token_law, limit_map(attention, self.task)
         points, weights, bayes = self.queries
-        if self.turns is not None:
+        if self.rotations is not None:
             outputs = jax.vmap(lambda turn, z: turn.T @ attention(Affine(law, turn), turn @ z))(
-                self.turns, points
+                self.rotations, points
             )
         elif limit is not None:
             outputs = limit(self.task, points)
         else:
             outputs = jax.vmap(lambda z: attention(law, z))(points)
-        return self.least + 0.5 * weights @ jnp.sum((outputs - bayes) ** 2, axis=1)
+        return self.bayes_risk + 0.5 * weights @ jnp.sum((outputs - bayes) ** 2, axis=1)
 
 
 def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> LimitObjective:
-    """Return the risk over one set of queries, and of rotations where prompts have their own."""
+    """Return the risk over one set of queries, and of rotations where each prompt has its own."""
     if isinstance(task, InContextDenoising):
-        turns, queries = _turned_queries(task, points, replicate)
+        rotations, queries = _rotated_queries(task, points, replicate)
     else:
-        turns, queries = None, query_points(task, points, replicate=replicate)
-    return LimitObjective(task, queries.to_device(), least(task), turns)
+        rotations, queries = None, query_points(task, points, replicate=replicate)
+    return LimitObjective(task, queries.to_device(), bayes_risk_array(task), rotations)
 
 
-def _turned_queries(
+def _rotated_queries(
     task: AbstractDenoising, points: int, replicate: int
 ) -> tuple[Array, QueryPoints]:
-    """Return Sobol' points for the query and the orthogonal matrix together."""
+    """Return Sobol' points for the rotation and the query together."""
     d, parts = task.token_dim, task.weights.size
     normals, weights = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
-    turns, corners = np.linalg.qr(normals[:, d : d + d * d].reshape(-1, d, d))
-    turns *= np.sign(np.diagonal(corners, axis1=1, axis2=2))[:, None, :]
+    rotations = haar_rotations(normals[:, d : d + d * d], d)
     ranks = np.argsort(np.argsort(normals[:, -1])) / points
     part = np.minimum(np.searchsorted(np.cumsum(task.weights), ranks, "right"), parts - 1)
     queries = task.means[part] + math.sqrt(task.query_variance) * normals[:, :d]
-    return to_device(turns), QueryPoints(queries, weights, bayes_predictions(task, queries))
+    return to_device(rotations), QueryPoints(queries, weights, task.bayes_predictions(queries))
 
 
-def least(task: AbstractDenoising) -> Float[Array, ""]:
-    """Return the Bayes risk, for objectives."""
+def bayes_risk_array(task: AbstractDenoising) -> Float[Array, ""]:
+    """Return the Bayes risk as an array, for objectives."""
     return to_device(bayes_denoising_risk(task, USUAL_POINTS).value)
 
 
 def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     """Return half the mean squared distance to the Bayes predictor over an infinite prompt.
 
-    Point sets grow four times until their means agree to the tolerance. Heads and Bayes see a query
-    along few directions (`projected_excess`); other attentions are called at every query.
+    Point sets grow fourfold until their means agree to the tolerance. Heads are averaged in few
+    dimensions (`projected_excess`); other attentions are evaluated at every query.
     """
     attention, task = problem.attention, problem.task
-    turned = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
-    limit = None if turned else limit_map(attention, task)
+    rotated = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
+    limit = None if rotated else limit_map(attention, task)
 
     def excess(count: int, replicate: int) -> float:
         if limit is not None:
             return projected_excess(limit, task, count, replicate)
         objective = limit_objective(task, count, replicate)
-        return float(evaluate(dataclasses.replace(objective, least=jnp.zeros(())), attention))
+        return float(evaluate(dataclasses.replace(objective, bayes_risk=jnp.zeros(())), attention))
 
     def mean(count: int) -> Estimate:
         return over_replicates(partial(excess, count), count)
@@ -129,10 +196,10 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
 class LimitMap:
     r"""The map of heads over an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
-    In NumPy for known matrices, in jax for traced ones.
+    NumPy arrays, or jax arrays while jax traces them.
 
     Attributes:
-        matrix: $A$, with the residual and all that is linear in the query, [d, d].
+        matrix: $A$, the residual and every other linear term, [d, d].
         tilts: $U_h$ of the softmax heads, [d, d] each.
         values: their $V_h$, [d, d] each.
     """
@@ -154,10 +221,9 @@ class LimitMap:
 def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
     r"""Return the map of an attention over the infinite prompt; None where it has no heads.
 
-    With one covariance $tI$ for all components the quadratic terms of the gates cancel: a softmax
-    head is $tV_hU_hz$ plus $V_h$ times the mean of the $m_k$ with weights
-    $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear head is
-    $V_hE[z'z'^\top]U_hz$.
+    With one covariance $tI$ for all components a softmax head is $tV_hU_hz$ plus $V_h$ times the
+    mean of the $m_k$ with weights $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear
+    head is $V_hE[z'z'^\top]U_hz$.
     """
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
@@ -185,10 +251,10 @@ def _host(matrix: Array) -> AnyArray:
 def projected_excess(
     limit: LimitMap, task: AbstractDenoising, points: int, replicate: int
 ) -> float:
-    r"""Return $\frac12E|f-f^*|^2$ over one point set in the directions that gates see.
+    r"""Return $\frac12E|f-f^*|^2$ over one point set in the span of the gates' directions.
 
     $f-f^*=Bz+c(Pz)$ with $B=A-\frac gsI$ and P the projection on the span of all $m_k-m_1$ and
-    $U_h^\top(m_k-m_1)$; across it the query is normal and adds $s\,|B(I-P)|^2$. Two components and
+    $U_h^\top(m_k-m_1)$; the part of the query across it adds $s\,|B(I-P)|^2$. Two components and
     heads with the gate of Bayes are one integral in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
@@ -202,7 +268,7 @@ def projected_excess(
     rest = dataclasses.replace(limit, matrix=linear)
     for weight, mean in zip(task.weights, task.means, strict=True):
         queries = mean + math.sqrt(s) * nodes @ basis
-        missed = rest(task, queries) - (x / s) * gates(task, queries) @ task.means
+        missed = rest(task, queries) - (x / s) * task.gates(queries) @ task.means
         excess += weight * float(masses @ np.sum(missed**2, axis=1))
     return 0.5 * excess
 

@@ -1,7 +1,7 @@
 r"""Averages over $(w, x_q)$ that are polynomials in the parameters of a head, in closed form.
 
 Given $w$, tokens are $N(0,\Gamma_w)$. With $t=U(x_q,0)$, v the last row of V and $y=\langle w,x_q
-\rangle$, every risk here is made of $c=v^\top\Gamma_wt$, the prediction over an infinite prompt,
+\rangle$, the risks are functions of $c=v^\top\Gamma_wt$, the prediction over an infinite prompt,
 $\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
 """
 
@@ -16,7 +16,7 @@ from promptlimit.tasks.regression._task import LinearRegression
 
 
 class _Law(NamedTuple):
-    """A regression as an argument of compiled programs, so that one program serves all."""
+    """A regression as an argument of compiled programs."""
 
     S: Array
     H: Array
@@ -40,14 +40,14 @@ class _Law(NamedTuple):
 
 
 class _QueryForm(NamedTuple):
-    r"""The form $\langle a+Bw+n\,m,\ x_q\rangle$, or many; n as in `averages`."""
+    r"""One form $\langle a+Bw+n\,m,\ x_q\rangle$ or many, n as in `averages`."""
 
     a: Float[Array, "*many d"]
     B: Float[Array, "*many d d"]
     m: Float[Array, "*many d"]
 
     def less_label(self) -> "_QueryForm":
-        r"""Return the form less $y=\langle w,x_q\rangle$."""
+        r"""Return the form minus $y=\langle w,x_q\rangle$."""
         return self._replace(B=self.B - jnp.eye(self.B.shape[-1], dtype=self.B.dtype))
 
 
@@ -134,7 +134,7 @@ def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
         value=jnp.sum(blocks.v1 @ law.S * blocks.v1) + blocks.b[0] ** 2 * law.n1,
         product=_mean_of_norms(law, blocks),
         misfit=_mean_product(law, misfit, misfit),
-        **_sharpness_averages(law, key_query, value_row),
+        **_sharpness_averages(law, c, key_query, value_row[-1]),
     )
 
 
@@ -147,9 +147,9 @@ def linear_risk(
 ) -> Float[Array, ""]:
     r"""Return the risk of $\langle r,q\rangle+\sum_hv_h^\top\hat\Gamma U_hq$ at $q=(x_q,0)$.
 
-    Linear heads that read the same tokens and a residual, r its last row; at infinity softmax heads
-    too. With $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the prediction has the mean
-    $c=\langle r,q\rangle+\sum_hc_{hh}$ over prompts, and by Isserlis' theorem (derived here)
+    For linear heads and a residual with last row r; at infinite length for softmax heads too. With
+    $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the mean prediction over prompts is
+    $c=\langle r,q\rangle+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
 
     $$2R_L=s^2+E(c-y)^2+\frac1L\sum_{h,g}E\big[c_{hg}c_{gh}
     +v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g\big],$$
@@ -178,7 +178,7 @@ def _linear_risk(
 
 
 def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
-    """Return the mean of the product of two forms, added up over the axes before the last."""
+    """Return the mean of the product of two forms, summed over all axes before the last."""
 
     def weighed(one: Array, other: Array) -> Array:
         return jnp.einsum("...i,ij,...j->", one, law.H, other)
@@ -247,7 +247,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
 
 
-def _sharpness_averages(law: _Law, key_query: Array, value_row: Array) -> dict[str, Array]:
+def _sharpness_averages(law: _Law, c: _QueryForm, key_query: Array, b: Array) -> dict[str, Array]:
     r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
 
     Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
@@ -256,21 +256,19 @@ def _sharpness_averages(law: _Law, key_query: Array, value_row: Array) -> dict[s
     2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
     (S, H, prior, noise), n1, n2 = law, law.n1, law.n2
-    A, u, v1, b = key_query[:-1, :-1], key_query[-1, :-1], value_row[:-1], value_row[-1]
+    A, u, a, B = key_query[:-1, :-1], key_query[-1, :-1], c.a, c.B
     W = prior * (n1 * jnp.eye(u.size, dtype=S.dtype) + 2 * prior * S)
     n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
-    Sv = S @ v1
-    a, B = A.T @ Sv, b * (A.T @ S) + u[:, None] * Sv[None]
     Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
     SAHB, ASAH, BHB, Sg, Bu = SAH @ B, A.T @ SAH, B.T @ HB, SAH @ u, HB.T @ u
     au, beta, gamma = a @ Hu, jnp.sum(A * SAH), u @ Hu
 
-    # k'Hk tr(GH): even with even parts, then odd with odd.
+    # k'Hk tr(GH): products of even parts, then of odd parts.
     square = (a @ Ha) * (beta + gamma * n1)
     square += beta * prior * jnp.trace(BHB) + gamma * jnp.sum(BHB * W)
     square += b**2 * gamma * (beta * n2 + gamma * n3) + 2 * b * au * (beta * n1 + gamma * n2)
     square += 4 * prior * (Ha @ (B @ Sg)) + 4 * b * (Bu @ (W @ Sg))
-    # k'HGHk: a line or two for each term of G.
+    # k'HGHk: the terms of G in order.
     along = Ha @ (ASAH @ a) + 2 * b * n1 * (Hu @ (ASAH @ a))
     along += b**2 * n2 * (Hu @ (ASAH @ u)) + prior * jnp.sum(HB * (ASAH @ B))
     along += 2 * prior * ((SAH @ a) @ Bu + au * jnp.trace(SAHB))
