@@ -101,7 +101,7 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
             read_arrays(source.format(path))
         return str(refusal.value).replace(str(path), "FILE")
 
-    assert refused("a.npz", None) == "FILE must be a file, but there is none of that name."
+    assert refused("a.npz", None) == "FILE must be a file, but it does not exist."
     assert refused("a.mat", "x") == "FILE must end in one of .npy, .csv, .npz, .json, got '.mat'."
     assert refused("a.csv", "1,2\n3") == (
         "FILE must be readable as .csv, but its rows have from 1 to 2 entries."

@@ -54,6 +54,8 @@ def json_object(
     path: Path,
     largest: int = _LARGEST,
     parse_constant: Callable[[str], float] | None = None,
+    *,
+    pipes: bool = False,
 ) -> dict[str, Any]:
     """Return the object a file holds.
 
@@ -61,9 +63,10 @@ def json_object(
         path: the file.
         largest: how many bytes it may have.
         parse_constant: what becomes of NaN and infinities; the numbers themselves when None.
+        pipes: whether it may be a pipe, which a reader waits for.
     """
     try:
-        text = limited_bytes(path, largest).decode("utf-8-sig")
+        text = limited_bytes(path, largest, pipes=pipes).decode("utf-8-sig")
         content = json.loads(text, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
@@ -92,9 +95,9 @@ def _children(part: object) -> Iterator[object]:
         yield from part
 
 
-def limited_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a file that is one and is not larger than the limit."""
-    if not path.is_file():
+def limited_bytes(path: Path, limit: int, *, pipes: bool = False) -> bytes:
+    """Return the content of a file of at most `limit` bytes, or of a pipe where those may be."""
+    if not path.is_file() and not (pipes and path.is_fifo()):
         raise ValueError("it is no file" if path.exists() else "it is not there")
     with path.open("rb") as file:
         content = file.read(limit + 1)
