@@ -57,7 +57,7 @@ def test_excesses_are_those_of_simulated_prompts(here: Here, tmp_path: Path) -> 
     for extension in ("png", "svg", "pdf"):
         assert (tmp_path / "o" / f"denoise.{extension}").stat().st_size > 5_000
     drawing = (tmp_path / "o" / "denoise.svg").read_text()
-    assert "layer of Bayes" in drawing
+    assert "Bayes layer" in drawing
     assert "linear attention" in drawing
 
 
