@@ -4,14 +4,13 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TypeAlias
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-import promptlimit.tasks
+from promptlimit.results import TunedLayers
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -45,67 +44,58 @@ def test_excesses_are_those_of_simulated_prompts(here: Here, tmp_path: Path) -> 
     result = json.loads(done.stdout)
     assert result["lengths"] == [3.0, 1e6, None]
     for name, (mean, error) in zip(("layer", "linear"), simulated_excesses(3), strict=True):
-        assert abs(result["predictors"][name]["excess"][0] - mean) < 4 * error
+        assert abs(result["value"][name][0] - mean) < 4 * error
     z = np.linspace(-12, 12, 4001)
     density = sum(np.exp(-((z - m) ** 2) / 4) / np.sqrt(16 * np.pi) for m in (-2, 2))
     gap = np.trapezoid(density * (5 / 6 * z - gate(z)) ** 2, z)
-    assert_allclose(result["predictors"]["linear"]["excess"][2], gap, rtol=1e-9)
+    assert_allclose(result["value"]["linear"][2], gap, rtol=1e-9)
     assert_allclose(result["bayes_risk"], 5.0 - np.trapezoid(density * gate(z) ** 2, z), rtol=1e-9)
-    assert result["predictors"]["layer"]["excess"][2] < 1e-20
+    assert result["value"]["layer"][2] < 1e-20
     assert result["missing"] == {}
-    assert_allclose(result["exponent"]["value"], (np.sqrt(5) - 1) / 2, rtol=1e-12)
+    assert_allclose(result["exponent"], (np.sqrt(5) - 1) / 2, rtol=1e-12)
     assert json.loads((tmp_path / "o" / "denoise.json").read_text()) == result
     for extension in ("png", "svg", "pdf"):
         assert (tmp_path / "o" / f"denoise.{extension}").stat().st_size > 5_000
     drawing = (tmp_path / "o" / "denoise.svg").read_text()
-    assert "layer of Bayes" in drawing
+    assert "Bayes layer" in drawing
     assert "linear attention" in drawing
 
 
-def test_what_theorems_do_not_give_is_a_note_and_no_column(here: Here, tmp_path: Path) -> None:
+def test_a_predictor_that_does_not_exist_is_a_note_and_no_column(
+    here: Here, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "law.npz", means=[[2.0], [-1.0]], weights=[0.25, 0.75])
     done = here("denoise", "--means", "law.npz", "--two-heads", "--lengths", "10,100")
     assert done.returncode == 0, done.stderr
     heading, *rows = done.stdout.splitlines()
     assert heading.split() == ["L", "linear"]
     assert [row.split()[0] for row in rows[:3]] == ["10", "100", "inf"]
-    assert rows[3].startswith("Bayes itself has a mean squared error of ")
-    assert len(rows) == 4
-    words = " ".join(done.stderr.split())
-    for column, theorem in (("layer of Bayes", "Proposition 4.4"), ("two heads", "Theorem 4.1")):
-        note = f"the task must have means of equal norms for {theorem}, got norms from 1 to 2."
-        assert f"note: there is no column '{column}': {note}" in words
-    assert "note: --best finds the best layer of any mixture" in words
-    done = here("denoise", "--means", "law.npz", "--weights", "0.5,0.5", "--json", "--lengths", "2")
-    assert json.loads(done.stdout)["weights"] == [0.5, 0.5]
+    for column, theorem in (("Bayes layer", "Proposition 4.4"), ("two heads", "Theorem 4.1")):
+        reason = f"the task must have means of equal norms for {theorem}, got norms from 1 to 2."
+        assert f"No column '{column}': {reason}" in rows
+    assert rows[5].startswith("The Bayes denoiser has a mean squared error of ")
+    done = here("denoise", "--means", "law.npz", "--weights", "0.5,0.5", "--csv", "--lengths", "2")
+    assert done.stdout.splitlines()[0] == "length,value.linear,error.linear"
 
 
-def test_the_table_says_how_the_best_layer_is_tuned(
+def test_the_table_has_the_parameters_of_the_best_layer(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gates = {10.0: 0.0, 100.0: 1.6, np.inf: 1.25}
 
-    def tuned(_: object, length: float) -> SimpleNamespace:
-        return SimpleNamespace(
-            mse=1 / 3, mse_error=1e-4, gate=gates[length], gain=0.5, residual=-length / 8
-        )
+    def tuned(_: object, length: float) -> TunedLayers:
+        return TunedLayers(length, gates[length], 0.5, -length / 8, 1 / 6, 1e-4, "exact", 1.0, 1)
 
-    monkeypatch.setattr(promptlimit.tasks, "best_layer", tuned)
+    monkeypatch.setattr("promptlimit.tasks._denoising_report.best_layer", tuned)
     done = here("denoise", "--means", "2; -2", "--clean-prompt", "--best", "--lengths", "10,100")
     assert done.returncode == 0, done.stderr
     heading, *rows = (line.split() for line in done.stdout.splitlines())
-    columns = "L layer of Bayes linear best layer temperature gain residual"
+    columns = "L Bayes layer linear best layer temperature gain residual"
     assert " ".join(heading) == columns
     assert [row[3:] for row in rows[:3]] == [
-        ["0.3333", "inf", "0.5", "-1.25"],
-        ["0.3333", "0.625", "0.5", "-12.5"],
-        ["0.3333", "0.8", "0.5", "-inf"],
+        ["0.333333", "inf", "0.5", "-1.25"],
+        ["0.333333", "0.625", "0.5", "-12.5"],
+        ["0.333333", "0.8", "0.5", "-inf"],
     ]
-    assert " ".join(rows[4]).startswith("The layer of Bayes falls as L^-1 (τ 0.4472) in the end, ")
-    plan, *lines = done.stderr.splitlines()
-    assert plan == "denoise: 2 components in 1 dimension, 2 lengths"
-    ended = [line.split(": ")[1] for line in lines if line.startswith("denoise: ")]
-    best = [f"best layer at L = {length}" for length in ("10", "100", "inf")]
-    assert ended == ["layer of Bayes", "linear", *best]
-    words = " ".join(done.stderr.split())
-    assert "note: at L = 100 the best gate is the hottest that is looked at, 1.6 times" in words
+    assert " ".join(rows[4]).startswith("The Bayes layer falls as L^-1 (tau 0.4472) as L grows, ")
+    assert " ".join(rows[5]).startswith("At L = 100 the best gate is the largest one searched, 1.6")

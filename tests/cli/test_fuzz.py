@@ -46,7 +46,7 @@ FILES = [
     "=",
     "",
 ]
-OUT = ["good.json", "good.json/below"]
+OUT = ["good.json/below", "written.json", "written.csv", "written.txt"]
 MACHINES = {
     "--devices": ["0", "1", "all", "x", "99"],
     "--coordinator": ["x", "x:1", ""],
@@ -199,7 +199,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         values = options[name]
         value = [] if values is None else [draw(st.sampled_from(values))]
         line += [name, *value] if name else value
-    never = ["--out", "good.json"] if command in LONG_COMMANDS else []
+    never = ["--out", "good.json/below"] if command in LONG_COMMANDS else []
     return [*line, *never, *draw(st.sampled_from([[], ["--json"]]))]
 
 
@@ -240,7 +240,7 @@ READERS = {
         ["limit", "good.json", "tokens=tokens.npy"],
     ],
     "query.csv": [["limit", "good.json", "query=query.csv"]],
-    "good.toml": [["train", "--config", "good.toml", "--out", "q.csv"]],
+    "good.toml": [["train", "--config", "good.toml", "--out", "q.csv/below"]],
 }
 
 
@@ -259,7 +259,7 @@ def is_answer(done: subprocess.CompletedProcess[str]) -> None:
     """Say whether a command ended as commands may."""
     words = " ".join(done.stderr.split())
     assert "Traceback" not in words
-    assert "mistake of promptlimit" not in words
+    assert "bug in promptlimit" not in words
     assert "Warning" not in words
     if done.returncode == 0:
         assert "error: " not in words

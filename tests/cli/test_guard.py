@@ -1,7 +1,6 @@
 """Whatever stops a command, it ends with one sentence, and what was computed is shown."""
 
 import errno
-import inspect
 import os
 import signal
 import subprocess
@@ -12,75 +11,81 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 
-from promptlimit.cli import _app, _limit
-from promptlimit.cli._console import print_table
+from promptlimit.cli._emit import print_table
+from promptlimit.results import Limits
 from promptlimit.storage import write_bytes
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
-REPORT = "hint: please report it, with what promptlimit --debug ... shows"
-LESS = "hint: fewer dimensions, shorter prompts, fewer samples or seeds need less"
-WHERE = "hint: promptlimit --debug ... shows where it happened"
-
-
-def guarded(problem: Exception) -> Callable[[], None]:
-    """Return the guard around a command that raises."""
-
-    def command() -> None:
-        raise problem
-
-    return _app._guarded(command, resumes=False)
+BUG = "hint: please report it with the output of promptlimit --debug ..."
+LESS = "hint: use fewer dimensions, shorter prompts, fewer samples or fewer seeds"
+HELP = "hint: promptlimit limit --help lists all options"
+DEBUG = "hint: promptlimit --debug ... shows a traceback"
 
 
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (MemoryError(), f"this needs more memory than there is {LESS}"),
+        (MemoryError(), f"not enough memory {LESS}"),
         (
             RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore lines"),
-            f"this needs more memory than there is: Out of memory allocating 9 bytes. {LESS}",
+            f"not enough memory: Out of memory allocating 9 bytes. {LESS}",
         ),
         (
             OverflowError("(34, 'Numerical result out of range')"),
-            "numbers beyond double precision came up: (34, 'Numerical result out of range') "
+            "numbers exceed the range of double precision: (34, 'Numerical result out of range') "
             "hint: rescale the input",
         ),
         (
             OSError(errno.ENOSPC, "No space left on device", "out/gap.json"),
-            "out/gap.json: No space left on device hint: make room there, or choose another place "
-            "that can be written",
+            "out/gap.json: no space left on device hint: choose a place with more space",
         ),
-        (FileNotFoundError(2, "No such file", "x"), f"x: No such file {WHERE}"),
-        (ValueError("`x` must be y."), f"`x` must be y. {WHERE}"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "out/gap.json"),
+            "out/gap.json: permission denied hint: check the permissions, or choose another place",
+        ),
+        (FileNotFoundError(2, "No such file", "x"), f"x: no such file {DEBUG}"),
+        (ValueError("`x` must be y."), f"`x` must be y. {HELP}"),
         (
             IndexError("index -1 is out of bounds"),
-            "this is a mistake of promptlimit, not yours: IndexError: index -1 is out of bounds "
-            + REPORT,
+            f"this is a bug in promptlimit: IndexError: index -1 is out of bounds {BUG}",
         ),
     ],
 )
-def test_whatever_stops_a_command_is_one_sentence(
-    problem: Exception, words: str, capsys: pytest.CaptureFixture[str]
+def test_every_error_is_one_sentence_and_a_hint(
+    here: Here, monkeypatch: pytest.MonkeyPatch, problem: Exception, words: str
 ) -> None:
-    with pytest.raises(_app.typer.Exit) as stopped:
-        guarded(problem)()
-    assert stopped.value.exit_code == 1
-    printed = capsys.readouterr()
-    assert " ".join(printed.err.split()) == f"error: {words}"
-    assert printed.out == ""
+    def fail(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("promptlimit.attention.limits", fail)
+    done = here("limit", "--example", "shifted")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert " ".join(done.stderr.split()) == f"error: {words}"
 
 
 def test_warnings_are_notes_without_source_lines_each_once(
-    capsys: pytest.CaptureFixture[str],
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def command() -> None:
+    def warn(*_: object) -> Limits:
         for words in ("the tail is [heavy]", "the tail is [heavy]", "something else"):
             warnings.warn(words, stacklevel=1)
         warnings.warn("of no use to a user", DeprecationWarning, stacklevel=1)
+        return Limits(np.ones(1), np.ones(1), "limit", 0.0)
 
-    _app._guarded(command, resumes=False)()
-    assert capsys.readouterr().err == "note: the tail is [heavy]\nnote: something else\n"
+    monkeypatch.setattr("promptlimit.attention.limits", warn)
+    done = here("limit", "--example", "shifted")
+    assert done.stderr == "note: the tail is [heavy]\nnote: something else\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_a_permission_error(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    done = here("limit", "--example", "shifted", "--out", "locked/limit.json")
+    assert done.returncode == 1
+    assert "permission denied" in done.stderr
 
 
 def test_a_result_that_cannot_be_written_is_shown_all_the_same(
@@ -89,11 +94,11 @@ def test_a_result_that_cannot_be_written_is_shown_all_the_same(
     def full(path: Path, _: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("promptlimit.storage.write_json", full)
+    monkeypatch.setattr("promptlimit.storage.write_bytes", full)
     done = here("limit", "--example", "shifted", "--out", "o")
     assert done.returncode == 1
-    assert "distance     0.125" in done.stdout
-    assert done.stderr.startswith("error: o/limit.json: No space left on device\n")
+    assert "The distance between the two is 0.125" in done.stdout
+    assert done.stderr.startswith("error: o/limit.json: no space left on device\n")
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +119,14 @@ def test_standard_output_that_is_full_is_one_sentence() -> None:
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.startswith("error: standard output: No space left on device\n")
+    assert done.stderr.startswith("error: standard output: no space left on device\n")
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_signs_that_an_encoding_lacks_are_spelled(errors: str) -> None:
     code = (
-        "from promptlimit.cli._app import _let_any_letter_pass; _let_any_letter_pass()\n"
+        "from promptlimit.cli._app import _transliterate_output; _transliterate_output()\n"
         "print('0.4 ± 0.1 distance² τ ℵ')"
     )
     done = subprocess.run(
@@ -137,10 +142,8 @@ def test_no_digit_is_cut_however_narrow_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10")
-    print_table(["L", "exact"], [["10", "0.12345678901234567890"], ["100", "2"]], left=1)
-    assert capsys.readouterr().out == (
-        "L                     exact\n10   0.12345678901234567890\n100                       2\n"
-    )
+    print_table([{"L": 10, "exact": "0.12345678901234567890"}, {"L": 100, "exact": None}])
+    assert capsys.readouterr().out == ("  L  exact\n 10  0.12345678901234567890\n100\n")
 
 
 @pytest.mark.parametrize(
@@ -148,9 +151,9 @@ def test_no_digit_is_cut_however_narrow_the_terminal(
     [
         (
             ("--out", "f"),
-            "the same command goes on from what f holds",
+            "the same command resumes from f",
         ),
-        ((), "nothing was kept; with --out DIR the same command would go on where it was"),
+        ((), "nothing was written; with --out DIR the same command would resume"),
     ],
 )
 def test_interrupts_end_a_command_at_once_with_one_sentence(
@@ -165,7 +168,7 @@ def wait(*_):
         time.sleep(60)
     except KeyboardInterrupt:  # a compiler's callback would swallow it, or crash
         time.sleep(60)
-_flow.lengths_in = wait
+_flow.progress = wait
 sys.argv = ["promptlimit", "flow", *sys.argv[1:]]
 main()
 """
@@ -182,23 +185,10 @@ main()
     assert (process.returncode, err) == (130, f"error: interrupted\nhint: {words}\n")
 
 
-def test_commands_that_keep_their_work_say_so() -> None:
-    words = {
-        (True, Path("o")): "the same command goes on from what o holds",
-        (True, None): "nothing was kept; with --out DIR the same command would go on where it was",
-        (False, None): "nothing was kept",
-    }
-    assert {case: _app._resumption(*case) for case in words} == words
-
-
 def test_a_command_leaves_the_interrupts_of_its_caller_as_they_were(here: Here) -> None:
     before = signal.getsignal(signal.SIGINT)
     here("limit")
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_options_of_a_group_are_the_commands_own() -> None:
-    assert "example" in inspect.signature(_app._flat(_limit.limit)).parameters
 
 
 def command(*arguments: str, ending: str = "", **environment: str) -> subprocess.CompletedProcess:
@@ -216,8 +206,8 @@ def command(*arguments: str, ending: str = "", **environment: str) -> subprocess
 def test_a_device_that_is_not_there_is_one_sentence() -> None:
     done = command("limit", "--example", "shifted", JAX_PLATFORMS="rocm")
     assert done.returncode == 1
-    assert "error: jax found no device of JAX_PLATFORMS=rocm" in done.stderr
-    assert "mistake" not in done.stderr
+    assert "error: JAX_PLATFORMS must name a device that jax finds, got 'rocm'" in done.stderr
+    assert "bug" not in done.stderr
 
 
 def test_a_terminal_without_width_is_one_of_the_usual_width() -> None:
@@ -238,9 +228,9 @@ def test_an_output_folder_without_a_name_or_behind_a_broken_link_is_refused(
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for place, words in (
-        ("", "must name a folder"),
-        ("link", "--out must be a folder, got the link link, which leads nowhere"),
-        ("link/below", "got link/below below the link link"),
+        ("", "--out must name a file or a folder, got ''"),
+        ("link", "--out must be a folder, got the broken link link"),
+        ("link/below", "got link/below below the broken link link"),
     ):
         done = here("limit", "--example", "shifted", "--out", place)
         assert done.returncode == 2
@@ -257,7 +247,7 @@ def test_a_damaged_record_of_a_training_is_written_again(here: Here, tmp_path: P
     record.write_bytes(whole[:-20])
     again = here(*asked)
     assert again.returncode == 0, again.stderr
-    assert "was damaged and has been written again; finished runs are kept" in " ".join(
+    assert "was damaged and has been rewritten; finished runs are kept" in " ".join(
         again.stderr.split()
     )
     assert record.read_bytes() == whole

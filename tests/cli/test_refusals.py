@@ -40,6 +40,7 @@ TEXTS = {
     "ragged.csv": "1,2\n3\n",
     "words.csv": "a,b\n",
     "query.csv": "1,2\n",
+    "almost.csv": "1,0.3\n0.30000000001,1\n",
     "junk.npy": "junk",
     "junk.npz": "junk",
     "notes.txt": "x",

@@ -26,13 +26,13 @@ def test_the_table_and_the_files_hold_what_the_library_says(
     assert json.loads((tmp_path / "o" / "temperature.json").read_text()) == result
     assert result["lengths"][0] == 1000.0
     assert result["lengths"][-1] == 1e5
-    kept = result["rules"]["keep needle"]
-    at_first = result["rules"]["none"]["needle"][0]
-    assert_allclose(kept["needle"], at_first, rtol=1e-10)
-    b = kept["value"][-1]
+    kept, none = (result["names"].index(name) for name in ("keep needle", "none"))
+    at_first = result["needle"][none][0]
+    assert_allclose(result["needle"][kept], at_first, rtol=1e-10)
+    b = result["value"][kept][-1]
     weight = pl.length_statistics(1.5 * b, 1e5, fixed_scores=[8.0 * b]).fixed_weights
     assert_allclose(weight, at_first, rtol=1e-10)
-    entropies = result["rules"]["keep entropy"]["entropy"]
+    entropies = result["entropy"][result["names"].index("keep entropy")]
     assert_allclose(entropies, pl.length_statistics(1.5, 1000).entropy, rtol=1e-10)
     drawing = (tmp_path / "o" / "temperature.svg").read_text()
     assert "weight of the needle" in drawing
@@ -42,7 +42,7 @@ def test_the_table_and_the_files_hold_what_the_library_says(
 def test_what_no_temperature_keeps_is_a_note_and_an_empty_cell(here: Here) -> None:
     done = here("temperature", "--sharpness", "3", "--to", "1048576")
     assert done.returncode == 0, done.stderr
-    assert "note: no temperature keeps the needle at L = 1.04858e+06" in done.stderr
+    assert "No temperature keeps the needle at L = 1.04858e+06." in done.stdout
     rows = {line[:12].strip(): line[12:].split() for line in done.stdout.splitlines()}
     assert rows["keep needle"] == []
     assert rows["none"][-1] == "never"
@@ -53,6 +53,7 @@ def test_what_no_temperature_keeps_is_a_note_and_an_empty_cell(here: Here) -> No
 def test_far_beyond_freezing_there_are_factors_and_no_statistics(here: Here) -> None:
     done = here("temperature", "--sharpness", "9", "--from", "10", "--to", "1e30", "--json")
     assert done.returncode == 0, done.stderr
-    yarn = json.loads(done.stdout)["rules"]["YaRN"]
-    assert yarn["value"][0] > 40 / 9
-    assert yarn["entropy"] == [None]
+    table = json.loads(done.stdout)
+    yarn = table["names"].index("YaRN")
+    assert table["value"][yarn][0] > 40 / 9
+    assert table["entropy"][yarn] == [None]

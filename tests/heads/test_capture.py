@@ -147,14 +147,12 @@ def test_the_command_reads_heads_without_a_model(
     captured.save(path)
     command.heads(path, clusters=2, sinks=2, out=out, as_json=True)
     printed = capsys.readouterr()
-    assert "heads: 2 layers of 4 heads, without weights, so that none is replaced;" in printed.err
+    assert "heads: 2 layers of 4 heads without weights;" in printed.err
     found = json.loads(printed.out)
     assert found["replacement"] is None
     assert np.shape(found["texts"]["heads"]["sharpness"])[:2] == (2, 4)
     assert (out / "index.html").read_text().count("<svg") == 3
-    with pytest.raises(
-        CommandError, match="--text must be left out for captured heads, which hold"
-    ):
+    with pytest.raises(CommandError, match="--text must be left out for captured heads, got"):
         command.heads(path, [path])
 
 

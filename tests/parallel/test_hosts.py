@@ -121,9 +121,7 @@ def test_a_command_reports_which_process_stopped_and_why(
     ):
         raise problem("The reason.")
     assert stopped.value.message == "process 0: The reason."
-    assert stopped.value.hint == (
-        "the same command with doctor for its name tests whether processes reach each other"
-    )
+    assert stopped.value.hint == "promptlimit doctor with the same options tests the connection"
     assert left == [1]
 
 

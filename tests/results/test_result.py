@@ -24,6 +24,8 @@ from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
 from promptlimit.errors import MissingPackageError
 from promptlimit.results import (
     CausalAtlas,
+    DenoisingReport,
+    FlowReport,
     GapCurve,
     GapExponent,
     GapReport,
@@ -34,8 +36,10 @@ from promptlimit.results import (
     Result,
     Risk,
     RiskGradient,
+    StackReport,
     StreamReport,
     Training,
+    TrainingCost,
     Trajectory,
     TunedLayers,
     axis,
@@ -153,6 +157,30 @@ def flows() -> Trajectory:
     )
 
 
+def flow_report() -> FlowReport:
+    curves = np.linspace(0.1, 1.0, 6).reshape(2, 3)
+    lengths, arrived = np.array([10.0, math.inf]), np.array([math.nan, 2.0])
+    times = np.array([0.0, 1.0, 2.0])
+    return FlowReport(times, lengths, curves, curves, curves, arrived, ("exact", "limit"))
+
+
+def denoising() -> DenoisingReport:
+    numbers = {"layer": np.array([0.3, 0.0]), "linear": np.array([0.4, 0.2])}
+    return DenoisingReport(
+        lengths=np.array([10.0, math.inf]), value=numbers, error=numbers, tuned={},
+        missing={"two_heads": "the task has one dimension"}, bayes_risk=0.5, tau=1.0, exponent=0.6,
+        largest_gate=1.6, means=((2.0,), (-2.0,)), weights=(0.5, 0.5), within_variance=1.0,
+        noise_variance=1.0, clean_prompt=False,
+    )  # fmt: skip
+
+
+def stack_report() -> StackReport:
+    layer = pl.Layer([pl.LinearAttention([[0.2]], [[0.5]])])
+    stack = pl.Stack([layer, layer])
+    limit, curve = (pl.prompt_moments(stack, ONE, [1.0], x) for x in (math.inf, [10, 100]))
+    return StackReport(limit, {"exact": curve}, {"asymptotic": "it is linear"}, False, None)
+
+
 def gap_to_another_flow() -> Result:
     return trajectory_gap(flows(), flow())
 
@@ -160,10 +188,12 @@ def gap_to_another_flow() -> Result:
 EXAMPLES = {
     "BallGap": lambda: BallGap(1.0, 0.2, 0.3, 4.0),
     "CausalAtlas": causal_atlas,
+    "DenoisingReport": denoising,
     "DepthFlow": lambda: pl.depth_flow(pl.LinearAttention([[0.5]], [[1.0]]), ONE, [0.0, 0.5, 9.0]),
     "EntropyPrediction": lambda: pl.lengths.entropy_prediction(
         np.linspace(-1.0, 1.0, 64), [100, 1000]
     ),
+    "FlowReport": flow_report,
     "GapCurve": lambda: pl.output_gap(
         HEAD, LAW, LAW, [10, 100], kind="estimate", key=jax.random.key(0), samples=4096
     ),
@@ -189,10 +219,14 @@ EXAMPLES = {
     "RequiredLength": lambda: pl.required_length(HEAD, LAW, LAW, 0.1),
     "Risk": lambda: pl.risk(LINEAR, TASK, LENGTHS),
     "RiskGradient": lambda: pl.risk_gradient(LINEAR, TASK, LENGTHS),
+    "StackReport": stack_report,
     "StreamReport": stream_report,
     "StreamedAttention": streamed,
     "TemperatureTable": lambda: pl.lengths.temperature_table(2.0, 8192, [16384, 131072]),
     "Training": runs,
+    "TrainingCost": lambda: TrainingCost(
+        np.array([5.0, 9.0]), np.array([0.0, 3.0]), np.array([True, False]), 4, 500.0
+    ),
     "Trajectory": flows,
     "TrajectoryGap": gap_to_another_flow,
     "TunedLayers": tuned,
@@ -442,7 +476,8 @@ def test_a_table_has_one_row_for_each_entry_of_the_value(result: Any) -> None:
         assert_array_equal(frame["value"], value.ravel())
     if isinstance(value, dict):
         assert len(frame) == len(result.lengths)
-        assert_array_equal(frame["value.value[0,2]"], value["value"][:, 0, 2])
+    if isinstance(result, RiskGradient):
+        assert_array_equal(frame["value.value[0,2]"], result.value["value"][:, 0, 2])
     if isinstance(result, Risk):
         assert list(frame.index) == LENGTHS
 
@@ -458,6 +493,14 @@ def test_rows_and_csv_are_the_table(result: Any) -> None:
     assert [line.get("value") for line in lines] == [
         str(row["value"]) if "value" in row else None for row in rows
     ]
+
+
+def test_the_printed_table_has_one_cell_per_heading(result: Any) -> None:
+    rows = list(result.table())
+    assert len({tuple(row) for row in rows}) <= 1
+    kinds = (str, int, float, type(None))
+    assert all(isinstance(x, kinds) for row in rows for x in row.values())
+    assert all(isinstance(note, str) for note in result.notes())
 
 
 def test_columns_are_named_by_the_coordinates_of_further_axes() -> None:

@@ -116,8 +116,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     with pytest.raises(InputFileError) as caught:
         run.resume(like)
     assert str(caught.value) == (
-        f"{run.path / 'checkpoint.npz'} must be as it was written, but {reason}. Remove it to "
-        "start again."
+        f"{run.path / 'checkpoint.npz'} must be as it was written, but {reason}. Move it elsewhere "
+        "to start again."
     )
 
 
@@ -130,8 +130,8 @@ def test_a_damaged_checkpoint_is_refused_with_its_path_once(tmp_path: Path) -> N
         with pytest.raises(InputFileError) as caught:
             run.resume()
         assert str(caught.value) == (
-            f"{file} must be as it was written, but File is not a zip file. Remove it to start "
-            "again."
+            f"{file} must be as it was written, but File is not a zip file. Move it elsewhere "
+            "to start again."
         )
 
 

@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_out(
     if damage == "text":
         unfinished.write_text("no archive")
     with pytest.raises(
-        InputFileError, match=r"must be as it was written.*Remove it to start again"
+        InputFileError, match=r"must be as it was written.*Move it elsewhere to start again"
     ):
         _blocks(unfinished.parents[1], blocks)
 

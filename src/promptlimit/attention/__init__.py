@@ -10,6 +10,7 @@ from promptlimit.attention._heads import LinearAttention as LinearAttention
 from promptlimit.attention._heads import SoftmaxAttention as SoftmaxAttention
 from promptlimit.attention._kernels import KernelName as KernelName
 from promptlimit.attention._layer import Layer as Layer
+from promptlimit.attention._limits import limits as limits
 from promptlimit.attention._multi_head import MultiHead as MultiHead
 from promptlimit.attention._stack import Stack as Stack
 from promptlimit.attention._stack import attend_through as attend_through

@@ -1,6 +1,7 @@
-"""The command line: the only place that prints, exits, reads arguments or sets jax's switches.
+"""The command line: the only package that prints, exits, reads arguments or sets jax's flags.
 
-Commands import what they need when they run, so that asking for help stays instant.
+Commands parse their options, call the library and emit the result. They import the library when
+they run, so that `--help` stays fast.
 """
 
 from promptlimit.cli._app import main as main

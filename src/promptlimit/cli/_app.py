@@ -1,4 +1,4 @@
-"""The `promptlimit` command: its subcommands, and one guard around all of them."""
+"""The `promptlimit` command: its subcommands, and one handler for all errors."""
 
 import codecs
 import contextlib
@@ -13,7 +13,7 @@ import typing
 import warnings
 from collections.abc import Callable, Generator
 from types import FunctionType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,17 +36,19 @@ from promptlimit.cli import (
 )
 from promptlimit.cli._console import (
     CommandError,
+    UsageError,
     discard_standard_output,
-    ending_at_once,
+    exiting_on_interrupt,
     print_error,
     print_note,
 )
+from promptlimit.errors import ArgumentError
 
 Command = Callable[..., None]
 
 app = typer.Typer(
     name="promptlimit",
-    help="The infinite-prompt limit of attention, and what a finite prompt adds to it.",
+    help="Attention over infinite prompts, and the exact effect of finite prompts.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -70,21 +72,29 @@ def _options(
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show a full traceback when something fails.")
+        bool, typer.Option("--debug", help="Show a full traceback on an error.")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the command line: exit 0 when well, 1 on an error, 2 on wrong usage, 130 on Ctrl-C."""
+    """Run the command line: exit 0 on success, 1 on an error, 2 on wrong usage, 130 on Ctrl-C."""
     _tolerate_odd_terminals()
-    _let_any_letter_pass()
-    app()
+    _transliterate_output()
+    try:
+        app()
+    except Exception as problem:
+        if "--debug" in sys.argv:
+            raise
+        error = _as_command_error(problem)
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        print_error(error.message, error.hint or f"promptlimit {command} --help lists all options")
+        sys.exit(error.exit_code)
 
 
 def _tolerate_odd_terminals() -> None:
-    """Let commands run where standard output is closed, or has no width by its environment."""
+    """Run where standard output is closed, and where the environment sets a width of zero."""
     if os.environ.get("COLUMNS", "80").strip("0") == "":
         del os.environ["COLUMNS"]
     if sys.stdout is None:
@@ -93,16 +103,22 @@ def _tolerate_odd_terminals() -> None:
 
 
 def _add(command: FunctionType, *, resumes: bool = False) -> None:
-    """Add a subcommand; one that resumes goes on from its --out folder when it is run again."""
-    app.command(command.__name__)(_guarded(_flat(command), resumes=resumes))
+    """Add a subcommand.
 
-
-def _flat(command: Command) -> Command:
-    """Return the command with the options of every group among its parameters as its own.
-
-    A group is a named tuple of options, said once for all commands that have it.
+    Args:
+        command: its function.
+        resumes: whether the same command continues from its --out folder.
     """
-    parameters, groups = [], {}
+    app.command(command.__name__)(_wrapped(command, resumes=resumes))
+
+
+def _wrapped(command: Command, *, resumes: bool) -> Command:
+    """Return the command with the options of its groups as its own, and with its errors named.
+
+    A group is a named tuple of options that several commands share.
+    """
+    parameters = [_parameter("ctx", typer.Context)]
+    groups = {}
     for parameter in inspect.signature(command).parameters.values():
         group = parameter.annotation
         if not hasattr(group, "_fields"):
@@ -111,88 +127,96 @@ def _flat(command: Command) -> Command:
         groups[parameter.name] = group
         hints = typing.get_type_hints(group, include_extras=True)
         parameters += [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=group._field_defaults[name],
-                annotation=hints[name],
-            )
+            _parameter(name, hints[name], default=group._field_defaults[name])
             for name in group._fields
         ]
 
     @functools.wraps(command)
-    def flat(**options: object) -> None:
+    def wrapped(ctx: Any, **options: object) -> None:
+        interrupted = _interrupted_hint(resumes, options.get("out"))
         tuples = {
             name: group(**{field: options.pop(field) for field in group._fields})
             for name, group in groups.items()
         }
-        command(**options, **tuples)
+        with exiting_on_interrupt(interrupted), _warnings_as_notes():
+            try:
+                command(**options, **tuples)
+            except ArgumentError as problem:
+                raise _in_names_of_options(problem, ctx) from problem
 
-    setattr(flat, "__signature__", inspect.Signature(parameters))  # noqa: B010  # pyright's wish
-    return flat
-
-
-def _guarded(command: Command, *, resumes: bool) -> Command:
-    """Return the command with one sentence for whatever may stop it, and notes for warnings."""
-
-    @functools.wraps(command)
-    def guarded(**options: object) -> None:
-        try:
-            with ending_at_once(_resumption(resumes, options.get("out"))), _warnings_as_notes():
-                command(**options)
-        except (typer.Exit, typer.Abort, BrokenPipeError):
-            raise
-        except Exception as problem:
-            if "--debug" in sys.argv:
-                raise
-            error = _as_command_error(problem)
-            print_error(error.message, error.hint)
-            raise typer.Exit(error.exit_code) from None
-
-    return guarded
+    setattr(wrapped, "__signature__", inspect.Signature(parameters))  # noqa: B010  # for ty
+    return wrapped
 
 
-def _as_command_error(problem: Exception) -> CommandError:
-    """Return what stopped a command as a sentence and a hint."""
-    words, where = str(problem).strip(), "promptlimit --debug ... shows where it happened"
+def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, **default)
+
+
+def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
+    """Return an error of the library; parameters of commands have the names of its arguments."""
+    if problem.argument == "key":
+        return UsageError(
+            "--samples must be at least 2 for a problem that can only be simulated, got 0",
+            "--samples 512",
+        )
+    flags = {
+        parameter.name: parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name and parameter.opts[0].startswith("--")
+    }
+    if problem.argument not in flags:
+        return CommandError(str(problem))
+    return UsageError(f"{flags[problem.argument]} {problem.renamed(**flags).requirement}")
+
+
+def _as_command_error(problem: Exception) -> CommandError:  # noqa: PLR0911  # one per cause
+    """Return an error as a message and a hint."""
+    message = str(problem).strip()
     if isinstance(problem, CommandError):
         return problem
-    # XLA tells that memory ran out in its message alone.
-    if isinstance(problem, MemoryError) or words.startswith("RESOURCE_EXHAUSTED"):
-        reason = words.partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ")
+    # XLA reports a lack of memory only in its message.
+    if isinstance(problem, MemoryError) or message.startswith("RESOURCE_EXHAUSTED"):
+        reason = message.partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ")
         return CommandError(
-            f"this needs more memory than there is{f': {reason}' if reason else ''}",
-            "fewer dimensions, shorter prompts, fewer samples or seeds need less",
+            f"not enough memory{f': {reason}' if reason else ''}",
+            "use fewer dimensions, shorter prompts, fewer samples or fewer seeds",
         )
     if isinstance(problem, OSError) and problem.strerror is not None:
-        place = problem.filename or "a file or standard output"
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
-            where = "make room there, or choose another place that can be written"
-        return CommandError(f"{place}: {problem.strerror}", where)
+        return _as_file_error(problem)
     platforms = os.environ.get("JAX_PLATFORMS")
-    if platforms and _raised_by(problem).endswith("xla_bridge.py"):  # where jax looks for devices
+    frames = traceback.extract_tb(problem.__traceback__)
+    if platforms and frames and frames[-1].filename.endswith("xla_bridge.py"):
         return CommandError(
-            f"jax found no device of JAX_PLATFORMS={platforms}", "JAX_PLATFORMS=cpu works"
+            f"JAX_PLATFORMS must name a device that jax finds, got '{platforms}'",
+            "JAX_PLATFORMS=cpu works everywhere",
         )
     if isinstance(problem, OverflowError):
-        words, where = f"numbers beyond double precision came up: {words}", "rescale the input"
+        return CommandError(
+            f"numbers exceed the range of double precision: {message}", "rescale the input"
+        )
     if isinstance(problem, (ValueError, ArithmeticError, OSError)):
-        return CommandError(words, where)
+        return CommandError(message)
     return CommandError(
-        f"this is a mistake of promptlimit, not yours: {type(problem).__name__}: {words}",
-        "please report it, with what promptlimit --debug ... shows",
+        f"this is a bug in promptlimit: {type(problem).__name__}: {message}",
+        "please report it with the output of promptlimit --debug ...",
     )
 
 
-def _raised_by(problem: Exception) -> str:
-    """Return the file that raised an error, nothing where that is not known."""
-    frames = traceback.extract_tb(problem.__traceback__)
-    return frames[-1].filename if frames else ""
+def _as_file_error(problem: OSError) -> CommandError:
+    hint = "promptlimit --debug ... shows a traceback"
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "choose a place with more space"
+    elif problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "check the permissions, or choose another place"
+    reason = str(problem.strerror)
+    reason = reason[:1].lower() + reason[1:]
+    return CommandError(f"{problem.filename or 'a file or standard output'}: {reason}", hint)
 
 
 @contextlib.contextmanager
 def _warnings_as_notes() -> Generator[None]:
-    """Let warnings be notes, each once, without the source line that warns."""
+    """Print each warning once, as a note without its source line."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -204,25 +228,22 @@ def _warnings_as_notes() -> Generator[None]:
         warnings.simplefilter("always")
         for kind in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)
-        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # made to be replaced
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # documented as replaceable
         yield
 
 
-def _resumption(resumes: bool, out: object) -> str:
-    """Return what comes of a command that is interrupted, in words."""
+def _interrupted_hint(resumes: bool, out: object) -> str:
+    """Return the hint for a command that is interrupted."""
     if not resumes:
-        return "nothing was kept"
+        return "nothing was written"
     if out is None:
-        return "nothing was kept; with --out DIR the same command would go on where it was"
-    return f"the same command goes on from what {out} holds"
+        return "nothing was written; with --out DIR the same command would resume"
+    return f"the same command resumes from {out}"
 
 
-def _let_any_letter_pass() -> None:
-    """Let a letter that the encoding of the output lacks be spelled there, and be no error.
-
-    Python writes files on Windows in an encoding of the country, and few of those know τ.
-    """
-    codecs.register_error("promptlimit", _spelled)
+def _transliterate_output() -> None:
+    """Transliterate characters that the encoding of standard output lacks, such as τ."""
+    codecs.register_error("promptlimit", _transliterated)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in (
         "strict",
         "surrogateescape",
@@ -233,7 +254,7 @@ def _let_any_letter_pass() -> None:
 _SPELLING = {"±": "+-", "²": "^2", "τ": "tau", "σ": "sigma", "κ": "kappa", "…": "...", "−": "-"}
 
 
-def _spelled(problem: UnicodeError) -> tuple[str, int]:
+def _transliterated(problem: UnicodeError) -> tuple[str, int]:
     if not isinstance(problem, UnicodeEncodeError):
         raise problem
     letters = problem.object[problem.start : problem.end]

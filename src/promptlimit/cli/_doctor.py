@@ -1,4 +1,4 @@
-"""`promptlimit doctor`: what is installed, what computes, and what is missing."""
+"""`promptlimit doctor`: installed packages, devices, and whether they compute correctly."""
 
 import contextlib
 import platform
@@ -6,17 +6,16 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from promptlimit._packages import extra_versions, installed_version, package_versions
-from promptlimit.cli._console import OUT, JsonOption, print_json
+from promptlimit.cli._console import JsonOption, print_json
+from promptlimit.cli._emit import print_table
 from promptlimit.cli._machines import Machines, machines
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing examined: whether it is well, what was found, and the way out if it is not."""
+    """One check: whether it passed, what was found, and a remedy."""
 
     name: str
     well: bool
@@ -25,9 +24,9 @@ class Finding:
 
 
 def doctor(where: Machines, as_json: JsonOption = False) -> None:
-    """Report versions, devices, hosts and precisions, and how to get what is missing.
+    """Print versions, devices, processes and precisions, and how to install missing packages.
 
-    Exits 1 when something the library needs does not work.
+    Exits with status 1 if a requirement does not work.
     """
     findings = [_python(), *_packages(), *_extras()]
     with contextlib.ExitStack() as stack:
@@ -40,7 +39,15 @@ def doctor(where: Machines, as_json: JsonOption = False) -> None:
         if as_json:
             print_json([asdict(finding) for finding in findings])
         else:
-            OUT.print(_table(findings))
+            print_table(
+                {
+                    "": "ok" if finding.well else "no",
+                    "check": finding.name,
+                    "found": finding.found,
+                    "remedy": finding.remedy,
+                }
+                for finding in findings
+            )
         if not all(finding.well for finding in findings):
             raise typer.Exit(1)
 
@@ -55,10 +62,10 @@ def _packages() -> list[Finding]:
     state = str(version)
     if installed is None:
         state += ", not installed"
-        remedy = "only jax is looked for: installed, it knows what else it needs"
+        remedy = "install it; only jax is checked"
     elif installed != version:
         state += f", installed as {installed}"
-        remedy = "install it again: what it needs may have changed"
+        remedy = "install it again; its requirements may have changed"
     return [
         Finding(own, True, state, remedy),
         *(
@@ -71,7 +78,7 @@ def _packages() -> list[Finding]:
 
 
 def _extras() -> list[Finding]:
-    """Name what extras bring; nothing is wrong where it is missing."""
+    """Return the packages of extras, which are optional."""
     return [
         Finding(name, True, "missing", f"for the extra {extra}: pip install 'promptlimit[{extra}]'")
         if there is None
@@ -107,7 +114,7 @@ def _hosts() -> Finding:
 
 
 def _collectives() -> Finding:
-    """Add up a number from every device, on every device, and compare with the sum."""
+    """Add numbers over all devices and compare with their sum."""
     from promptlimit.parallel import collective_sums
 
     sums, expected = collective_sums()
@@ -118,7 +125,7 @@ def _collectives() -> Finding:
 
 
 def _precision(name: str) -> Finding:
-    """Try one closed form on the device: the limit over standard normal tokens is the identity."""
+    """Compute a closed form: the limit over standard normal tokens is the identity."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -133,11 +140,3 @@ def _precision(name: str) -> Finding:
         well = output.dtype == name and error <= 4 * float(jnp.finfo(output.dtype).eps)
     state = f"Lemma 2.1 holds to {error:.1e}"
     return Finding(name, well, state, "" if well else "please report this, with this table")
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for finding in findings:
-        mark = "[green]ok[/]" if finding.well else "[bold red]no[/]"
-        table.add_row(mark, *map(escape, (finding.name, finding.found, finding.remedy)))
-    return table

@@ -1,11 +1,12 @@
-"""`promptlimit explore`: a page on which a finite prompt is computed while one moves sliders."""
+"""`promptlimit explore`: an HTML page that computes finite prompts while sliders move."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import OUT, CommandError, JsonOption, UsageError, print_json
+from promptlimit.cli._console import CommandError, JsonOption, UsageError, print_json
+from promptlimit.cli._options import input_path
 from promptlimit.errors import InputFileError
 
 
@@ -16,20 +17,21 @@ def explore(
     heads: Annotated[
         Path | None,
         typer.Option(
-            "--heads", metavar="FILE", help="An atlas.json of `promptlimit heads`, to show as dots."
+            "--heads",
+            metavar="FILE",
+            parser=input_path,
+            help="An atlas.json of `promptlimit heads`, shown as dots.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one HTML file in which sharpness, length, dimension and tolerance can be moved.
+    """Write an HTML page with sliders for sharpness, length, dimension and tolerance.
 
-    The exact gap, effective tokens, the phase diagram and the length needed follow at once: the
-    file computes them in the browser, to the library's digits, and asks nothing of a network.
+    The page shows the exact gap, effective tokens, the phase diagram and the required length. It
+    computes them in the browser, to the digits of the library, without a network.
     """
     if out.suffix != ".html":
-        raise UsageError(
-            f"`--out` must end in .html, got {str(out)!r}.", "promptlimit explore --out FILE.html"
-        )
+        raise UsageError(f"--out must end in .html, got '{out}'", "--out explorer.html")
     from promptlimit.reporting import HeadMarks, explorer_page
     from promptlimit.storage import write_bytes
 
@@ -37,10 +39,10 @@ def explore(
         marks = None if heads is None else HeadMarks.read(heads)
     except InputFileError as problem:
         raise CommandError(
-            str(problem), "promptlimit heads MODEL --out DIR writes DIR/TEXT/atlas.json"
+            f"--heads: {problem}", "promptlimit heads MODEL --out DIR writes DIR/TEXT/atlas.json"
         ) from problem
     write_bytes(out, explorer_page(marks).encode())
     if as_json:
         print_json({"page": str(out)})
     else:
-        OUT.print(str(out), markup=False, soft_wrap=True)
+        typer.echo(str(out))

@@ -1,53 +1,23 @@
-"""`promptlimit flow`: gradient flows over several prompt lengths beside the infinite one."""
+"""`promptlimit flow`: gradient flows at several prompt lengths and over infinite prompts."""
 
-import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import (
-    JsonOption,
-    SeedOption,
-    UsageError,
-    as_usage_error,
-    emit,
-    out_option,
-    print_json,
-    print_table,
-    require_folder,
-    use_double_precision,
-)
-from promptlimit.cli._inputs import (
-    COVARIANCE,
-    LENGTHS,
-    choices,
-    lengths_in,
-    regression,
-    require_covariance,
-    require_positive,
-)
-from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.cli._console import SeedOption
+from promptlimit.cli._emit import Output, emit
+from promptlimit.cli._options import Covariance, Dim, Kernel, Lengths, Noise, above_zero, number_in
+from promptlimit.cli._progress import progress
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from promptlimit.attention import AbstractAttention
-    from promptlimit.results import Trajectory
-    from promptlimit.tasks import LinearRegression
-
-_FINEST = 1e-13
+_TIMES = 63
 
 
 def flow(
-    lengths: Annotated[str, LENGTHS] = "10,100,1000",
-    dim: Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covariates.")] = 5,
-    covariance: Annotated[str, COVARIANCE] = "identity",
-    noise: Annotated[float, typer.Option("--noise", help="Variance of the labels' noise.")] = 0.1,
-    kernel: Annotated[
-        str, typer.Option("--kernel", metavar="NAME", help="softmax or linear.")
-    ] = "softmax",
+    lengths: Lengths = "10,100,1000",
+    dim: Dim = 5,
+    covariance: Covariance = "identity",
+    noise_variance: Noise = 0.1,
+    kernel: Annotated[Kernel, typer.Option("--kernel", help="Of the attention.")] = "softmax",
     alpha: Annotated[
         float | None,
         typer.Option(
@@ -55,144 +25,52 @@ def flow(
         ),
     ] = None,
     end: Annotated[
-        float, typer.Option("--time", help="How long; 2 x steps x rate of SGD.")
+        float,
+        typer.Option(
+            "--time",
+            metavar="T",
+            parser=above_zero("--time"),
+            help="Time at the end: 2 x steps x rate of SGD.",
+        ),
     ] = 600.0,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="Of each step.")] = 1e-6,
+    rtol: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            parser=number_in("--tolerance", lambda x: 1e-13 <= x < 1.0, "from 1e-13 to below 1"),
+            help="Relative accuracy of each step.",
+        ),
+    ] = 1e-6,
     seed: SeedOption = 0,
-    out: Annotated[
-        Path | None,
-        out_option("Keep trajectories, flow.json, a figure there."),
-    ] = None,
-    as_json: JsonOption = False,
+    *,
+    output: Output,
 ) -> None:
     """Follow gradient flow on in-context linear regression, exactly, at several prompt lengths.
 
-    Prints the mean squared error at the end of each flow and its squared distance, in the merged
-    parameters, from the flow over infinite prompts that starts at the same place.
+    Print the mean squared error at the end of each flow and its squared distance, in the merged
+    parameters, from the flow over infinite prompts with the same start. A folder given as --out
+    keeps the trajectories, and the same command reuses them.
     """
-    require_folder(out)
-    sizes = [*map(float, lengths_in(lengths)), math.inf]
-    choices("--kernel", kernel, ("softmax", "linear"))
-    require_covariance(covariance)
-    require_positive("--time", end, 600.0)
-    if not 0.0 <= noise < math.inf:
-        raise UsageError(f"--noise must be finite and not negative, got {noise:g}", "--noise 0.1")
-    require_positive("--tolerance", tolerance, 1e-6)
-    if not _FINEST <= tolerance < 1.0:
-        raise UsageError(
-            f"--tolerance must be from {_FINEST:g} to below 1, got {tolerance:g}",
-            "double precision has 16 digits, and rounding takes a few of them",
-        )
-    folder = None if out is None else out / "trajectories"
     with progress("flow") as shown:
         shown.at("starting")
-        use_double_precision()
-        from promptlimit.dynamics import FlowPlan, gradient_flow
+        task = covariance.regression(dim, noise_variance)
+        import jax
+        import numpy as np
 
-        try:
-            task = regression(covariance, dim, noise)
-            start = _start(task, kernel, alpha, seed)
-        except ValueError as problem:
-            raise as_usage_error(problem, "flow", "alpha") from None
+        from promptlimit.dynamics import FlowPlan, block_start, flow_report, uniform_factors
 
-        def follow(length: float) -> "Trajectory":
-            plan = FlowPlan(_times(end), rtol=tolerance, parameter_error=False)
-            return gradient_flow(start, task, length, plan, folder=folder)
-
-        *finite, limit = _flows(sizes, follow, folder, kernel, end, shown)
-    report = _report(finite, limit)
-    emit(
-        lambda: print_json(report) if as_json else _print(finite, limit),
-        None if out is None else lambda: _write(out, report, _curves(finite, limit)),
-    )
-
-
-def _flows(
-    lengths: Sequence[float],
-    follow: "Callable[[float], Trajectory]",
-    folder: Path | None,
-    kernel: str,
-    end: float,
-    shown: AbstractProgress,
-) -> "list[Trajectory]":
-    """Return the flows at all lengths, and tell of each; those in the folder were stored."""
-    from promptlimit.storage import run_name
-
-    before = set() if folder is None else {path.parent.name for path in folder.glob("*/done")}
-    what = f"{len(lengths) - 1} lengths and infinite prompts, {kernel}, to time {end:g}"
-    names = [f"L = {length:.15g}" for length in lengths]
-    shown.plan(what, dict.fromkeys(names, 1.0))
-    flows = []
-    for name, length in zip(names, lengths, strict=True):
-        shown.at(name)
-        flows.append(trajectory := follow(length))
-        stored = run_name(trajectory.config) in before
-        outcome = f"squared error {2 * trajectory.value[-1]:.6f}{', stored' * stored}"
-        shown.end(name, outcome=outcome, stored=stored)
-    return flows
-
-
-def _times(end: float, count: int = 63) -> "np.ndarray":
-    """Return 0 and times up to `end` that grow geometrically, as a flow slows down."""
-    import numpy as np
-
-    return np.concatenate([[0.0], np.geomspace(min(0.1, end / count), end, count)])
-
-
-def _start(
-    task: "LinearRegression", kernel: str, alpha: float | None, seed: int
-) -> "AbstractAttention":
-    import jax
-
-    from promptlimit.dynamics import block_start, uniform_factors
-
-    if alpha is not None:
-        return block_start(task, alpha, kernel=kernel)
-    return uniform_factors(task.token_dim - 1, key=jax.random.key(seed), kernel=kernel)
-
-
-def _write(out: Path, report: dict[str, object], curves: "dict[str, np.ndarray]") -> None:
-    from promptlimit.cli._drawing import write_figure
-    from promptlimit.storage import write_json
-
-    write_json(out / "flow.json", report)
-    write_figure("flow", curves, out / "figures" / "flow")
-
-
-def _distances(flow: "Trajectory", limit: "Trajectory") -> "np.ndarray":
-    from promptlimit.dynamics import trajectory_gap
-
-    return trajectory_gap(flow, limit).value
-
-
-def _report(finite: "Sequence[Trajectory]", limit: "Trajectory") -> dict[str, object]:
-    flows = [{**one.to_dict(), "distance": _distances(one, limit).tolist()} for one in finite]
-    return {"flows": flows, "limit": limit.to_dict()}
-
-
-def _curves(finite: "Sequence[Trajectory]", limit: "Trajectory") -> "dict[str, np.ndarray]":
-    import numpy as np
-
-    return {
-        "times": limit.times,
-        "lengths": np.array([one.lengths for one in finite]),
-        "errors": np.array([2 * one.value for one in finite]),
-        "limit_error": 2 * limit.value,
-        "distances": np.array([_distances(one, limit) for one in finite]),
-    }
-
-
-def _print(finite: "Sequence[Trajectory]", limit: "Trajectory") -> None:
-    rows = [
-        (
-            f"{flow.lengths:g}",
-            f"{2 * flow.value[-1]:.6f}",
-            f"{2 * flow.error[-1]:.1e}",
-            f"{_distances(flow, limit)[-1]:.3g}",
-            "" if math.isnan(flow.arrived) else f"{flow.arrived:.4g}",
-            flow.kind,
+        if alpha is None:
+            start = uniform_factors(task.token_dim - 1, key=jax.random.key(seed), kernel=kernel)
+        else:
+            start = block_start(task, alpha, kernel=kernel)
+        times = np.concatenate([[0.0], np.geomspace(min(0.1, end / _TIMES), end, _TIMES)])
+        report = flow_report(
+            start,
+            task,
+            lengths,
+            FlowPlan(times, rtol=rtol, parameter_error=False),
+            folder=None if output.folder is None else output.folder / "trajectories",
+            watch=shown.step,
         )
-        for flow in (*finite, limit)
-    ]
-    headings = ("length", "squared error", "± points", "distance²", "arrived at", "kind")
-    print_table(headings, rows)
+    emit(report, output, "flow", figure="flow")

@@ -1,34 +1,27 @@
-"""`promptlimit heads`: which heads of a trained transformer are already linear?"""
+"""`promptlimit heads`: the attention heads of a trained transformer and their limits."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from promptlimit.cli._console import (
     ERR,
-    OUT,
     CommandError,
+    CsvOption,
     JsonOption,
     SeedOption,
+    UsageError,
     out_option,
     print_json,
     require_folder,
 )
-from promptlimit.cli._drawing import write_figure
-from promptlimit.cli._head_inputs import (
-    CHARACTERS,
-    model_path,
-    prompts_of,
-    report_of,
-    require_no_text,
-    texts_of,
-)
+from promptlimit.cli._emit import print_columns, write_figure
+from promptlimit.cli._head_inputs import CHARACTERS, model_path, prompts_of, texts_of
+from promptlimit.cli._options import input_path
 from promptlimit.cli._progress import AbstractProgress, progress
 from promptlimit.errors import MissingPackageError
 
@@ -36,15 +29,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from promptlimit.heads import Model
-    from promptlimit.results import AbstractAtlas, HeadAtlas, HeadReplacement
-
-    Measure = Callable[..., Any]
+    from promptlimit.results import AbstractAtlas, HeadReplacement
 
 _JUDGED = 4
-"""Windows on which replaced heads are judged, left out of the atlas where the text has twice as
-many."""
+"""Windows on which replaced heads are compared; the atlas leaves them out where the text has twice
+as many."""
 _SECONDS = 7e-4
-"""Usual seconds for a token of one layer, for the plan."""
+"""Usual seconds per token and layer, for the progress."""
+_PHASES = {"reading the text": (0.0, 0.2), "measuring heads": (0.2, 0.8)}
+"""The start of each phase of an atlas, and its share."""
 _REPLACED, _DRAWN = "heads replaced", "figures and page"
 
 
@@ -58,35 +51,35 @@ def heads(
     ] = None,
     text: Annotated[
         list[Path] | None,
-        typer.Option("--text", metavar="FILE", help="A text to read; give several, one by one."),
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            parser=input_path,
+            help="A text in UTF-8, or - for standard input; repeat the option for several.",
+        ),
     ] = None,
     example: Annotated[
         bool,
         typer.Option(
             "--example",
-            help="A sentence encoder, or with --causal a language model, on two texts of this "
-            "Python.",
+            help="A sentence encoder, or with --causal a language model, on two texts of the "
+            "Python distribution.",
         ),
     ] = False,
     causal: Annotated[
-        bool,
-        typer.Option(
-            "--causal", help="Measure a causal model by distance, over long prompts, instead."
-        ),
+        bool, typer.Option("--causal", help="Measure a causal model by distance, on long prompts.")
     ] = False,
     window: Annotated[
         int | None,
         typer.Option(
             "--window",
             min=8,
-            help="Tokens of a prompt (the model's most, up to 512; 4096 with --causal).",
+            help="Tokens per prompt (the maximum of the model, at most 512; 4096 with --causal).",
         ),
     ] = None,
     windows: Annotated[
         int | None,
-        typer.Option(
-            "--windows", min=1, help="The most prompts to cut from a text (24; 1 with --causal)."
-        ),
+        typer.Option("--windows", min=1, help="Prompts per text, at most (24; 1 with --causal)."),
     ] = None,
     clusters: Annotated[
         int, typer.Option("--clusters", min=1, help="Gaussians in the mixture.")
@@ -96,46 +89,50 @@ def heads(
         typer.Option(
             "--sinks",
             min=0,
-            help="Tokens that are atoms beside one Gaussian (8; the first 4 with --causal).",
+            help="Tokens that are atoms in addition to one Gaussian (8; the first 4 with "
+            "--causal).",
         ),
     ] = None,
     recent: Annotated[
         int, typer.Option("--recent", min=1, help="With --causal: tokens kept before the query.")
     ] = 64,
     band: Annotated[
-        int, typer.Option("--band", min=1, help="With --causal: tokens of a band of distance.")
+        int, typer.Option("--band", min=1, help="With --causal: tokens per band of distance.")
     ] = 128,
     replace: Annotated[
         bool,
         typer.Option("--replace/--no-replace", help="Replace heads by their limits and compare."),
     ] = True,
-    out: Annotated[
-        Path | None,
-        out_option("Write tables, maps and figures there."),
-    ] = None,
+    out: Annotated[Path | None, out_option("Write tables, maps, figures and a page there.")] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
     """Measure every attention head of a trained model against its infinite-prompt limits.
 
-    A head whose squared sharpness is small against 2 ln L is linear attention in disguise.
+    A head whose squared sharpness is small compared with 2 ln L is close to linear attention.
     """
-    if out is not None:
-        require_folder(out)
+    require_folder(out)
     path = model_path(model_dir, example, causal)
     replace = replace and not causal
     longest, most = (4096, windows or 1) if causal else (512, windows or 24)
+    curve = None
     with progress("heads") as shown:
-        measure = (
-            _causal_measure(4 if sinks is None else sinks, recent, band)
+        from promptlimit.heads import atlas, causal_atlas
+
+        measure: Callable[..., AbstractAtlas] = (
+            partial(causal_atlas, sinks=4 if sinks is None else sinks, recent=recent, band=band)
             if causal
-            else _measure(8 if sinks is None else sinks, clusters, seed)
+            else partial(atlas, sinks=8 if sinks is None else sinks, clusters=clusters, seed=seed)
         )
-        curve = None
         try:
             if path.suffix == ".npz":
-                require_no_text(text or [])
-                atlases = _from_heads(path, out, shown, measure)
+                if text:
+                    raise UsageError(
+                        f"--text must be left out for captured heads, got {text[0]}",
+                        "promptlimit heads HEADS.npz",
+                    )
+                atlases = _of_captured_heads(path, out, shown, measure)
             else:
                 tokens = (most + 2 * _JUDGED * replace) * (window or longest)
                 texts = texts_of(text or [], example, CHARACTERS * tokens)
@@ -143,37 +140,25 @@ def heads(
                 model = _model(path, example=example, causal=causal, replace=replace)
                 length = min(longest, model.shape.positions) if window is None else window
                 prompts = {name: prompts_of(model, name, t, length) for name, t in texts.items()}
-                atlases = _from_model(model, prompts, out, shown, measure, most, replace=replace)
+                atlases = _of_model(model, prompts, out, shown, measure, most, replace=replace)
                 if replace:
                     first = next(iter(prompts))
                     curve = _replaced(model, prompts[first], atlases[first], seed, shown)
         except MissingPackageError as problem:
             raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
-        except ValueError as refusal:
-            raise CommandError(str(refusal), "promptlimit heads --help") from None
         page = None if out is None else _write(out, atlases, curve, shown)
     if page is not None:
         ERR.print(str(page), markup=False, soft_wrap=True)
     if as_json:
         tables = {name: result.to_dict() for name, result in atlases.items()}
         print_json({"texts": tables, "replacement": None if curve is None else curve.to_dict()})
-        return
-    for name, result in atlases.items():
-        _print_atlas(name, result)
-    if curve is not None:
-        _print_curve(curve)
-
-
-def _measure(sinks: int, clusters: int, seed: int) -> "Measure":
-    from promptlimit.heads import atlas
-
-    return functools.partial(atlas, sinks=sinks, clusters=clusters, seed=seed)
-
-
-def _causal_measure(sinks: int, recent: int, band: int) -> "Measure":
-    from promptlimit.heads import causal_atlas
-
-    return functools.partial(causal_atlas, sinks=sinks, recent=recent, band=band)
+    elif as_csv:
+        _print_csv(atlases)
+    else:
+        for name, result in atlases.items():
+            _print_atlas(name, result)
+        if curve is not None:
+            _print_curve(curve)
 
 
 def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model":
@@ -182,95 +167,104 @@ def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model"
     model = load(path)
     if causal and not model.shape.causal:
         raise CommandError(
-            f"--causal must have a causal model, got {model.shape.model_type}",
-            "promptlimit heads MODEL_DIR --text FILE, without --causal",
+            f"--causal must be given with a causal model, got {model.shape.model_type}",
+            "leave out --causal",
         )
     if replace and model.shape.causal and not model.predicts:
         raise CommandError(
-            f"{model.name} must hold lm_head.weight for its loss to be compared, but it does not",
-            "--no-replace, or save the model with its head for causal language modelling",
+            f"{model.name} must contain lm_head.weight to compare its loss",
+            "--no-replace, or save the model with its language-modelling head",
         )
     name = (CAUSAL_EXAMPLE if causal else EXAMPLE) if example else model.name
     return dataclasses.replace(model, name=name)
 
 
-def _from_model(
+def _of_model(
     model: "Model",
     prompts: "dict[str, np.ndarray]",
     out: Path | None,
     shown: AbstractProgress,
-    measure: "Measure",
+    measure: Callable[..., "AbstractAtlas"],
     most: int,
     *,
     replace: bool,
-) -> dict[str, Any]:
-    """Return the atlas of every text; the first leaves windows to judge replaced heads by."""
+) -> "dict[str, Any]":
+    """Return the atlas of every text; the first leaves windows to compare replaced heads on."""
     shape, first = model.shape, next(iter(prompts))
-    read = {
-        name: _read(len(ids), most, judged=replace and name == first)
+    windows = {
+        name: atlas_windows(len(ids), most, judged=replace and name == first)
         for name, ids in prompts.items()
     }
-    tokens = {name: ids[: read[name]].size for name, ids in prompts.items()}
-    items = _items(tokens, shape.layers, out, replace=replace)
+    items = {
+        f"text {name}": _SECONDS * shape.layers * ids[: windows[name]].size
+        for name, ids in prompts.items()
+    }
+    items |= {_REPLACED: 40.0} if replace else {}
+    items |= {_DRAWN: 4.0 * len(prompts)} if out is not None else {}
     shown.plan(
-        f"{model.name}: {shape.layers} layers of {shape.heads} heads; attention rebuilt from the "
-        f"heads to {model.parity.max():.1e}; {', '.join(items)}",
+        f"{model.name}: {shape.layers} layers of {shape.heads} heads; error of the attention "
+        f"rebuilt from the heads {model.parity.max():.1e}; {', '.join(items)}",
         items,
     )
     return {
-        name: _atlas(measure, name, shown, model, ids, window=ids.shape[1], windows=read[name])
+        name: _atlas(measure, name, shown, model, ids, window=ids.shape[1], windows=windows[name])
         for name, ids in prompts.items()
     }
 
 
-def _from_heads(
-    path: Path, out: Path | None, shown: AbstractProgress, measure: "Measure"
-) -> dict[str, Any]:
+def atlas_windows(count: int, most: int, *, judged: bool) -> int:
+    """Return the number of windows for the atlas; the last ones may be left for comparisons."""
+    return min(most, count - _JUDGED) if judged and count >= 2 * _JUDGED else most
+
+
+def _of_captured_heads(
+    path: Path, out: Path | None, shown: AbstractProgress, measure: Callable[..., "AbstractAtlas"]
+) -> "dict[str, Any]":
     """Return the atlas of heads without weights, by the name of their file."""
     from promptlimit.heads import CapturedHeads
 
     heads = CapturedHeads.load(path)
     name, layers = path.stem.strip(".") or "heads", heads.prompts[0]
-    items = _items({name: len(heads.prompts) * len(layers[0][0].keys)}, len(layers), out)
+    tokens = len(heads.prompts) * len(layers[0][0].keys)
+    items = {f"text {name}": _SECONDS * len(layers) * tokens}
+    items |= {_DRAWN: 4.0} if out is not None else {}
     shown.plan(
-        f"{heads.name}: {len(layers)} layers of {len(layers[0])} heads, without weights, so that "
-        f"none is replaced; {', '.join(items)}",
+        f"{heads.name}: {len(layers)} layers of {len(layers[0])} heads without weights; "
+        f"{', '.join(items)}",
         items,
     )
     return {name: _atlas(measure, name, shown, heads)}
 
 
-def _items(
-    tokens: dict[str, int], layers: int, out: Path | None, *, replace: bool = False
-) -> dict[str, float]:
-    """Return the items of the plan with their usual seconds, by the tokens of each text."""
-    items = {f"text {name}": _SECONDS * layers * count for name, count in tokens.items()}
-    items |= {_REPLACED: 40.0} if replace else {}
-    return items | ({_DRAWN: 4.0 * len(tokens)} if out is not None else {})
-
-
-def _read(there: int, most: int, *, judged: bool) -> int:
-    """Return how many windows the atlas reads: the last few are left to judge replacements by."""
-    return min(most, there - _JUDGED) if judged and there >= 2 * _JUDGED else most
-
-
 def _atlas(
-    measure: "Measure", name: str, shown: AbstractProgress, *source: object, **cut: int
-) -> Any:
-    """Return the atlas of a text, and tell its outcome."""
+    measure: Callable[..., "AbstractAtlas"],
+    name: str,
+    shown: AbstractProgress,
+    *source: object,
+    **cut: int,
+) -> "AbstractAtlas":
     item = f"text {name}"
-    measured = measure(*source, progress=report_of(item, shown), **cut)
+    measured = measure(*source, progress=_report_to(shown, item), **cut)
     shown.end(item, outcome=measured.outcome)
     return measured
 
 
+def _report_to(shown: AbstractProgress, item: str) -> Callable[[str, int, int], None]:
+    """Return a function that reports the progress of an item."""
+
+    def report(what: str, done: int, total: int) -> None:
+        begins, share = _PHASES.get(what, (0.0, 1.0))
+        shown.at(f"{item}: {what}, {done} of {total}", {item: begins + share * done / total})
+
+    return report
+
+
 def _replaced(
-    model: "Model", ids: "np.ndarray", atlas: "HeadAtlas", seed: int, shown: AbstractProgress
+    model: "Model", ids: "np.ndarray", atlas: Any, seed: int, shown: AbstractProgress
 ) -> "HeadReplacement":
-    """Return what replaced heads do, and tell where the first curve ends."""
     from promptlimit.heads import replacement_curve
 
-    report = report_of(_REPLACED, shown)
+    report = _report_to(shown, _REPLACED)
     curve = replacement_curve(model, ids, atlas, windows=_JUDGED, seed=seed, progress=report)
     end = next(iter(curve.curves.values()))[-1].mean()
     shown.end(_REPLACED, outcome=f"{curve.measure} {end:.4f} with all")
@@ -283,6 +277,7 @@ def _write(
     curve: "HeadReplacement | None",
     shown: AbstractProgress,
 ) -> Path:
+    """Write tables, maps, figures and the page; return the path of the page."""
     from promptlimit.heads import export_maps
     from promptlimit.reporting.page import HEAD_FIGURES, write_heads_page
     from promptlimit.results import HeadAtlas
@@ -297,14 +292,12 @@ def _write(
         if isinstance(result, HeadAtlas):
             export_maps(result, folder / "maps.safetensors")
         for figure in HEAD_FIGURES[type(result)]:
-            drawn[f"{name}/{figure}"] = write_figure(
-                figure, result.to_arrays(), folder / "figures" / figure
-            )
+            stem = folder / "figures" / figure
+            drawn[f"{name}/{figure}"] = write_figure(figure, result.to_arrays(), stem)
     if curve is not None:
         write_json(out / "replacement.json", curve.to_dict())
-        drawn["heads_replacement"] = write_figure(
-            "heads_replacement", curve.to_arrays(), out / "figures" / "heads_replacement"
-        )
+        stem = out / "figures" / "heads_replacement"
+        drawn["heads_replacement"] = write_figure("heads_replacement", curve.to_arrays(), stem)
     drawings = {
         name: path.read_bytes()
         for name, paths in drawn.items()
@@ -316,24 +309,22 @@ def _write(
     return page
 
 
+def _print_csv(atlases: "dict[str, AbstractAtlas]") -> None:
+    for place, (name, result) in enumerate(atlases.items()):
+        names, *rows = result.to_csv().splitlines()
+        for line in [f"text,{names}"] * (place == 0) + [f"{name},{row}" for row in rows]:
+            typer.echo(line)
+
+
 def _print_atlas(name: str, result: "AbstractAtlas") -> None:
-    OUT.print(f"\n[bold]{escape(name)}[/]: {result.windows} x {result.window} tokens")
+    typer.echo(f"\n{name}: {result.windows} x {result.window} tokens")
     columns = result.columns
-    _print_rows(
-        [column.heading for column in columns],
-        [[_cell(row[c.name], c.digits) for c in columns] for row in result.rows()],
-    )
-    headings, rows = result.summary()
-    _print_rows(headings, [[_cell(value, 2) for value in row] for row in rows])
+    rows = [[_cell(row[c.name], c.digits) for c in columns] for row in result.rows()]
+    print_columns([column.heading for column in columns], rows)
+    headings, summary = result.summary()
+    print_columns(headings, [[_cell(value, 2) for value in row] for row in summary])
     for note in result.notes():
         typer.echo(note)
-
-
-def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table that is not cut to the width of the terminal."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
 def _cell(value: str | float | int, digits: int) -> str:  # noqa: PYI041 - run-time checks
@@ -344,16 +335,12 @@ def _cell(value: str | float | int, digits: int) -> str:  # noqa: PYI041 - run-t
 
 def _print_curve(curve: "HeadReplacement") -> None:
     prompts = next(iter(curve.curves.values())).shape[1]
-    OUT.print(
-        f"\n[bold]heads replaced[/], {curve.measure}; baseline {curve.baseline:.3g}; "
-        f"{prompts} prompts, {curve.read_before} of which the atlas had read"
+    typer.echo(
+        f"\nheads replaced, {curve.measure}; baseline {curve.baseline:.3g}; {prompts} prompts, "
+        f"{curve.read_before} of them also in the atlas"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("heads", justify="right")
-    for name in curve.curves:
-        table.add_column(name, justify="right")
-    for index, count in enumerate(curve.counts):
-        table.add_row(
-            str(count), *(f"{values[index].mean():.4f}" for values in curve.curves.values())
-        )
-    OUT.print(table)
+    rows = [
+        [str(count), *(f"{values[place].mean():.4f}" for values in curve.curves.values())]
+        for place, count in enumerate(curve.counts)
+    ]
+    print_columns(["heads", *curve.curves], rows)

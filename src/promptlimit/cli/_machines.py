@@ -1,4 +1,4 @@
-"""On what a command runs: some devices of this machine, or those of several processes."""
+"""The devices of a command: some of this machine, or those of several processes."""
 
 import contextlib
 import os
@@ -12,64 +12,64 @@ from promptlimit.cli._console import ERR, CommandError, UsageError, discard_stan
 from promptlimit.errors import JoinError, PeerLostError, WriterError
 
 _MOST_DEVICES = 2048
-"""As many as jax can number in one process."""
+"""The most that jax supports in one process."""
 
 
 class Machines(NamedTuple):
-    """What a command runs on: options of every command that has a parameter of this type."""
+    """The options for devices and processes."""
 
     devices: Annotated[
         str | None,
         typer.Option(
-            "--devices", metavar="N|all", help="Devices to run on; a CPU counts as N when told so."
+            "--devices", metavar="N|all", help="Devices to use; a CPU can stand for N devices."
         ),
     ] = None
     distributed: Annotated[
         bool,
-        typer.Option("--distributed", help="Be one process of several, on this host or on many."),
+        typer.Option("--distributed", help="This is one of several processes."),
     ] = False
     coordinator: Annotated[
         str | None,
         typer.Option(
             "--coordinator",
             metavar="HOST:PORT",
-            help="Where process 0 listens; or JAX_COORDINATOR_ADDRESS, or what the cluster says.",
+            help="Address of process 0 (JAX_COORDINATOR_ADDRESS, or from the cluster).",
         ),
     ] = None
     processes: Annotated[
         int | None,
-        typer.Option("--processes", metavar="N", help="How many processes; or JAX_NUM_PROCESSES."),
+        typer.Option("--processes", metavar="N", help="Number of processes (JAX_NUM_PROCESSES)."),
     ] = None
     process: Annotated[
         int | None,
         typer.Option(
-            "--process", metavar="I", help="The number of this one, from 0; or JAX_PROCESS_ID."
+            "--process", metavar="I", help="Number of this process, from 0 (JAX_PROCESS_ID)."
         ),
     ] = None
 
 
 @contextlib.contextmanager
 def machines(asked: Machines) -> Generator[bool]:
-    """Let what is inside run on what was asked; yield whether this process prints and writes.
+    """Use these devices and processes; yield whether this process prints and writes.
 
-    Enter it before jax is first used.
+    Enter the context before jax is first used.
     """
     count = _count(asked)
     if count is not None:
         _make_cpu_devices(count)
     if asked.distributed:
-        with _one_of_several(asked) as writes:
+        with _joined(asked) as writes:
             yield writes
         return
-    with contextlib.nullcontext() if asked.devices is None else _spread(count):
+    with contextlib.nullcontext() if asked.devices is None else _on_devices(count):
         yield True
 
 
 def _count(asked: Machines) -> int | None:
-    """Return how many devices were asked for, None for all or for nothing said."""
+    """Return the number of requested devices; None for all, and for none requested."""
     for name in ("coordinator", "processes", "process"):
         if getattr(asked, name) is not None and not asked.distributed:
-            raise UsageError(f"--{name} belongs to --distributed", "add --distributed")
+            raise UsageError(f"--{name} must be given together with --distributed")
     if asked.devices in (None, "all"):
         return None
     if not (asked.devices.isdecimal() and int(asked.devices) >= 1):
@@ -80,43 +80,43 @@ def _count(asked: Machines) -> int | None:
     if int(asked.devices) > _MOST_DEVICES:
         raise UsageError(
             f"--devices must be at most {_MOST_DEVICES} in a process, got {asked.devices}",
-            "--devices all takes what there is",
+            "--devices all",
         )
     return int(asked.devices)
 
 
 def _make_cpu_devices(count: int) -> None:
-    """Let a CPU count as so many devices, unless the environment has said how many."""
+    """Let a CPU stand for several devices, unless XLA_FLAGS set their number."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     import jax
 
-    with contextlib.suppress(RuntimeError):  # jax is in use already; `use_devices` will raise
+    with contextlib.suppress(RuntimeError):  # jax has started; `use_devices` will raise
         jax.config.update("jax_num_cpu_devices", count)
 
 
 @contextlib.contextmanager
-def _spread(count: int | None) -> Generator[None]:
+def _on_devices(count: int | None) -> Generator[None]:
     from promptlimit.parallel import use_devices
 
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(use_devices("all" if count is None else count))
         except ValueError as refusal:
-            raise CommandError(str(refusal), "--devices all takes what there is") from None
+            raise CommandError(str(refusal), "--devices all") from None
         yield
 
 
 @contextlib.contextmanager
-def _one_of_several(asked: Machines) -> Generator[bool]:
-    """Join the others; yield whether this is process 0, which alone prints and writes."""
+def _joined(asked: Machines) -> Generator[bool]:
+    """Join the other processes; yield whether this is process 0, which prints and writes."""
     number = _from_environment("--process", asked.process, "JAX_PROCESS_ID")
     processes = _from_environment("--processes", asked.processes, "JAX_NUM_PROCESSES")
     _keep_standard_output_clean()
     from promptlimit.parallel import active_devices, join, leave_at_exit, use_devices
 
     try:
-        ERR.quiet = number != 0  # until it is known who speaks
+        ERR.quiet = number != 0  # until the number is known
         join(asked.coordinator, processes, number)
         with use_devices():
             _require_devices(asked, active_devices().size // active_devices().hosts)
@@ -128,7 +128,7 @@ def _one_of_several(asked: Machines) -> Generator[bool]:
     except (JoinError, PeerLostError, WriterError, ValueError) as problem:
         leave_at_exit(1)
         who = "" if number is None else f"process {number}: "
-        hint = "the same command with doctor for its name tests whether processes reach each other"
+        hint = "promptlimit doctor with the same options tests the connection"
         raise CommandError(f"{who}{problem}", hint) from problem
     except BaseException as problem:
         leave_at_exit(getattr(problem, "exit_code", 1))
@@ -140,21 +140,21 @@ def _from_environment(option: str, number: int | None, variable: str) -> int | N
     if number is not None or not text:
         return number
     if not text.isdecimal():
-        raise CommandError(f"{variable} must be a whole number, got '{text}'", f"or give {option}")
+        raise CommandError(f"{variable} must be a whole number, got '{text}'", f"{option} 0")
     return int(text)
 
 
 def _require_devices(asked: Machines, there: int) -> None:
     if asked.devices not in (None, "all") and int(asked.devices) != there:
         raise CommandError(
-            f"--devices must be all with --distributed, got {asked.devices}: each process brings "
-            f"the devices it sees, and this one sees {there}",
+            f"--devices must be all with --distributed, got {asked.devices}: this process has "
+            f"{there}",
             "leave --devices out",
         )
 
 
 def _keep_standard_output_clean() -> None:
-    """Keep what libraries print by themselves out of the results."""
+    """Discard what other libraries print on standard output."""
     sys.stdout.flush()
     results = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -163,8 +163,8 @@ def _keep_standard_output_clean() -> None:
     sys.stdout = os.fdopen(results, "w", encoding="utf-8", buffering=1)
 
 
-def by_writer(work: Callable[[], object]) -> None:
-    """Do what touches files on process 0 alone; the others wait for it, or stop with it."""
+def run_on_writer(work: Callable[[], object]) -> None:
+    """Run on process 0; the other processes wait, and stop if it fails."""
     from promptlimit.parallel import from_writer
 
     def empty() -> dict:

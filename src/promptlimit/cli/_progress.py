@@ -1,4 +1,4 @@
-"""What long commands say on standard error while they work: a bar on a terminal, lines in a log."""
+"""Progress on standard error: a bar on a terminal, lines in a log."""
 
 import abc
 import contextlib
@@ -15,20 +15,20 @@ from rich.text import Text
 from promptlimit.cli._console import ERR
 
 _FIRST, _SHORTEST, _LONGEST = 5.0, 10.0, 60.0
-"""Seconds of silence that a log bears: at the start, after an item, and when one goes on."""
+"""Seconds without a line in a log: at the start, after an item, and during a long item."""
 
 _ENOUGH = 0.02
-"""Share of the work after which the time left is worth telling."""
+"""Share of the work after which the time left is estimated."""
 
 _clock = time.monotonic
 
 
 @contextlib.contextmanager
 def progress(command: str) -> Generator["AbstractProgress"]:
-    """Yield what a command tells how far it is; leave it before results are printed.
+    """Yield the progress of a command; leave the context before results are printed.
 
-    On a terminal that is a bar. In a log it is a line for each item that ends, and one that says
-    how far things are wherever nothing has ended for long, even when nothing is told.
+    A terminal shows a bar. A log gets a line for each finished item, and a line on the current
+    state during a long item.
     """
     drawable = ERR.is_terminal and not ERR.is_dumb_terminal
     shown = _Bar(command) if drawable else _Lines(command)
@@ -39,17 +39,16 @@ def progress(command: str) -> Generator["AbstractProgress"]:
 
 
 class AbstractProgress(abc.ABC):
-    """Items that were planned, those that ended, and what is being done; for any thread to call."""
+    """Planned items, finished items and the current computation. Methods are thread-safe."""
 
     def __init__(self, command: str):
         self._command = command
         self._plan, self._doing = "", "starting"
-        self._weights: dict[str, float] = {}  # of the items planned
-        self._shares: dict[str, float] = {}  # of them that are done
-        self._before: dict[str, float] = {}  # that were done before this command
-        self._first: tuple[float, float] | None = (
-            None  # when a share was first told, and all work done then
-        )
+        self._weights: dict[str, float] = {}  # of the planned items
+        self._shares: dict[str, float] = {}  # done of each item
+        self._before: dict[str, float] = {}  # done before this command started
+        self._first: tuple[float, float] | None = None  # time and work done at the first share
+        self._end: float | None = None  # the time at which a command expects to end
         self._left: set[str] = set()
         self._closed = False
         self._start = self._since = _clock()
@@ -58,17 +57,29 @@ class AbstractProgress(abc.ABC):
     def plan(self, words: str, items: Mapping[str, float]) -> None:
         """Plan items by name, each with a number proportional to the time it usually takes.
 
-        The words are printed when something is told next. Tell it when inputs are known to be
-        good: a command that refuses them then prints its error alone.
+        The words are printed with the next report, so that a command whose inputs are wrong prints
+        only its error.
         """
         with self._lock:
             self._plan, self._weights, self._left = words, dict(items), set(items)
             self._start = self._since = _clock()
 
-    def at(self, words: str, shares: Mapping[str, float] | None = None) -> None:
-        """Tell what is being done and, of items that can say so, what share of them is done."""
+    def at(
+        self,
+        words: str,
+        shares: Mapping[str, float] | None = None,
+        left: float | None = None,
+    ) -> None:
+        """Report the current computation.
+
+        Args:
+            words: what is computed.
+            shares: the done share of items.
+            left: seconds to the end of the command; estimated from shares when None.
+        """
         with self._lock:
             self._doing = words
+            self._end = None if left is None else _clock() + left
             for item, share in (shares or {}).items():
                 self._shares[item] = share
                 self._before.setdefault(item, share)
@@ -77,16 +88,28 @@ class AbstractProgress(abc.ABC):
             if not self._closed:
                 self._refresh()
 
+    def step(self, words: str, done: int, total: int) -> None:
+        """Report one of several steps of a command without a plan.
+
+        Args:
+            words: what is computed.
+            done: finished steps, or tokens.
+            total: their total number.
+        """
+        with self._lock:
+            self._weights = self._weights or {"": 1.0}
+        self.at(words, {"": done / max(total, 1)})
+
     def end(
         self, *items: str, outcome: str, seconds: float | None = None, stored: bool = False
     ) -> None:
-        """Tell that items ended together; of one that has ended nothing more is said.
+        """Report items that ended together; further reports on them are ignored.
 
         Args:
             items: their names.
             outcome: a verdict, or a value with its name.
-            seconds: how long they took; since the last that ended unless given.
-            stored: whether they were there before, and say nothing of how fast things go.
+            seconds: their duration; since the last item ended when None.
+            stored: whether they were computed by an earlier command.
         """
         with self._lock:
             if self._closed or not self._left.issuperset(items):
@@ -105,7 +128,7 @@ class AbstractProgress(abc.ABC):
             self._ended(f"{', '.join(items)}: {outcome}, {seconds:.1f} s, {len(self._left)} left")
 
     def close(self) -> None:
-        """Show nothing more: other threads may still tell of what has ended."""
+        """Ignore further reports, which other threads may still make."""
         with self._lock:
             self._closed = True
 
@@ -118,20 +141,21 @@ class AbstractProgress(abc.ABC):
         """Show that an item ended."""
 
     def _done(self, shares: Mapping[str, float]) -> float:
-        """Return what part of all work such shares of its items are."""
+        """Return the share of all work that these shares of the items make up."""
         total = sum(self._weights.values())
         return sum(w * shares.get(item, 0.0) for item, w in self._weights.items()) / (total or 1.0)
 
     def _worked(self) -> float:
-        """Return what part of all work this command has done."""
+        """Return the share of all work that this command has done."""
         return self._done(self._shares) - self._done(self._before)
 
     def _seconds_left(self) -> float | None:
-        """Return about how long the rest takes, None while that is not known.
+        """Return an estimate of the time left, None while it is not known.
 
-        Where items tell their shares, time counts from the first of them: what came before, such as
-        compiling, comes once.
+        Time counts from the first reported share: compilation comes before it, and only once.
         """
+        if self._end is not None:
+            return self._end - _clock()
         since, before = self._first or (self._start, 0.0)
         gained = self._worked() - before
         rest = 1.0 - self._done(self._shares)
@@ -139,7 +163,7 @@ class AbstractProgress(abc.ABC):
 
 
 class _Lines(AbstractProgress):
-    """Plain lines, one for each thing said."""
+    """Lines in a log."""
 
     def __init__(self, command: str):
         super().__init__(command)
@@ -159,7 +183,7 @@ class _Lines(AbstractProgress):
             pass
 
     def beat(self) -> float:
-        """Say how far things are where it has been silent for long; return how long to wait."""
+        """Print the current state after a long silence; return the time to the next look."""
         with self._lock:
             if _clock() - self._spoke >= self._patience:
                 if self._plan:
@@ -170,10 +194,9 @@ class _Lines(AbstractProgress):
             return max(self._spoke + self._patience - _clock(), 0.1)
 
     def _how_far(self) -> list[str]:
-        so_far = f"{duration(_clock() - self._began)} so far"
-        if not self._left:
-            return [self._doing, so_far]
-        return [self._doing, so_far, *_about(self._seconds_left()), f"{len(self._left)} left"]
+        state = [self._doing, f"{duration(_clock() - self._began)} so far"]
+        state += _about(self._seconds_left())
+        return [*state, f"{len(self._left)} left"] if self._left else state
 
     def _refresh(self) -> None:
         if self._plan:
@@ -185,7 +208,7 @@ class _Lines(AbstractProgress):
         self._patience = _SHORTEST
 
     def _say(self, words: str) -> None:
-        """Write one line of ASCII; a log that cannot be written stops no work."""
+        """Print one line of ASCII; the command continues where the log cannot be written."""
         self._spoke = _clock()
         if not ERR.quiet:
             line = f"{self._command}: {words}".encode("unicode_escape").decode("ascii")
@@ -194,7 +217,7 @@ class _Lines(AbstractProgress):
 
 
 class _Bar(AbstractProgress):
-    """A bar that goes when the work is done; the plan stays above it."""
+    """A bar that disappears at the end, below the plan, which stays."""
 
     def __init__(self, command: str):
         super().__init__(command)
@@ -234,7 +257,7 @@ class _Bar(AbstractProgress):
 
 
 class _TimeLeft(ProgressColumn):
-    """About how long it still takes, when that is known."""
+    """The estimate of the time left."""
 
     def render(self, task: Task) -> Text:
         end = task.fields["end"]
@@ -242,12 +265,12 @@ class _TimeLeft(ProgressColumn):
 
 
 def _about(seconds: float | None) -> list[str]:
-    """Return the time left in words; none where it is not known, or was passed."""
+    """Return the time left in words; nothing where it is unknown or over."""
     return [] if seconds is None or seconds < 0 else [f"about {duration(seconds)} more"]
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in the unit one would use."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

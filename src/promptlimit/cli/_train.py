@@ -1,190 +1,276 @@
-"""`promptlimit train`: the paper's training protocol, at any part of it, resumable."""
+"""`promptlimit train`: the training protocol of the paper, resumable."""
 
+import functools
+import json
 import math
 import time
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from promptlimit.cli._console import (
     CommandError,
+    CsvOption,
     JsonOption,
+    SeedOption,
     UsageError,
-    as_usage_error,
-    emit,
     out_option,
-    print_json,
     print_note,
-    print_table,
     require_folder,
-    use_double_precision,
 )
-from promptlimit.cli._machines import Machines, by_writer, machines
-from promptlimit.cli._progress import AbstractProgress, duration, progress
-from promptlimit.cli._train_plan import Plan, TrainOptions, resolve_plan
+from promptlimit.cli._emit import Output, emit
+from promptlimit.cli._machines import Machines, machines, run_on_writer
+from promptlimit.cli._options import Covariance, Dim, Lengths, Noise, above_zero, input_path
+from promptlimit.cli._progress import AbstractProgress, progress
 from promptlimit.errors import ConfigurationError, InputFileError, RunBusyError
 
 if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
-    from promptlimit.results import Training
 
-_BETWEEN_RISKS = 10.0  # seconds
+_BETWEEN_RISKS = 60.0  # seconds
 _OVERHEAD = 30.0
-"""Tokens whose sums take about as long as what a step takes at any length."""
+"""The part of the time of a step that does not depend on the length, in tokens."""
+_MOST = 2**31 - 1
+
+
+def _read_config(ctx, value):  # typer passes its context to a parameter without annotation
+    """Take the defaults of this command from a TOML file."""
+    file: Path | None = value
+    if file is None:
+        return None
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise CommandError(f"--config must be a TOML file, got {file}: {problem}") from None
+    names = {option.opts[0].removeprefix("--"): option.name for option in ctx.command.params}
+    for name in content:
+        if name not in names:
+            raise CommandError(
+                f"{file} must contain options of train, got '{name}'",
+                f"options are {', '.join(sorted(names))}",
+            )
+    ctx.default_map = {
+        names[name]: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in content.items()
+    }
+    return file
+
+
+def _kernels_in(text: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not set(names) <= {"softmax", "linear"}:
+        raise UsageError(
+            f"--kernels must be softmax, linear or both separated by a comma, got '{text}'"
+        )
+    return names
 
 
 def train(
-    options: TrainOptions,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Options from a TOML file.")
+    lengths: Lengths = "10,40,100",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=_MOST, help="Random starts.")] = 1,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, max=_MOST, help="Steps of each run.")
+    ] = 300_000,
+    covariance: Covariance = "identity",
+    kernels: Annotated[
+        Any,
+        typer.Option(
+            "--kernels", metavar="NAMES", parser=_kernels_in, help="softmax, linear or both."
+        ),
+    ] = "softmax,linear",
+    dim: Dim = 5,
+    noise_variance: Noise = 0.1,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, max=_MOST, help="Prompts per step.")
+    ] = 128,
+    learning_rate: Annotated[
+        float,
+        typer.Option("--rate", metavar="X", parser=above_zero("--rate"), help="Learning rate."),
+    ] = 1e-3,
+    sampling: Annotated[
+        Literal["tokens", "law"],
+        typer.Option("--sampling", help="Draw tokens, or their sums by their law (faster)."),
+    ] = "tokens",
+    every: Annotated[
+        int, typer.Option("--every", min=1, max=_MOST, help="Steps between checkpoints.")
+    ] = 10_000,
+    seed: SeedOption = 0,
+    config: Annotated[  # noqa: ARG001  # its callback reads the file
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            parser=input_path,
+            callback=_read_config,
+            is_eager=True,
+            help="A TOML file with these options; those of the command line replace them.",
+        ),
     ] = None,
-    out: Annotated[
-        Path,
-        out_option("Where runs and training.json go."),
-    ] = Path("training"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run, how long, with what memory.")
+        bool, typer.Option("--dry-run", help="Print an estimate of time and memory, and exit.")
     ] = False,
+    out: Annotated[
+        Path, out_option("The folder of runs and results; the same command resumes from it.")
+    ] = Path("training"),
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
     *,
     where: Machines,
-    as_json: JsonOption = False,
 ) -> None:
-    """Train attention by gradient descent on fresh prompts, as the paper's experiments do.
+    """Train attention by gradient descent on fresh prompts, as in the experiments of the paper.
 
-    Softmax and linear attention meet the same prompts from the same random starts. Interrupted
-    runs resume where they were; finished ones are not run again.
+    Softmax and linear attention train on the same prompts from the same random starts. Interrupted
+    runs resume, and finished runs are not repeated.
     """
     require_folder(out)
-    plan = resolve_plan(options, config)
     if dry_run and where.distributed:
-        raise UsageError("--dry-run is for one process", "leave --distributed out")
+        raise UsageError("--dry-run must be given without --distributed")
     with progress("train") as shown, machines(where) as writes:
         shown.at("starting")
-        use_double_precision()
-        try:
-            if dry_run:
-                _show_plan(plan, out, as_json, shown)
-                return
-            training = _train(plan, out, shown, writes=writes)
-        except ValueError as problem:
-            raise as_usage_error(problem, "train") from None
-        shown.close()
-        if not writes:
-            return
-        from promptlimit.storage import write_json
+        task = covariance.regression(dim, noise_variance)
+        import jax
 
-        emit(
-            lambda: print_json(training.to_dict()) if as_json else _print(training),
-            lambda: write_json(out / "training.json", training.to_dict()),
-        )
+        from promptlimit.dynamics import TrainingPlan, sgd, uniform_factors
+
+        arguments: dict[str, Any] = {
+            "start": [
+                functools.partial(_start, uniform_factors, task.token_dim - 1, kernel)
+                for kernel in kernels
+            ],
+            "task": task,
+            "lengths": lengths,
+            "plan": TrainingPlan(
+                steps=steps, batch=batch, learning_rate=learning_rate, sampling=sampling
+            ),
+            "key": jax.random.key(seed),
+            "seeds": seeds,
+        }
+        record = {
+            "seeds": seeds,
+            "steps": steps,
+            "kernels": kernels,
+            "dim": dim,
+            "noise": noise_variance,
+            "batch": batch,
+            "rate": learning_rate,
+            "sampling": sampling,
+            "seed": seed,
+            **covariance.record(),
+        }
+        if dry_run:
+            _estimate(arguments, record, out, shown, Output(None, as_json, as_csv))
+            return
+        runs = len(kernels) * seeds
+        watch = _Watch(lengths, steps, runs, out, shown)
+        is_new = not (out / "train.json").exists()
+        try:
+            run_on_writer(lambda: _require_record(out / "train.json", record))
+            training = sgd(
+                **arguments, folder=out / "runs", every=every, watch=watch if writes else None
+            )
+        except (ConfigurationError, RunBusyError) as problem:
+            raise CommandError(str(problem), "choose another --out") from None
+        except InputFileError as problem:
+            raise CommandError(str(problem), "move that folder elsewhere to train again") from None
+        except ValueError:
+            if is_new and writes:  # nothing has begun
+                (out / "train.json").unlink(missing_ok=True)
+            raise
+        watch.close()
+        shown.close()
+        emit(training, Output(out, as_json, as_csv), "training", writes=writes)
+
+
+def _start(uniform_factors: Any, dim: int, kernel: str, key: Any) -> Any:
+    return uniform_factors(dim, key=key, kernel=kernel)
+
+
+def _require_record(file: Path, record: dict[str, Any]) -> None:
+    """Raise an error if the folder has runs with other options; repair a damaged record.
+
+    Lengths are not recorded: runs at further lengths may be added.
+    """
+    from promptlimit.storage import require_configuration, write_json
+
+    try:
+        require_configuration(file, record)
+    except InputFileError:  # runs have their own configuration
+        write_json(file, record)
+        print_note(f"{file} was damaged and has been rewritten; finished runs are kept")
+
+
+def _estimate(
+    arguments: dict[str, Any],
+    record: dict[str, Any],
+    out: Path,
+    shown: AbstractProgress,
+    output: Output,
+) -> None:
+    from promptlimit.dynamics import finished_lengths, training_cost
+
+    shown.at("measuring a few steps")
+    finished: set[int] = set()
+    try:
+        if json.loads((out / "train.json").read_text(encoding="utf-8")) == record:
+            finished = finished_lengths(out / "runs")
+    except (OSError, ValueError):
+        pass
+    cost = training_cost(**arguments, finished=finished)
+    shown.close()
+    emit(cost, output, "cost")
 
 
 class _Watch:
-    """Tells how far training is; a length that is never seen was finished before."""
+    """Reports the progress of training; a length without any report was finished before."""
 
-    def __init__(self, plan: Plan, out: Path, shown: AbstractProgress):
-        self._shown, self._left = shown, plan.lengths
-        config, count = plan.config, len(plan.lengths)
-        self._runs = len(config["kernels"]) * config["seeds"]
-        self._looked, self._error = 0.0, ""
+    def __init__(
+        self, lengths: Sequence[int], steps: int, runs: int, out: Path, shown: AbstractProgress
+    ):
+        self._shown, self._left, self._steps, self._runs = shown, list(lengths), steps, runs
+        self._looked, self._error = time.monotonic(), ""
+        count = len(lengths)
         shown.plan(
-            f"{count} length{'s' if count > 1 else ''}, {config['steps']:,} steps of "
-            f"{self._runs} run{'s' if self._runs > 1 else ''} each, into {out}",
-            {f"L = {length}": _OVERHEAD + length for length in plan.lengths},
+            f"{count} length{'s' if count > 1 else ''}, {steps:,} steps of {runs} "
+            f"run{'s' if runs > 1 else ''} each, in {out}",
+            {f"L = {length}": _OVERHEAD + length for length in lengths},
         )
 
     def __call__(self, at: "Progress") -> None:
-        """Tell how far a cell is; its risk takes a while and is asked for now and then."""
-        self.passed(int(at.lengths[0]))
+        """Show the progress, now and then with the risk, which takes a while to compute."""
+        self.close(below=int(at.lengths[0]))
         ended, now = at.done == at.total, time.monotonic()
         if ended or (at.rate and now - self._looked > _BETWEEN_RISKS):
-            self._error, self._looked = self._squared_error(2 * at.risk()), now
+            self._error = self._squared_error(2 * at.risk())
+            self._looked = time.monotonic()
         names = [f"L = {length}" for length in at.lengths]
         if ended:
             self._shown.end(*names, outcome=self._error)
             self._left = [length for length in self._left if length not in at.lengths]
             self._error = ""
             return
-        speed = f"{at.rate:.0f} steps a second" if at.rate else ""
+        speed = f"{at.rate:.0f} steps per second" if at.rate else ""
         words = filter(None, (f"step {at.done:,} of {at.total:,}", speed, self._error))
-        where = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-        self._shown.at(f"{where}: {', '.join(words)}", dict.fromkeys(names, at.share))
+        place = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+        shares = dict.fromkeys(names, at.share)
+        self._shown.at(f"{place}: {', '.join(words)}", shares, left=self._seconds_left(at))
 
-    def passed(self, before: int | None = None) -> None:
-        """Tell that lengths below this one, or all, needed no training: they were not seen."""
-        for length in [left for left in self._left if before is None or left < before]:
+    def _seconds_left(self, at: "Progress") -> float | None:
+        """Return the time left at the current rate; a step takes longer for longer prompts."""
+        if not at.rate:
+            return None
+        now = sum(_OVERHEAD + length for length in at.lengths)
+        later = sum(_OVERHEAD + length for length in self._left if length not in at.lengths)
+        return (self._steps - at.done + self._steps * later / now) / at.rate
+
+    def close(self, below: int | None = None) -> None:
+        """Report the lengths that needed no training, below this one or all, as stored."""
+        for length in [left for left in self._left if below is None or left < below]:
             self._left.remove(length)
             self._shown.end(f"L = {length}", outcome="stored", stored=True)
 
     def _squared_error(self, value: float) -> str:
         which = f" (first of {self._runs} runs)" if self._runs > 1 else ""
         return (f"squared error {value:.4f}" if math.isfinite(value) else "diverged") + which
-
-
-def _require_plan(file: Path, plan: Plan) -> None:
-    """Refuse a folder of another plan; a damaged `train.json` is written again."""
-    from promptlimit.storage import require_configuration, write_json
-
-    try:
-        require_configuration(file, plan.record())
-    except InputFileError:  # runs are named by their own configuration, and are kept
-        write_json(file, plan.record())
-        print_note(f"{file} was damaged and has been written again; finished runs are kept")
-
-
-def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
-    arguments = plan.arguments()
-    file, new = out / "train.json", not (out / "train.json").exists()
-    try:
-        by_writer(lambda: _require_plan(file, plan))
-        watch = _Watch(plan, out, shown)
-        training = plan.call(arguments, folder=out / "runs", watch=watch if writes else None)
-        watch.passed()
-        return training
-    except (ConfigurationError, RunBusyError) as problem:
-        raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
-    except InputFileError as problem:
-        raise CommandError(str(problem), "move that folder elsewhere to train again") from None
-    except OSError as problem:
-        raise CommandError(
-            f"--out must be a folder that can be written, but {problem}", "choose another folder"
-        ) from None
-    except ValueError:
-        if new and writes:  # nothing was begun: do not stand in the way of what is right
-            file.unlink(missing_ok=True)
-        raise
-
-
-def _show_plan(plan: Plan, out: Path, as_json: bool, shown: AbstractProgress) -> None:
-    from promptlimit.cli._train_estimate import estimate
-
-    shown.at("measuring a few steps")
-    cost = estimate(plan, out)
-    shown.close()
-    if as_json:
-        print_json(cost)
-        return
-    rows = [
-        (str(cell["length"]), str(cell["runs"]), cell["state"], f"{cell['seconds']:.0f}")
-        for cell in cost["cells"]
-    ]
-    print_table(("length", "runs", "state", "seconds"), rows)
-    typer.echo(f"about {duration(cost['seconds'])} and {cost['megabytes']:.0f} MB on this machine")
-
-
-def _print(training: "Training") -> None:
-    import numpy as np
-
-    rows = []
-    for i, length in enumerate(training.lengths):
-        for j, kernel in enumerate(training.kernels):
-            ends = 2 * training.value[i, j, :, -1]
-            well = ends[np.isfinite(ends)]
-            lost = int((training.diverged[i, j] >= 0).sum())
-            numbers = [np.median(well), well.min(), well.max()] if well.size else [np.nan] * 3
-            error = np.nanmax(2 * training.error[i, j, :, -1]) if well.size else np.nan
-            ending = (f"{error:.1e}", f"{lost} of {ends.size}", training.kind)
-            rows.append((str(length), kernel, *(f"{x:.4f}" for x in numbers), *ending))
-    columns = ("length", "kernel", "squared error", "best", "worst", "± points", "diverged", "kind")
-    print_table(columns, rows)

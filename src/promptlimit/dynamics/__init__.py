@@ -8,7 +8,10 @@ from promptlimit.dynamics._comparison import excess_risk as excess_risk
 from promptlimit.dynamics._comparison import limit_band as limit_band
 from promptlimit.dynamics._comparison import smallest_length as smallest_length
 from promptlimit.dynamics._comparison import trajectory_gap as trajectory_gap
+from promptlimit.dynamics._cost import finished_lengths as finished_lengths
+from promptlimit.dynamics._cost import training_cost as training_cost
 from promptlimit.dynamics._flow import gradient_flow as gradient_flow
+from promptlimit.dynamics._flow_report import flow_report as flow_report
 from promptlimit.dynamics._plan import FlowPlan as FlowPlan
 from promptlimit.dynamics._plan import TrainingPlan as TrainingPlan
 from promptlimit.dynamics._plan import flow_time as flow_time

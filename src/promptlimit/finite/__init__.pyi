@@ -19,3 +19,4 @@ from ._simulation import simulated_chunks as simulated_chunks
 from ._simulation import tokens_that_fit as tokens_that_fit
 from ._simulation import warn_when_unreliable as warn_when_unreliable
 from ._softmax_moments import softmax_moments as softmax_moments
+from ._stack_report import stack_report as stack_report

@@ -1,6 +1,8 @@
 """Result types: named arrays with kinds and errors. This package does not use jax."""
 
+from promptlimit.results._denoising import DenoisingReport as DenoisingReport
 from promptlimit.results._depth_flow import DepthFlow as DepthFlow
+from promptlimit.results._flows import FlowReport as FlowReport
 from promptlimit.results._gaps import GapCurve as GapCurve
 from promptlimit.results._gaps import GapExponent as GapExponent
 from promptlimit.results._gaps import GapReport as GapReport
@@ -36,8 +38,10 @@ from promptlimit.results._result import variable as variable
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._risks import TunedLayers as TunedLayers
+from promptlimit.results._stacks import StackReport as StackReport
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
 from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training
+from promptlimit.results._training import TrainingCost as TrainingCost
 from promptlimit.results._trajectory import OfOneHead as OfOneHead
 from promptlimit.results._trajectory import Trajectory as Trajectory

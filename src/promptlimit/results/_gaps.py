@@ -1,7 +1,8 @@
 """How far finite prompts are from infinite ones: curves over lengths, rates, required lengths."""
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,19 @@ import numpy as np
 from promptlimit.errors import ArgumentError
 from promptlimit.results._kinds import Kind
 from promptlimit.results._rates import RateFit
-from promptlimit.results._result import Result, axis, derived, scalar, variable
+from promptlimit.results._result import Result, axis, derived, padded, scalar, variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_HEADINGS = {
+    "exact": "exact",
+    "asymptotic": "leading order",
+    "bound": "bound",
+    "estimate": "simulated",
+}
+_FAR = 3.5
+"""Standard errors between an estimate and the exact value from which on a note says so."""
 
 
 class GapCurve(Result):
@@ -124,6 +134,16 @@ class RequiredLength(Result):
             for kind, value in answers.items()
         }
 
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        row = {"tolerance": self.tolerance, "absolute": self.absolute, **self.length}
+        return {}, {name: np.array([value]) for name, value in row.items()}
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield one row: the tolerance, and the answer of each kind in words."""
+        kinds = {"exact": "exact", "asymptotic": "leading order", "bound": "proved bound"}
+        answers = {heading: self.describe(kind) for kind, heading in kinds.items()}
+        yield {"tolerance" if self.absolute else "relative tolerance": self.tolerance, **answers}
+
     def _best(self) -> tuple[Kind, float]:
         answers: dict[Kind, float | None] = {
             "exact": self.exact,
@@ -179,6 +199,49 @@ class GapReport(Result):
         """Return plain numbers, lists and strings, the curves by kind."""
         curves = {curve.kind: curve.to_dict() for curve in self.curves}
         return {"wrt": self.curves[0].wrt, **super().to_dict(), "curves": curves}
+
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return one row per length: the gap and its error in every kind, and the relative gap."""
+        lengths = self.curves[0].lengths
+        columns = {}
+        for curve in self.curves:
+            columns |= {curve.kind: curve.value, f"{curve.kind}_error": curve.error}
+        best = self.curve("exact") or self.curve("estimate")
+        columns |= {} if best is None else {"relative": best.relative}
+        return {"length": lengths}, {name: padded(x, lengths) for name, x in columns.items()}
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per length: the gap in every kind, and the relative gap."""
+        for row in self.rows():
+            kinds = {_HEADINGS[c.kind]: row[c.kind] for c in self.curves}
+            error = {"± error": row["estimate_error"]} if "estimate" in row else {}
+            relative = {"relative": row["relative"]} if "relative" in row else {}
+            yield {"L": row["length"], **kinds, **error, **relative}
+
+    def notes(self) -> list[str]:
+        """Return the rates, the reasons for missing kinds, and a warning about rare draws."""
+        notes = [f"No {_HEADINGS[kind]} gap: {why}" for kind, why in self.missing.items()]
+        leading = self.curve("asymptotic")
+        if leading is not None and not np.isfinite(leading.value).all():
+            notes.append("The leading order in 1/L diverges.")
+        exact, drawn = self.curve("exact"), self.curve("estimate")
+        if exact is not None and drawn is not None:
+            away = abs(drawn.value - exact.value[: drawn.lengths.size])
+            away /= drawn.error.clip(sys.float_info.min)
+            if away.max() > _FAR:
+                notes.append(
+                    f"At L = {drawn.lengths[away.argmax()]:g} simulated and exact values differ "
+                    f"by {away.max():.1f} standard errors: rare queries and prompts dominate the "
+                    f"mean, and {drawn.samples} samples miss most of them. Use more samples."
+                )
+        if self.exponent is not None and self.curves[0].wrt is None:
+            tau = f" (tau {self.exponent.tau:.4g})" if self.exponent.tau else ""
+            notes.append(f"Theory predicts L^-{self.exponent.value:.4g}{tau}.")
+        if self.fit is not None:
+            whole = self.fit_from == self.curves[0].lengths[0]
+            start = "" if whole else f"From L = {self.fit_from:g} on: "
+            notes.append(start + self.fit.verdict)
+        return notes
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the curves by kind, and the predicted exponent of outputs (NaN if not known)."""

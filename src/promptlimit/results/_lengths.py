@@ -1,6 +1,8 @@
 """What the length of a prompt does to its attention weights, and what temperature undoes it."""
 
-from typing import Literal
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 
@@ -194,3 +196,32 @@ class TemperatureTable(Result):
     def effective_tokens(self) -> np.ndarray:
         r"""$n_{eff}=1/E\,S_2$, [rule, n]."""
         return 1.0 / self.participation
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per rule, at the last length."""
+        for place, name in enumerate(self.names):
+            frozen = float(self.frozen_from[place])
+            entropy = float(self.entropy[place, -1])
+            yield {
+                "rule": name,
+                "factor": float(self.value[place, -1]),
+                "entropy": entropy,
+                "e^entropy": math.exp(entropy),
+                "effective": float(self.effective_tokens[place, -1]),
+                "needle": float(self.needle[place, -1]),
+                "frozen from": "never" if math.isinf(frozen) else frozen,
+            }
+
+    def notes(self) -> list[str]:
+        """Return the lengths, the margin, and what no temperature keeps."""
+        last = self.lengths[-1]
+        impossible = [
+            f"No temperature keeps the {name.removeprefix('keep ')} at L = {last:g}."
+            for name, value in zip(self.names, self.value[:, -1], strict=True)
+            if name.startswith("keep ") and math.isnan(value)
+        ]
+        head = (
+            f"At L = {last:g}; the head was measured at L = {self.base:g}, and the needle scores "
+            f"{self.margin:.6g} above the mean."
+        )
+        return [head, *impossible]

@@ -27,6 +27,10 @@ class Limits(Result):
         """The Euclidean distance between the two."""
         return float(np.linalg.norm(self.softmax - self.linear))
 
+    def notes(self) -> list[str]:
+        """Return the distance and the kind in a sentence."""
+        return [f"The distance between the two is {self.distance:.6g}; kind: {self.kind}."]
+
 
 class PromptMoments(Result):
     r"""Moments over prompts of $T_L$, the attention output at one query, about its limit $T$.

@@ -242,6 +242,14 @@ class Result:
         writer.writerows(rows)
         return text.getvalue()
 
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows that commands print, by their headings: those of `rows` by default."""
+        return self.rows()
+
+    def notes(self) -> list[str]:
+        """Return sentences that complete the table, none by default."""
+        return []
+
     def _attributes(self) -> dict[str, Any]:
         """Return the fields that are a number or a text."""
         found = {n: getattr(self, n) for n, role in self._roles().items() if role.axes is None}
@@ -541,6 +549,11 @@ def plain(value: object) -> Any:
         array = array.astype(object)
         array[missing] = None
     return array.tolist()
+
+
+def padded(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return values at the first of some lengths, NaN at the others."""
+    return np.pad(values, (0, len(lengths) - len(values)), constant_values=np.nan)
 
 
 def absolute(relative: Any, value: Any) -> np.ndarray:

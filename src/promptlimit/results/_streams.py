@@ -1,5 +1,8 @@
 """Attention over one prompt at several of its prefix lengths."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from promptlimit.results._result import Result, axis, derived, variable
@@ -69,3 +72,35 @@ class StreamReport(Result):
     def square(self) -> np.ndarray:
         """The square distances of outputs from the reference, [n, q]."""
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
+
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return one row per length: means over queries, of distances their root mean square."""
+        streamed = self.streamed
+        columns = {
+            "distance": np.sqrt(self.square.mean(axis=1)),
+            "effective_tokens": streamed.effective_tokens.mean(axis=1),
+            "max_weight": streamed.max_weight.mean(axis=1),
+            "entropy": streamed.entropy.mean(axis=1),
+        }
+        if self.expected_square is not None:
+            columns["expected_distance"] = np.sqrt(self.expected_square.mean(axis=1))
+        if self.expected_tokens is not None:
+            columns["expected_tokens"] = self.expected_tokens.mean(axis=1)
+        return {"length": streamed.lengths}, columns
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows under headings in words."""
+        for row in self.rows():
+            yield {"L" if n == "length" else n.replace("_", " "): x for n, x in row.items()}
+
+    def notes(self) -> list[str]:
+        """Return what the distances refer to."""
+        reference = "the limit" if self.is_limit else "the output on the whole prompt"
+        count = self.streamed.output.shape[1]
+        queries = f"{count} quer{'y' if count == 1 else 'ies'}"
+        notes = [
+            f"Distances are root mean squares over {queries}, from {reference}; others, means."
+        ]
+        if self.is_limit and self.expected_square is None:
+            notes.append("Exact theory does not apply to these queries and tokens.")
+        return notes

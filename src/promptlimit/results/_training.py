@@ -1,8 +1,9 @@
 """Many runs of gradient descent side by side: lengths, starts and seeds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -110,6 +111,54 @@ class Training(Result):
             place: which of `steps`, the last by default.
         """
         return self.trajectory(length, start, seed).attention(like, place)
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per length and start: the squared errors of all seeds at the last step."""
+        for i, length in enumerate(self.lengths):
+            for j, kernel in enumerate(self.kernels):
+                ends, errors = 2 * self.value[i, j, :, -1], 2 * self.error[i, j, :, -1]
+                finished = np.isfinite(ends)
+                values = ends[finished] if finished.any() else np.array([math.nan])
+                lost = int((self.diverged[i, j] >= 0).sum())
+                yield {
+                    "length": length,
+                    "kernel": kernel,
+                    "squared error": float(np.median(values)),
+                    "best": float(values.min()),
+                    "worst": float(values.max()),
+                    "± error": float(errors[finished].max()) if finished.any() else math.nan,
+                    "diverged": f"{lost} of {ends.size}",
+                    "kind": self.kind,
+                }
+
+
+class TrainingCost(Result):
+    """The time and memory that a training would take on this machine.
+
+    Attributes:
+        lengths: the prompt lengths, [n].
+        seconds: the time left at each length, [n]; 0 for finished runs.
+        finished: whether the runs at each length are finished, [n].
+        runs: runs at each length: starts times seeds.
+        megabytes: memory.
+    """
+
+    lengths: np.ndarray = axis("length", "L", keeps=True)
+    seconds: np.ndarray = variable("length", label="seconds")
+    finished: np.ndarray = variable("length")
+    runs: int
+    megabytes: float
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per length."""
+        for length, seconds, done in zip(self.lengths, self.seconds, self.finished, strict=True):
+            state = "finished" if done else "to do"
+            yield {"length": int(length), "runs": self.runs, "state": state, "seconds": seconds}
+
+    def notes(self) -> list[str]:
+        """Return the totals."""
+        total = float(self.seconds.sum())
+        return [f"About {total:.3g} s and {self.megabytes:.0f} MB on this machine."]
 
 
 def _plain(number: Length) -> Length | str:

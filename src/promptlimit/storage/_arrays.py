@@ -1,49 +1,59 @@
 """Arrays from untrusted files: archives, tables and JSON, read within limits."""
 
+import contextlib
 import csv
 import io
 import json
 import math
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from promptlimit.errors import InputFileError
 
+BinaryFile: TypeAlias = io.BytesIO | io.BufferedReader
+
 _MASK = "missing."
-_ONE_ARRAY = (".npy", ".csv")
-_MANY_ARRAYS = (".npz", ".json")
+_NPY, _NPZ = b"\x93NUMPY", b"PK"
 _UNPACKED = 2**30
-"""Bytes that a smaller file may unpack to."""
+"""Bytes that a pipe may hold, and that a file may unpack to, unless it is as large itself."""
 
 
 def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
-    """Return the named arrays of a command-line source.
+    """Return the named arrays of a file or of a pipe.
+
+    The ending of a file states its format. A pipe, and a file without an ending, may have any of
+    the formats; a pipe is read into memory, at most 1 GiB.
 
     Args:
-        source: `FILE.npz` or `FILE.json` with named arrays, or `NAME=FILE` for one array in any
-            format.
-        names: the arrays to unpack from an archive, all when None; the others are empty.
+        source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array
+            from any format.
+        names: the arrays to read; others in an archive are returned empty.
     """
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)
-    if not path.is_file():
-        there = "it is a folder" if path.is_dir() else "it does not exist"
-        raise InputFileError(f"{path} must be a file, but {there}.")
+    if path.is_dir() or not path.exists():
+        reason = "it is a folder" if path.is_dir() else "it does not exist"
+        raise InputFileError(f"{path} must be a file, but {reason}.")
     suffix = path.suffix.lower()
-    if suffix not in (*_ONE_ARRAY, *_MANY_ARRAYS):
-        known = ", ".join((*_ONE_ARRAY, *_MANY_ARRAYS))
-        raise InputFileError(f"{path} must end in one of {known}, got '{path.suffix}'.")
+    if suffix not in ("", *_READERS):
+        raise InputFileError(
+            f"{path} must end in one of {', '.join(_READERS)}, got '{path.suffix}'."
+        )
+    form = suffix or "an array"
     try:
-        wanted = {name} if separator else names
-        content = _read_npz(path, wanted) if suffix == ".npz" else _READERS[suffix](path)
+        with _opened(path) as (file, size):
+            suffix = suffix or _sniffed(file)
+            form = suffix
+            wanted = {name} if separator else names
+            content = _READERS[suffix](path.stem, file, size, wanted)
     except Exception as problem:  # a damaged or hostile file may raise anything
         reason = str(problem) or type(problem).__name__
-        raise InputFileError(f"{path} must be readable as {suffix}, but {reason}") from None
+        raise InputFileError(f"{path} must be readable as {form}, but {reason}") from None
     if isinstance(content, np.ndarray):
         if not separator:
             raise InputFileError(
@@ -59,21 +69,45 @@ def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, 
     return {name: content[name]}
 
 
-def _read_npy(path: Path) -> np.ndarray:
-    _require_magic(path, b"\x93NUMPY", "an array saved by numpy.save.")
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[tuple[BinaryFile, int]]:
+    """Yield a file that can seek, and its size; a pipe is read into memory."""
     with path.open("rb") as file:
-        _require_plain(path.stem, file, path.stat().st_size)
-    return _numeric(path.stem, np.load(path, allow_pickle=False))
+        if path.is_file():
+            yield file, path.stat().st_size
+            return
+        content = file.read(_UNPACKED + 1)
+        if len(content) > _UNPACKED:
+            raise ValueError(f"a pipe must hold at most {_UNPACKED / 2**30:g} GiB.")
+        yield io.BytesIO(content), len(content)
 
 
-def _read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
+def _sniffed(file: BinaryFile) -> str:
+    """Return the ending of the format that a file has by its first bytes."""
+    start = file.read(64)
+    file.seek(0)
+    if start.startswith(_NPY):
+        return ".npy"
+    if start.startswith(_NPZ):
+        return ".npz"
+    return ".json" if start.lstrip()[:1] in (b"{", b"[") else ".csv"
+
+
+def _read_npy(name: str, file: BinaryFile, size: int, _: object) -> np.ndarray:
+    _require_magic(file, _NPY, "an array saved by numpy.save.")
+    _require_plain(name, file, size)
+    file.seek(0)
+    return _numeric(name, np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _read_npz(
+    _: str, file: BinaryFile, size: int, wanted: Collection[str] | None
+) -> dict[str, np.ndarray | str]:
     """Return the arrays of an archive; those that are not wanted are empty."""
-    _require_magic(path, b"PK", "an archive saved by numpy.savez.")
-    with path.open("rb") as file:
-        arrays = unpacked_arrays(file, path.stat().st_size, wanted)
+    _require_magic(file, _NPZ, "an archive saved by numpy.savez.")
     return {
         name: str(array) if array.dtype.kind == "U" and array.ndim == 0 else _numeric(name, array)
-        for name, array in arrays.items()
+        for name, array in unpacked_arrays(file, size, wanted).items()
     }
 
 
@@ -88,7 +122,7 @@ def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
 
 
 def unpacked_arrays(
-    file: io.BytesIO | io.BufferedReader, size: int, names: Collection[str] | None = None
+    file: BinaryFile, size: int, names: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
     """Return the arrays of an archive, after checking the size that they unpack to.
 
@@ -136,26 +170,26 @@ def _require_plain(name: str, stream: Any, size: int) -> None:
         raise ValueError(f"'{name}' claims {claimed} bytes and has {there}.")
 
 
-def _require_magic(path: Path, magic: bytes, what: str) -> None:
-    with path.open("rb") as file:
-        if file.read(len(magic)) != magic:
-            raise ValueError(f"it is not {what}")
+def _require_magic(file: BinaryFile, magic: bytes, what: str) -> None:
+    if file.read(len(magic)) != magic:
+        raise ValueError(f"it is not {what}")
+    file.seek(0)
 
 
-def _read_csv(path: Path) -> np.ndarray:
-    """Return the matrix in a file; a vector is a matrix with one row or column."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row and not row[0].lstrip().startswith("#")]
+def _read_csv(name: str, file: BinaryFile, *_: object) -> np.ndarray:
+    """Return the matrix of a table; the caller flattens a single row or column to a vector."""
+    text = io.StringIO(file.read().decode("utf-8-sig"), newline="")
+    rows = [row for row in csv.reader(text) if row and not row[0].lstrip().startswith("#")]
     if not rows:
         raise ValueError("it holds no numbers.")
     widths = sorted({len(row) for row in rows})
     if len(widths) > 1:
         raise ValueError(f"its rows have from {widths[0]} to {widths[-1]} entries.")
-    return _numeric(path.stem, np.array([[float(entry) for entry in row] for row in rows]))
+    return _numeric(name, np.array([[float(entry) for entry in row] for row in rows]))
 
 
-def _read_json(path: Path) -> dict[str, np.ndarray | str]:
-    content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
+def _read_json(_: str, file: BinaryFile, *__: object) -> dict[str, np.ndarray | str]:
+    content = json.loads(file.read().decode("utf-8-sig"), object_pairs_hook=_each_once)
     if not isinstance(content, Mapping):
         raise ValueError("it must contain an object of named arrays.")
     return {
@@ -189,7 +223,7 @@ def _numeric(name: str, array: np.ndarray) -> np.ndarray:
     return result
 
 
-_READERS = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
+_READERS = {".npy": _read_npy, ".csv": _read_csv, ".npz": _read_npz, ".json": _read_json}
 
 
 def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -54,6 +54,8 @@ def json_object(
     path: Path,
     largest: int = _LARGEST,
     parse_constant: Callable[[str], float] | None = None,
+    *,
+    pipes: bool = False,
 ) -> dict[str, Any]:
     """Return the JSON object in a file.
 
@@ -61,9 +63,10 @@ def json_object(
         path: the file.
         largest: the largest size in bytes.
         parse_constant: converts NaN and infinities; None keeps them.
+        pipes: whether the file may be a pipe.
     """
     try:
-        text = limited_bytes(path, largest).decode("utf-8-sig")
+        text = limited_bytes(path, largest, pipes=pipes).decode("utf-8-sig")
         content = json.loads(text, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
@@ -92,9 +95,9 @@ def _children(part: object) -> Iterator[object]:
         yield from part
 
 
-def limited_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes."""
-    if not path.is_file():
+def limited_bytes(path: Path, limit: int, *, pipes: bool = False) -> bytes:
+    """Return the content of a file of at most `limit` bytes, or of a pipe if allowed."""
+    if not path.is_file() and not (pipes and path.is_fifo()):
         raise ValueError("it is not a file" if path.exists() else "it does not exist")
     with path.open("rb") as file:
         content = file.read(limit + 1)

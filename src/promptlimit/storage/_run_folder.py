@@ -158,7 +158,8 @@ class RunFolder:
     def unusable_checkpoint(self, reason: str = "") -> InputFileError:
         """Return the error for a damaged checkpoint."""
         return InputFileError(
-            f"{self._checkpoint} must be as it was written{reason}. Remove it to start again."
+            f"{self._checkpoint} must be as it was written{reason}. "
+            "Move it elsewhere to start again."
         )
 
     def _remove_checkpoint(self) -> None:

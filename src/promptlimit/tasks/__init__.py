@@ -56,6 +56,7 @@ from promptlimit.tasks.regression import tabulate_risks as tabulate_risks
 
 # isort: split
 # Rules for all tasks are registered after those of the tasks above, and are tried last.
+from promptlimit.tasks._denoising_report import denoising_report as denoising_report
 from promptlimit.tasks._risk import bayes_excess as bayes_excess
 from promptlimit.tasks._risk import bayes_risk as bayes_risk
 from promptlimit.tasks._risk import risk as risk

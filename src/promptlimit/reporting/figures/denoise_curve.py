@@ -11,7 +11,7 @@ from promptlimit.reporting._theme import CONTRAST, FAINT, INK, LIMIT, THIRD
 _CURVES = {
     "linear": ("linear attention", CONTRAST),
     "two_heads": ("two heads", FAINT),
-    "layer": ("layer of Bayes", LIMIT),
+    "layer": ("Bayes layer", LIMIT),
     "best": ("best layer", THIRD),
 }
 _LINE = 13.0

@@ -9,17 +9,15 @@ from promptlimit.reporting._theme import LIMIT, shades
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the two panels."""
+    """Return the two panels; the last length is infinite."""
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     costs, distances = figure.subplots(1, 2, sharex=True)
-    times, lengths = data["times"], data["lengths"]
-    colours = shades(len(lengths))
-    for length, colour, error, distance in zip(
-        lengths, colours, data["errors"], data["distances"], strict=True
-    ):
-        costs.plot(times, error, color=colour, label=f"L = {length:g}")
-        distances.plot(times[1:], distance[1:], color=colour)
-    costs.plot(times, data["limit_error"], color=LIMIT, dashes=(4, 2), label="L = ∞")
+    times, lengths, errors = data["times"], data["lengths"], 2 * data["value"]
+    finite = len(lengths) - 1
+    for place, colour in enumerate(shades(finite)):
+        costs.plot(times, errors[place], color=colour, label=f"L = {lengths[place]:g}")
+        distances.plot(times[1:], data["distance"][place, 1:], color=colour)
+    costs.plot(times, errors[-1], color=LIMIT, dashes=(4, 2), label="L = ∞")
     costs.set(xscale="symlog", yscale="log")
     costs.set_title("mean squared error along the flow")
     costs.legend(fontsize=9)

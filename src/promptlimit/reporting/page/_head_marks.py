@@ -27,7 +27,7 @@ class HeadMarks:
     def read(cls, path: Path) -> "HeadMarks":
         """Return the heads of a stored atlas, or raise `InputFileError`: one sentence."""
         try:
-            content = json_object(path, largest=100_000_000)
+            content = json_object(path, largest=100_000_000, pipes=True)
             sharpness = tuple(_layer(layer) for layer in list_of(content, "value"))
             count = sum(len(layer) for layer in sharpness)
             if not 0 < count <= _MOST_HEADS:

@@ -1,5 +1,6 @@
 """Denoising with a Gaussian mixture: the tasks, and the rules for their risks."""
 
+from promptlimit.tasks.denoising._best_layer import LARGEST_GATE as LARGEST_GATE
 from promptlimit.tasks.denoising._best_layer import best_layer as best_layer
 from promptlimit.tasks.denoising._heads import bayes_heads as bayes_heads
 from promptlimit.tasks.denoising._heads import bayes_layer as bayes_layer

@@ -31,6 +31,7 @@ from promptlimit.weights import SHARPEST
 _COARSE, _FINE = 0.8, 0.5
 _FIRST_GATES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
 """Gates at which the search starts; their range bounds it."""
+LARGEST_GATE = _FIRST_GATES[-1]
 
 _NEAR = 0.004
 """Width of the parabola that ends the search."""

@@ -1,0 +1,344 @@
+"""The options that commands share, each declared once. This module loads neither numpy nor jax."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from promptlimit.cli._console import CommandError, UsageError, use_double_precision
+from promptlimit.errors import InputFileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from promptlimit.files import AttentionProblem
+    from promptlimit.tasks import LinearRegression
+
+_MATRICES = 8
+"""The number of matrices of its dimension that a problem needs at least."""
+_SUFFIXES = (".npy", ".csv", ".npz", ".json")
+
+
+def length_in(text: str, option: str = "--lengths") -> int:
+    """Return a whole number from 1 to 1e30.
+
+    >>> length_in("1e3")
+    1000
+    """
+    try:
+        number = float(text)
+        whole = int(text) if text.strip().isdecimal() else int(number)
+    except (ValueError, OverflowError):
+        number, whole = math.nan, 0
+    if not (1 <= whole <= 1e30 and number == whole):
+        raise UsageError(
+            f"{option} must be whole numbers from 1 to 1e30, separated by commas, got '{text}'"
+            if option == "--lengths"
+            else f"{option} must be a whole number from 1 to 1e30, got '{text}'",
+            f"{option} {'10,100,1e6' if option == '--lengths' else '1e6'}",
+        )
+    return whole
+
+
+def lengths_in(text: str) -> list[int]:
+    """Return the lengths in increasing order, each once.
+
+    >>> lengths_in("100,1e3,10,10")
+    [10, 100, 1000]
+    """
+    return sorted({length_in(part) for part in text.split(",")})
+
+
+def input_path(text: str | Path) -> Path:
+    """Return the path of an input file; "-" is standard input."""
+    return Path("/dev/stdin") if str(text) == "-" else Path(text)
+
+
+def _source_in(text: str) -> str:
+    name, equals, file = text.rpartition("=")
+    return f"{name}{equals}{input_path(file)}"
+
+
+def number_in(option: str, accepts: Callable[[float], bool], words: str) -> Any:
+    """Return a parser of numbers that meet a requirement."""
+
+    def parse(text: str | float) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not accepts(number):
+            raise UsageError(f"{option} must be {words}, got {text}")
+        return number
+
+    return parse
+
+
+def above_zero(option: str) -> Any:
+    """Return a parser of positive finite numbers."""
+    return number_in(option, lambda number: 0.0 < number < math.inf, "positive and finite")
+
+
+Lengths = Annotated[
+    Any,
+    typer.Option(
+        "--lengths",
+        metavar="L,L,...",
+        parser=lengths_in,
+        help="Prompt lengths: whole numbers from 1 to 1e30, separated by commas.",
+    ),
+]
+Samples = Annotated[
+    int, typer.Option("--samples", min=0, max=10**8, help="Prompts to simulate; 0 for none.")
+]
+Kernel = Literal["softmax", "linear"]
+Wrt = Annotated[
+    str | None,
+    typer.Option(
+        "--wrt",
+        metavar="NAME",
+        help="Compare the gradient in this matrix instead of the output: key_query or value; with "
+        "factors key_weight, query_weight, value_weight or output.",
+    ),
+]
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FILES]...",
+        parser=_source_in,
+        help="Files of named arrays (.npz, .json), or NAME=FILE for one array (.npy, .csv as "
+        "well); - is standard input. Names: key_query and value, or key_weight, query_weight, "
+        "value_weight, output and scale; for the prompt mean and cov, tokens and weights, "
+        "half_widths or radius; query, queries (one per row), or query_cov and query_mean.",
+    ),
+]
+Example = Annotated[
+    Literal["gaussian", "shifted", "tokens", "mixture", "rademacher", "cube", "sphere"] | None,
+    typer.Option("--example", help="A built-in problem."),
+]
+StackExample = Annotated[
+    Literal["softmax", "linear", "sharp", "mixture"] | None,
+    typer.Option("--example", help="Three built-in layers with two heads each."),
+]
+Prompt = Annotated[
+    Literal["gaussian", "tokens", "rademacher", "cube", "sphere"] | None,
+    typer.Option("--prompt", help="The law of the tokens in the files."),
+]
+Noise = Annotated[
+    float,
+    typer.Option(
+        "--noise",
+        metavar="X",
+        parser=number_in("--noise", lambda x: 0.0 <= x < math.inf, "finite and at least 0"),
+        help="Noise variance of the labels.",
+    ),
+]
+Dim = Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covariates.")]
+
+
+class Problem(NamedTuple):
+    """An attention problem: files, an example, or the standard case."""
+
+    files: Files = None
+    example: Example = None
+    law: Prompt = None
+    dim: Annotated[
+        int | None,
+        typer.Option(
+            "--dim", min=1, help="Standard case: tokens and queries N(0, I_d), U = τI (1)."
+        ),
+    ] = None
+    sharpness: Annotated[
+        float | None,
+        typer.Option(
+            "--sharpness",
+            metavar="TAU",
+            parser=above_zero("--sharpness"),
+            help="Standard case: τ (0.5).",
+        ),
+    ] = None
+
+    def load(self) -> "AttentionProblem":
+        """Return the problem, in double precision."""
+        if self.dim is None and self.sharpness is None:
+            return load_problem(
+                self.files,
+                self.example,
+                self.law,
+                others=("--dim N", "--sharpness TAU"),
+            )
+        if self.files or self.example is not None:
+            raise UsageError(
+                "FILES and --example must not be given together with --dim or --sharpness"
+            )
+        if self.law is not None:
+            raise UsageError("--prompt must be given together with FILES")
+        dim = 1 if self.dim is None else self.dim
+        require_room(dim)
+        use_double_precision()
+        from promptlimit.files import standard_problem
+
+        return standard_problem(dim, 0.5 if self.sharpness is None else self.sharpness)
+
+
+def load_problem(
+    files: list[str] | None,
+    example: str | None,
+    prompt: str | None,
+    *,
+    kernel: str | None = None,
+    stack: bool = False,
+    others: tuple[str, ...] = (),
+) -> "AttentionProblem":
+    """Return the problem of the files or of the example, in double precision.
+
+    Args:
+        files: of named arrays.
+        example: its name.
+        prompt: replaces the law of the files.
+        kernel: replaces the kernel of the files.
+        stack: whether examples are stacks.
+        others: further options that describe a problem, for the error message.
+    """
+    if bool(files) == (example is not None):
+        ways = ("FILES", "--example NAME", *others)
+        given = "FILES and --example" if files else "none"
+        raise UsageError(
+            f"one of {', '.join(ways)} must be given, got {given}",
+            f"--example {'softmax' if stack else 'shifted'}",
+        )
+    if not files and (prompt is not None or kernel is not None):
+        option = "--prompt" if prompt is not None else "--kernel"
+        raise UsageError(f"{option} must be given together with FILES")
+    use_double_precision()
+    from promptlimit.files import example_problem, example_stack, read_problem
+
+    if example is not None:
+        return example_stack(example) if stack else example_problem(example)
+    return read_problem(files or [], prompt=prompt, kernel=kernel)
+
+
+def require_room(dim: int) -> None:
+    """Raise an error if matrices of a dimension do not fit into memory.
+
+    A system may grant more memory than it has, and end the process later.
+    """
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 8 * dim**2 > memory / _MATRICES:
+        raise CommandError(
+            f"--dim must be small enough for memory, got {dim}: a matrix takes "
+            f"{8 * dim**2 / 2**30:.4g} GiB",
+            "use fewer dimensions",
+        )
+
+
+def matrices_in(
+    option: str, text: str, name: str, *others: str, laws: str = ""
+) -> "dict[str, np.ndarray]":
+    """Return the matrix that an option holds, typed as "1,0; 0,1", or the arrays of a file.
+
+    Args:
+        option: for messages.
+        text: rows separated by semicolons, or the name of a file.
+        name: of the matrix in a file with named arrays.
+        others: names of further arrays that the file may hold.
+        laws: further values of the option, for messages.
+    """
+    import numpy as np
+
+    from promptlimit.storage import read_arrays
+
+    path = input_path(text)
+    if text == "" or (path.suffix.lower() not in _SUFFIXES and not path.exists()):
+        try:
+            rows = [[float(part) for part in row.split(",")] for row in text.split(";")]
+        except ValueError:
+            rows = []
+        if len({len(row) for row in rows}) != 1:
+            raise UsageError(
+                f"{option} must be {laws}a file, or numbers separated by commas, with rows of "
+                f"equal length separated by semicolons, got '{text}'",
+                f'{option} "1,0.5; 0.5,1"',
+            )
+        return {name: np.array(rows)}
+    single = path.suffix.lower() in (".npy", ".csv")
+    try:
+        arrays = read_arrays(f"{name}={path}" if single else str(path), {name, *others})
+    except InputFileError as problem:
+        raise CommandError(f"{option}: {problem}") from None
+    found = {key: value for key, value in arrays.items() if not isinstance(value, str)}
+    if name not in found or not set(arrays) <= {name, *others}:
+        allowed = " and optionally ".join(f"`{each}`" for each in (name, *others))
+        listing = ", ".join(arrays) or "nothing"
+        raise CommandError(f"{option}: {path} must hold {allowed}, got {listing}")
+    return found
+
+
+class CovarianceChoice(NamedTuple):
+    """The covariance of a regression: a law by name, or matrices."""
+
+    text: str
+    law: str
+    correlation: float
+    matrices: "dict[str, np.ndarray]"
+
+    def record(self) -> dict[str, Any]:
+        """Return plain values that determine the covariance."""
+        held = {name: matrix.tolist() for name, matrix in self.matrices.items()}
+        return {"covariance": self.text, **({"held": held} if held else {})}
+
+    def regression(self, dim: int, noise: float) -> "LinearRegression":
+        """Return the regression; the prior variance of its weights is one over the dimension."""
+        use_double_precision()
+        from promptlimit.studies.large_prompt.protocol import protocol_task
+        from promptlimit.tasks import LinearRegression
+
+        if not self.matrices:
+            require_room(dim)
+            return protocol_task(self.law, dim, self.correlation, noise)
+        return LinearRegression(
+            **self.matrices,
+            noise_variance=noise,
+            prior_variance=1.0 / max((1, *self.matrices["covariance"].shape[:1])),
+        )
+
+
+def covariance_in(text: str) -> CovarianceChoice:
+    """Return the covariance that --covariance names.
+
+    >>> covariance_in("kms:0.5").correlation
+    0.5
+    """
+    law, _, number = text.partition(":")
+    if text == "identity":
+        return CovarianceChoice(text, law, 0.0, {})
+    if law not in ("kms", "kms-as-coded"):
+        names, laws = ("covariance", "query_covariance"), "identity, kms:0.5, kms-as-coded:0.5, "
+        matrices = matrices_in("--covariance", text, *names, laws=laws)
+        return CovarianceChoice(text, "", 0.0, matrices)
+    try:
+        correlation = float(number)
+    except ValueError:
+        correlation = math.nan
+    if not -1.0 < correlation < 1.0:
+        raise UsageError(
+            f"--covariance {law}:R must have R between -1 and 1, got '{text}'",
+            f"--covariance {law}:0.5",
+        )
+    return CovarianceChoice(text, law, correlation, {})
+
+
+Covariance = Annotated[
+    Any,
+    typer.Option(
+        "--covariance",
+        metavar="LAW",
+        parser=covariance_in,
+        help='identity, kms:0.5, kms-as-coded:0.5, a matrix "1,0.5; 0.5,1", or a file.',
+    ),
+]
