@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -95,7 +96,7 @@ def _descended(heads: MultiHead, law: Mixture, batches: QueryPoints) -> MultiHea
     """Return pairs of heads after a clipped step on each batch, [steps, seeds, ...]."""
     rule = optax.chain(optax.clip_by_global_norm(CLIP), optax.sgd(RATE))
 
-    def step(pair: MultiHead, batch: QueryPoints) -> tuple[MultiHead, None]:
+    def step(pair: Any, batch: QueryPoints) -> tuple[Any, None]:
         slopes = jax.grad(_excess)(pair, law, batch)
         changes, _ = rule.update(slopes, rule.init(pair))
         return optax.apply_updates(pair, changes), None
@@ -246,6 +247,20 @@ def figure_2(setting: Setting) -> dict[str, np.ndarray]:
 _HEADS = (("softmax", "two softmax heads", SOFTMAX), ("linear", "two linear heads", LINEAR))
 
 
+def mark_level(axis: Axes, level: float, words: str, colour: str) -> None:
+    """Draw a dashed horizontal line, with words above its right end."""
+    axis.axhline(level, color=colour, dashes=(4, 2), linewidth=0.9)
+    axis.annotate(
+        words,
+        (1.0, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+    )
+
+
 @figure_2.drawing
 def draw_figure_2(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure."""
@@ -258,16 +273,7 @@ def draw_figure_2(data: Mapping[str, np.ndarray]) -> Figure:
             selectable(line, label)
     for name, words in (("least_linear", "best linear map"), ("least_affine", "best affine map")):
         level = float(data[name])
-        axis.axhline(level, color=INK, dashes=(4, 2), linewidth=0.9)
-        axis.annotate(
-            f"{words}, {level:.3g}",
-            (1.0, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-        )
+        mark_level(axis, level, f"{words}, {level:.3g}", INK)
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.set_xlabel("steps of training")
