@@ -149,7 +149,7 @@ class GatedDirection:
         return float(weights @ self._target**2 - right @ np.linalg.solve(gram, right))
 
     def _along_n(self, share: float) -> float:
-        """Return the least excess along n, where the prompt only shows the midpoint of the means."""
+        """Return the least excess along n, where the prompt shows the midpoint of the means."""
         s, middle = self._task.query_variance, self._middle
         gram = np.array([[middle**2 + s * share, middle**2], [middle**2, middle**2 + s]])
         slope, level = 1 - self._share, self._share * middle
