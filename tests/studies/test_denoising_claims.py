@@ -1,5 +1,6 @@
 """Claims on denoising: planted errors turn them red, and what they are decided by is right."""
 
+import functools
 import importlib
 from types import ModuleType
 
@@ -11,15 +12,10 @@ import promptlimit as pl
 from promptlimit.reporting import render
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.mixtures import STUDY
-from promptlimit.studies.mixtures.denoisers import HeadFit, figure_law, least_gaps
+from promptlimit.studies.mixtures.denoisers import figure_law, fitted_excesses, least_gaps
 from promptlimit.studies.mixtures.finite_prompts import GatedDirection
 from promptlimit.studies.mixtures.iteration import attractor
-from promptlimit.studies.mixtures.trained_heads import (
-    DenoisingTraining,
-    TwoHeads,
-    denoising_training,
-)
-from promptlimit.tasks import query_points
+from promptlimit.studies.mixtures.trained_heads import DenoisingTraining, denoising_training
 
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
 QUICK = Setting(quick=True)
@@ -49,20 +45,13 @@ def layer_without_residual(task):
     return pl.Layer(right.heads, 0.0 * right.residual)
 
 
-class Blurred(HeadFit):
-    """Fits that stop early."""
-
-    def excesses(self, starts, rng, steps=400):
-        return super().excesses(starts, rng, steps=4)
-
-
 @pytest.mark.parametrize(
     ("name", "function", "planted"),
     [
         ("gated-experts", "Mixture", evenly_mixed),
         ("any-alignment", "long_prompt", lambda rng, *law: 0.5 + rng.normal(size=(law[-1], 2))),
         ("two-heads", "bayes_heads", heads_of_half_the_noise),
-        ("one-head", "HeadFit", Blurred),
+        ("one-head", "fitted_excesses", functools.partial(fitted_excesses, steps=4)),
         ("linear-stays-above", "limit_excess", lambda *given: 1.65),
         ("degenerate-mixture", "bayes_heads", heads_of_half_the_noise),
         ("iterated-denoising", "attractor", lambda strength: 1.001 * attractor(strength)),
@@ -119,38 +108,6 @@ def test_claims_on_denoising_have_their_numbers_and_no_evidence_to_give():
     own = [claim for claim in STUDY.claims if claim.number in numbers]
     assert {claim.number for claim in own} == numbers
     assert all(claim.expected == "holds" and not claim.evidence for claim in own)
-
-
-def test_slopes_of_fits_and_of_training_are_those_of_differences():
-    rng, step = np.random.default_rng(0), 1e-6
-    task = figure_law()
-    queries = query_points(task, 20).points
-    fit = HeadFit(task, heads=2)
-    theta, way = rng.normal(size=(2, 16))
-    moved = [fit._output(theta + sign * way, queries)[0].ravel() for sign in (step, -step)]
-    jacobian = fit._jacobian(theta, queries, np.ones((len(queries), 1)))
-    assert_allclose((moved[0] - moved[1]) / (2 * step), jacobian @ way, rtol=1e-6, atol=1e-6)
-    starts, ways = 0.3 * rng.normal(size=(2, 2, 3, 2, 2, 2))
-    batch = rng.normal(size=(3, 2, 5))
-    target = rng.normal(size=(3, 2, 5))
-    tilts, values = TwoHeads(task, starts).slopes(batch, target)
-    losses = []
-    for sign in (step, -step):
-        outputs, _, _ = TwoHeads(task, starts + sign * ways).outputs(batch)
-        losses.append(np.sum((outputs - target) ** 2, axis=-2).mean(axis=-1))
-    right = np.sum(tilts * ways[0], axis=(2, 3, 4)) + np.sum(values * ways[1], axis=(2, 3, 4))
-    assert_allclose((losses[0] - losses[1]) / (2 * step), right, rtol=1e-6)
-
-
-def test_heads_that_train_are_the_librarys(x64):
-    task, rng = figure_law(), np.random.default_rng(1)
-    starts = 0.3 * rng.normal(size=(2, 1, 2, 2, 2))
-    queries = rng.normal(size=(1, 2, 3))
-    outputs, _, _ = TwoHeads(task, starts).outputs(queries)
-    for kernel, row in zip((pl.SoftmaxAttention, pl.LinearAttention), outputs, strict=True):
-        heads = pl.MultiHead([kernel(u, v) for u, v in zip(*starts[:, 0], strict=True)])
-        right = [heads(task.token_law, z) for z in queries[0].T]
-        assert_allclose(row[0].T, right, rtol=1e-12)
 
 
 def made_up(name: str) -> dict[str, np.ndarray]:

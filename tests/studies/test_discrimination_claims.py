@@ -3,6 +3,8 @@
 import importlib
 from types import ModuleType
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -10,13 +12,14 @@ from numpy.testing import assert_allclose
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.descent import (
-    Heads,
-    batch_slopes,
+    RATE,
+    batch_loss,
+    draw,
     even_start,
-    exact_slopes,
+    exact_loss,
     excesses,
-    moved,
     start,
+    step,
     zero_excess,
 )
 from promptlimit.studies.mixtures.discrimination import (
@@ -61,8 +64,8 @@ def left_after(excess: dict[tuple[str, int | None], float]):
 
     def descend(heads, batch, record, rng):
         del rng
-        name = "gaussian" if heads.label_score.any() else "structured"
-        if not any(part.any() for part in heads):
+        name = "gaussian" if heads.key_query.any() else "structured"
+        if not heads.value.any():
             name = "zero"
         first = zero_excess()
         ends = [excess[name, batch] if steps > 0 else first for steps in record]
@@ -101,20 +104,14 @@ def test_ends_of_training_decide_the_claims_on_starts(number, ends, planted, ver
     assert decide(CLAIMS[number], Setting()).verdict == verdict
 
 
-def test_heads_side_by_side_have_batches_of_their_own():
-    rng = np.random.default_rng(3)
-    one = start("gaussian", 1, rng)
-    twins = Heads(*(np.repeat(part, 2, axis=0) for part in one))
-    slopes = batch_slopes(twins, 4, rng)
-    assert not np.allclose(slopes.slope[0], slopes.slope[1])
-
-
-def test_a_start_at_zero_has_the_excess_of_the_score_zero():
-    heads = Heads(*(0.0 * part for part in even_start()))
-    assert_allclose(excesses(heads), zero_excess(), rtol=1e-9)
-    spread = np.concatenate([part.ravel() for part in even_start()])
-    assert abs(spread.mean()) < 0.01
-    assert abs(spread.std() - 1.0) < 0.02
+def test_a_start_at_zero_has_the_excess_of_the_score_zero(x64):
+    heads = even_start()
+    assert_allclose(excesses(jax.tree.map(jnp.zeros_like, heads)), zero_excess(), rtol=1e-9)
+    entries = np.concatenate([np.ravel(heads.key_query), np.ravel(heads.value)])
+    moving = entries[entries != 0.0]
+    assert moving.size == 441
+    assert abs(moving.mean()) < 0.01
+    assert abs(moving.std() - 1.0) < 0.02
 
 
 @pytest.mark.parametrize("classes", [C1, THREE], ids=["d = 2", "d = 3"])
@@ -134,18 +131,16 @@ def test_slopes_and_curvatures_are_those_of_differences(classes):
     assert_allclose(classes.hessian(theta), bends, atol=1e-8)
 
 
-def test_the_exact_gradient_of_descent_is_that_of_large_batches_and_of_differences():
+def test_the_exact_step_of_descent_is_the_mean_of_steps_on_large_batches(x64):
     rng = np.random.default_rng(0)
-    heads = Heads(*(0.3 * part for part in start("gaussian", 1, rng)))
-    slopes = exact_slopes(heads)
-    batches = [batch_slopes(heads, 4000, rng) for _ in range(30)]
-    for exact, *drawn in zip(slopes, *batches, strict=True):
-        values = np.stack(drawn)
-        assert (np.abs(values.mean(axis=0) - exact) < 5 * values.std(axis=0) / 30**0.5).all()
-    after, before = (excesses(moved(heads, slopes, rate)) for rate in (1e-5, -1e-5))
-    turned = [a - b for a, b in zip(heads, moved(heads, slopes, 1.0), strict=True)]
-    squares = sum(float(np.sum(part**2)) for part in turned)
-    assert_allclose((before - after) / 2e-5, squares, rtol=1e-6)
+    one = jax.tree.map(lambda entry: 0.3 * entry, start("gaussian", 1, rng))
+    exact = step(exact_loss, one)
+    many = jax.tree.map(lambda entry: jnp.repeat(entry, 30, axis=0), one)
+    drawn = step(batch_loss, many, *draw(30, 4000, rng))
+    for before, after, values in zip(*map(jax.tree.leaves, (one, exact, drawn)), strict=True):
+        slopes = (np.asarray(before) - np.asarray(values)) / RATE
+        away = np.abs(slopes.mean(axis=0) - np.asarray(before - after)[0] / RATE)
+        assert (away <= 5 * slopes.std(axis=0) / 30**0.5).all()
 
 
 @pytest.mark.parametrize("number", [6, 9])

@@ -2,23 +2,26 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from promptlimit.attention import AbstractAttention, Layer, MultiHead, SoftmaxAttention
+from promptlimit.measures import Mixture
 from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import (
     Denoising,
     InContextDenoising,
+    QueryPoints,
     bayes_excess,
     bayes_heads,
     bayes_layer,
     query_points,
 )
-
-_POINTS = 400
 
 
 def figure_law(within_variance: float = 1.0, noise_variance: float = 4.0) -> Denoising:
@@ -71,75 +74,39 @@ def least_gaps(task: Denoising) -> tuple[float, float]:
     return gaps[0], gaps[1]
 
 
-@dataclass(frozen=True)
-class HeadFit:
-    r"""The distance of softmax heads from Bayes over fixed queries, as least squares.
+def fitted_excesses(
+    task: Denoising, starts: int, rng: np.random.Generator, *, heads: int = 1, steps: int = 400
+) -> list[float]:
+    """Return the excess $E|f-f^*|^2$ of softmax heads fitted to Bayes, one per random start."""
+    from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
 
-    $f(z)=\sum_hV_hA(U_hz)$ with $A(t)=st+\sum_k\alpha_k(t)m_k$, whose slope is
-    $sI+\mathrm{Cov}_\alpha m$: the Jacobian is written out.
+    points, law = query_points(task, 400).to_device(), task.token_law
+    shape = (2, heads, task.token_dim, task.token_dim)
+    fits = [
+        least_squares(
+            lambda theta: _residuals(theta.reshape(shape), law, points),
+            0.5 * rng.normal(size=math.prod(shape)),
+            jac=lambda theta: _jacobian(theta.reshape(shape), law, points).reshape(-1, theta.size),
+            method="lm",
+            xtol=1e-15,
+            ftol=1e-15,
+            gtol=1e-15,
+            max_nfev=steps,
+        )
+        for _ in range(starts)
+    ]
+    return [2.0 * float(fit.cost) for fit in fits]
 
-    Attributes:
-        task: whose Bayes predictor is approached.
-        heads: how many there are.
-    """
 
-    task: Denoising
-    heads: int = 1
+@eqx.filter_jit
+def _residuals(theta: Array, law: Mixture, points: QueryPoints) -> Array:
+    r"""Return $\sqrt{w_i}\,(f(z_i)-f^*(z_i))$ of the heads whose U and V are the rows of theta."""
+    heads = MultiHead([SoftmaxAttention(u, v) for u, v in zip(*theta, strict=True)])
+    outputs = jax.vmap(lambda z: heads.attend(law, z))(points.points)
+    return (jnp.sqrt(points.weights)[:, None] * (outputs - points.bayes)).ravel()
 
-    def excesses(self, starts: int, rng: np.random.Generator, steps: int = 400) -> list[float]:
-        """Return the excess $E|f-f^*|^2$ that each of some random starts leads to."""
-        from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
 
-        queries, weights, bayes = query_points(self.task, _POINTS)
-        roots = np.sqrt(weights)[:, None]
-        size = 2 * self.heads * self.task.token_dim**2
-        ends = []
-        for _ in range(starts):
-            fit = least_squares(
-                lambda theta: (roots * (self._output(theta, queries)[0] - bayes)).ravel(),
-                0.5 * rng.normal(size=size),
-                jac=lambda theta: self._jacobian(theta, queries, roots),  # pyright: ignore[reportArgumentType]
-                method="lm",
-                xtol=1e-15,
-                ftol=1e-15,
-                gtol=1e-15,
-                max_nfev=steps,
-            )
-            ends.append(2.0 * float(fit.cost))
-        return ends
-
-    def _matrices(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        dim = self.task.token_dim
-        tilts, values = theta.reshape(2, self.heads, dim, dim)
-        return tilts, values
-
-    def _output(self, theta: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, list]:
-        """Return f at the queries, and for each head its reading and that reading's slope."""
-        means, s = self.task.means, self.task.token_variance
-        outputs, parts = np.zeros_like(queries), []
-        for tilt, value in zip(*self._matrices(theta), strict=True):
-            tilted = queries @ tilt.T
-            logits = np.log(self.task.weights) + tilted @ means.T
-            gate = np.exp(logits - logits.max(axis=1, keepdims=True))
-            gate /= gate.sum(axis=1, keepdims=True)
-            mean = gate @ means
-            second = np.einsum("nk,ki,kj->nij", gate, means, means)
-            slope = s * np.eye(means.shape[1]) + second - mean[:, :, None] * mean[:, None, :]
-            reading = s * tilted + mean
-            outputs += reading @ value.T
-            parts.append((reading, slope))
-        return outputs, parts
-
-    def _jacobian(self, theta: np.ndarray, queries: np.ndarray, roots: np.ndarray) -> np.ndarray:
-        dim, (_, values) = self.task.token_dim, self._matrices(theta)
-        _, parts = self._output(theta, queries)
-        columns = [
-            np.einsum("oi,nia,nb->noab", value, slope, queries)
-            for value, (_, slope) in zip(values, parts, strict=True)
-        ]
-        columns += [np.einsum("oa,nb->noab", np.eye(dim), reading) for reading, _ in parts]
-        rows = np.stack(columns, axis=2).reshape(len(queries), dim, -1)
-        return (roots[:, :, None] * rows).reshape(-1, theta.size)
+_jacobian = eqx.filter_jit(jax.jacfwd(_residuals))
 
 
 _QUERIES = 20
@@ -297,7 +264,7 @@ def two_heads(setting: Setting) -> Iterator[Check]:
         yield control(
             at_least(
                 "norms 3 and 2: least excess of six fits",
-                min(HeadFit(UNEQUAL, heads=2).excesses(6, rng)),
+                min(fitted_excesses(UNEQUAL, 6, rng, heads=2)),
                 1e-3,
                 basis=r"the least of 16 other fits is $5.4 \times 10^{-3}$; margin 5",
             )
@@ -324,16 +291,16 @@ def one_head(setting: Setting) -> Iterator[Check]:
     starts, others = (3, _OTHERS[:3]) if setting.quick else (8, _OTHERS)
     equal = figure_law(2.0, 2.0)
     head = SoftmaxAttention(np.eye(2) / 4.0, 0.5 * np.eye(2))
-    least = min(min(HeadFit(figure_law(g, x)).excesses(starts, rng)) for g, x in others)
+    least = min(min(fitted_excesses(figure_law(g, x), starts, rng)) for g, x in others)
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=2, noise_variance=2)
-    missed = _bayes_fits(r"$\gamma = \xi$, norms 3 and 2", HeadFit(unequal).excesses(_FITS, rng))
+    missed = _bayes_fits(r"$\gamma = \xi$, norms 3 and 2", fitted_excesses(unequal, _FITS, rng))
     yield at_most(
         r"$\gamma = \xi$: excess of the head $U = I/s$, $V = I/2$",
         limit_excess(head, equal),
         _ZERO,
         basis="rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$",
     )
-    yield _bayes_fits(r"$\gamma = \xi$", HeadFit(equal).excesses(_FITS, rng))
+    yield _bayes_fits(r"$\gamma = \xi$", fitted_excesses(equal, _FITS, rng))
     yield at_least(
         rf"$\gamma \ne \xi$, {len(others)} ratios: least excess of all fits",
         least,
@@ -398,7 +365,7 @@ def degenerate_mixture(setting: Setting) -> Iterator[Check]:
     )
     yield at_least(
         r"$\gamma = 0$, other means in the plane: least excess of fits of one head",
-        min(HeadFit(laws[0]).excesses(starts, rng)),
+        min(fitted_excesses(laws[0], starts, rng)),
         1e-2,
         basis="the least of 30 other fits is 0.109; margin 10",
     )

@@ -1,52 +1,56 @@
 """Claims on gradient descent in discrimination over infinite prompts, from two kinds of starts."""
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from matplotlib.figure import Figure
-from scipy.special import expit, ndtri
+from scipy.special import ndtri
 
-from promptlimit._arrays import Array
+from promptlimit.attention import SoftmaxAttention
 from promptlimit.reporting import INK, LIMIT, selectable, shades
+from promptlimit.rules import unwrap
 from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
 from promptlimit.studies.mixtures import STUDY
+from promptlimit.tasks import (
+    AbstractObjective,
+    Discrimination,
+    RiskProblem,
+    bayes_risk,
+    block_head,
+    exact_objectives,
+)
 
 DIM, RATE = 20, 1e-2
-_BAYES_SLOPE = 2.0
-_COUNT, _REACH = 80, 8.5
-_LIGHT = 1e-12
+BATCHES = (1, 16, 128)
+TASK = Discrimination(np.array([[1.0], [-1.0]]) * np.eye(1, DIM), [0.5, 0.5], np.eye(DIM))
+"""The classes of Figures 4 and 5: means ±e₁, Γ = I, π = 1/2."""
+
 StartName = Literal["gaussian", "structured"]
 
 
-class Heads(NamedTuple):
-    """Several heads side by side: U_11 [n, d, d], u_12 [n, d], v_21 [n, d], v_22 [n]."""
-
-    query: Array
-    label_score: Array
-    value: Array
-    label_value: Array
-
-
-class Scores(NamedTuple):
-    """Their effective coordinates: w [n, d], b [n], r [n], s [n, d]."""
-
-    slope: Array
-    intercept: Array
-    gain: Array
-    gate: Array
+def side_by_side(
+    query: np.ndarray, label_score: np.ndarray, value: np.ndarray, label_value: np.ndarray
+) -> SoftmaxAttention:
+    """Return n heads, stacked, from U_11 [n, d, d], u_12 [n, d], v_21 [n, d] and v_22 [n]."""
+    blocks = zip(query, label_score, value, label_value, strict=True)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(block_head(*row) for row in blocks))
 
 
-def start(name: StartName, seeds: int, rng: np.random.Generator) -> Heads:
-    """Return all entries standard normal, or all zero but v_21."""
+def start(name: StartName, seeds: int, rng: np.random.Generator) -> SoftmaxAttention:
+    """Return heads with all entries standard normal, or all zero but v_21."""
     entries = [rng.normal(size=(seeds, *shape)) for shape in ((DIM, DIM), (DIM,), (DIM,), ())]
     if name == "structured":
         entries = [entry if place == 2 else 0.0 * entry for place, entry in enumerate(entries)]
-    return Heads(*entries)
+    return side_by_side(*entries)
 
 
-def even_start() -> Heads:
+def even_start() -> SoftmaxAttention:
     """Return one head with the size of a Gaussian start, and nothing random.
 
     Its entries are normal quantiles at the multiples of the golden ratio, modulo 1.
@@ -54,157 +58,92 @@ def even_start() -> Heads:
     golden = (np.sqrt(5.0) - 1.0) / 2.0
     entries = ndtri(golden * np.arange(1.0, DIM**2 + 2 * DIM + 2) % 1.0)
     query, label_score, value, label_value = np.split(entries, np.cumsum([DIM**2, DIM, DIM]))
-    return Heads(query.reshape(1, DIM, DIM), label_score[None], value[None], label_value)
+    return side_by_side(query.reshape(1, DIM, DIM), label_score[None], value[None], label_value)
 
 
 @functools.cache
-def bayes_risk() -> float:
-    """Return the logistic risk of the Bayes score, 2x₁."""
-    g = np.linspace(-_REACH, _REACH, 400)
-    mass = np.exp(-0.5 * g**2)
-    return float(mass @ np.logaddexp(0.0, -_BAYES_SLOPE * (1.0 + g)) / mass.sum())
+def _risk() -> AbstractObjective:
+    """Return the logistic risk over an infinite prompt, as a function of the head."""
+    with jax.ensure_compile_time_eval():
+        problem = RiskProblem(TASK.bayes_head(), TASK, np.array([math.inf]))
+        return unwrap(exact_objectives(problem, 4096))(0.0)
 
 
+def exact_loss(head: SoftmaxAttention) -> Array:
+    """Return the logistic risk of a head."""
+    return _risk()(head)
+
+
+def batch_loss(head: SoftmaxAttention, labels: Array, covariates: Array) -> Array:
+    """Return the mean logistic loss of a head over queries."""
+    w, b, r, s, s0 = TASK.coordinates(head)
+    scores = covariates @ w + b + r * jax.nn.sigmoid(s0 + covariates @ s)
+    return jnp.mean(jax.nn.softplus(-labels * scores))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step(loss: Callable[..., Array], heads: SoftmaxAttention, *batches: Array) -> SoftmaxAttention:
+    """Return the heads after a step of gradient descent, each on its own batch."""
+    slopes = jax.vmap(jax.grad(loss))(heads, *batches)
+    return jax.tree.map(lambda entry, slope: entry - RATE * slope, heads, slopes)
+
+
+@jax.jit
+def _risks(heads: SoftmaxAttention) -> Array:
+    return jax.vmap(exact_loss)(heads)
+
+
+def excesses(heads: SoftmaxAttention) -> np.ndarray:
+    """Return the logistic risks minus that of Bayes, [n]."""
+    return np.asarray(_risks(heads)) - bayes_risk(TASK, math.inf).value
+
+
+@functools.cache
 def zero_excess() -> float:
     """Return the excess of the score 0."""
-    return float(np.log(2.0)) - bayes_risk()
+    return math.log(2.0) - float(bayes_risk(TASK, math.inf).value)
 
 
-def scores(heads: Heads) -> Scores:
-    """Return the effective coordinates, m₁ - m₋₁ = 2e₁."""
-    U, u, v, label = heads
-    gain = 2.0 * (v[:, 0] + label)
-    slope = np.einsum("nij,nj->ni", U, v)
-    return Scores(slope, -v[:, 0] - label, gain, 2.0 * (u + U[:, :, 0]))
+def draw(heads: int, batch: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels [heads, batch] and covariates [heads, batch, d] of random queries."""
+    labels = np.where(rng.random((heads, batch)) < 0.5, 1.0, -1.0)
+    covariates = rng.normal(size=(heads, batch, DIM))
+    covariates[:, :, 0] += labels
+    return labels, covariates
 
 
-def moved(heads: Heads, slopes: Scores, rate: float) -> Heads:
-    """Return the heads after a step against a gradient in effective coordinates."""
-    U, u, v, label = heads
-    by_query = slopes.slope[:, :, None] * v[:, None, :]
-    by_query[:, :, 0] += 2.0 * slopes.gate
-    by_value = np.einsum("nij,ni->nj", U, slopes.slope)
-    tied = 2.0 * slopes.gain - slopes.intercept
-    by_value[:, 0] += tied
-    return Heads(
-        U - rate * by_query, u - rate * 2.0 * slopes.gate, v - rate * by_value, label - rate * tied
-    )
-
-
-def batch_slopes(heads: Heads, batch: int, rng: np.random.Generator) -> Scores:
-    """Return the gradient over a fresh batch, another one for each head."""
-    w, b, r, s = scores(heads)
-    y = np.where(rng.random((len(b), batch)) < 0.5, 1.0, -1.0)
-    x = rng.normal(size=(len(b), batch, DIM))
-    x[:, :, 0] += y
-    lines, gates = np.moveaxis(x @ np.stack([w, s], axis=-1), -1, 0)
-    gate = expit(gates)
-    wrong = -y * expit(-y * (lines + b[:, None] + r[:, None] * gate)) / batch
-    bent = wrong * r[:, None] * gate * (1.0 - gate)
-    slope, turn = np.moveaxis(np.stack([wrong, bent], axis=1) @ x, 1, 0)
-    return Scores(slope, wrong.sum(axis=1), (wrong * gate).sum(axis=1), turn)
-
-
-def _plane(w: Array, s: Array) -> tuple[Array, Array]:
-    """Return nodes [n, 2] of (w'x, s'x) about its mean, and their weights."""
-    grid, weights = _normal_grid()
-    directions = np.stack([w, s])
-    variances, axes = np.linalg.eigh(directions @ directions.T)
-    root = axes * np.sqrt(np.maximum(variances, 0.0))
-    return grid @ root.T, weights
-
-
-@functools.cache
-def _normal_grid() -> tuple[Array, Array]:
-    """Return nodes [n, 2] and weights of the standard normal law of the plane, corners left out."""
-    g = np.linspace(-_REACH, _REACH, _COUNT)
-    mass = np.exp(-0.5 * g**2)
-    grid = np.stack(np.meshgrid(g, g, indexing="ij"), axis=-1).reshape(-1, 2)
-    weights = np.outer(mass, mass).ravel()
-    kept = weights > _LIGHT
-    return grid[kept], weights[kept] / weights[kept].sum()
-
-
-def excesses(heads: Heads) -> Array:
-    """Return the logistic risks less that of Bayes, [n]."""
-    risks = []
-    for w, b, r, s in zip(*scores(heads), strict=True):
-        spread, weights = _plane(w, s)
-        losses = [
-            np.logaddexp(0.0, -y * (p[:, 0] + b + r * expit(p[:, 1])))
-            for y, p in ((y, spread + y * np.array([w[0], s[0]])) for y in (1.0, -1.0))
-        ]
-        risks.append(0.5 * float(weights @ (losses[0] + losses[1])))
-    return np.array(risks) - bayes_risk()
-
-
-def exact_slopes(heads: Heads) -> Scores:
-    """Return the gradient of the risk itself, one head."""
-    w, b, r, s = (part[0] for part in scores(heads))
-    spread, weights = _plane(w, s)
-    by_slope, by_gate, by_intercept, by_gain = np.zeros(DIM), np.zeros(DIM), 0.0, 0.0
-    for y in (1.0, -1.0):
-        p = spread + y * np.array([w[0], s[0]])
-        gate = expit(p[:, 1])
-        score = p[:, 0] + b + r * gate
-        wrong, bend = -y * expit(-y * score), expit(score) * expit(-score)
-        first = r * gate * (1.0 - gate)
-        second = first * (1.0 - 2.0 * gate)
-        e1, e2, h11, h12, h22, er = 0.5 * (
-            weights
-            @ np.stack(
-                [
-                    wrong,
-                    wrong * first,
-                    bend,
-                    bend * first,
-                    bend * first**2 + wrong * second,
-                    wrong * gate,
-                ],
-                axis=1,
-            )
-        )
-        by_slope += h11 * w + h12 * s
-        by_gate += h12 * w + h22 * s
-        by_slope[0] += y * e1
-        by_gate[0] += y * e2
-        by_intercept, by_gain = by_intercept + e1, by_gain + er
-    return Scores(by_slope[None], np.array([by_intercept]), np.array([by_gain]), by_gate[None])
-
-
-def descend(heads: Heads, batch: int | None, record: Array, rng: np.random.Generator) -> Array:
-    """Return excesses after so many steps of descent, [record, n].
+def descend(
+    heads: SoftmaxAttention, batch: int | None, record: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return excesses after given numbers of steps of descent, [record, n].
 
     Args:
         heads: where it starts.
-        batch: queries a step; None for the exact gradient, of the first head alone.
+        batch: queries per step; None for the exact gradient.
         record: increasing numbers of steps, from 0 on.
         rng: randomness of the batches.
     """
     done, rows = 0, []
     for steps in record.astype(int).tolist():
         for _ in range(done, steps):
-            slopes = exact_slopes(heads) if batch is None else batch_slopes(heads, batch, rng)
-            heads = moved(heads, slopes, RATE)
+            if batch is None:
+                heads = step(exact_loss, heads)
+            else:
+                heads = step(batch_loss, heads, *draw(len(heads.value), batch, rng))
         done = steps
         rows.append(excesses(heads))
     return np.array(rows)
 
 
-BATCHES = (1, 16, 128)
-_FAR = 0.1 * zero_excess()
-"""A tenth of the excess of the score 0: starts above it are far from Bayes."""
-
-
-def _ends(name: StartName, batch: int, steps: int, starts: int, seed: int) -> Array:
+def _ends(name: StartName, batch: int, steps: int, starts: int, seed: int) -> np.ndarray:
     """Return the excesses at the end of descent from random starts."""
     rng = np.random.default_rng([seed, batch, name == "gaussian"])
     return descend(start(name, starts, rng), batch, np.array([steps]), rng)[0]
 
 
-def _stuck(words: str, excesses: Array) -> Check:
+def _stuck(words: str, excesses: np.ndarray) -> Check:
     """Return a check that nine tenths of starts are far from Bayes."""
-    count = int(np.sum(excesses >= _FAR))
+    count = int(np.sum(excesses >= 0.1 * zero_excess()))
     return share_at_least(
         f"{words}: starts with an excess above a tenth of that of the score 0",
         count,
@@ -225,7 +164,7 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
     some = _ends("gaussian", 16, 4000, 32, setting.seed)
     many = _ends("gaussian", 128, 3000, 16, setting.seed)
     exact = descend(even_start(), None, np.array([1000.0]), np.random.default_rng(0))[0, 0]
-    near = int(np.sum(many < _FAR))
+    far = 0.1 * zero_excess()
     yield _stuck("batch 1, 10,000 steps", one)
     yield share_at_least(
         "batch 1: pairs in which the Gaussian start has at least 1.5 times the excess of "
@@ -243,7 +182,7 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
     )
     yield share_at_least(
         "batch 128, 3,000 steps: starts with an excess below a tenth of that of the score 0",
-        near,
+        int(np.sum(many < far)),
         many.size,
         0.9,
     )
@@ -253,7 +192,7 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
             "excess after 1,000 steps of the exact gradient from an even start, which has no "
             "plateau",
             exact,
-            _FAR,
+            far,
             basis="stated: a tenth of the excess of the score 0",
         )
     )
@@ -269,11 +208,11 @@ def structured_starts(setting: Setting) -> Iterator[Check]:
     """
     rng = np.random.default_rng(setting.seed)
 
-    def excesses(batch: int, steps: int, starts: int) -> Array:
+    def excesses(batch: int, steps: int, starts: int) -> np.ndarray:
         return descend(start("structured", starts, rng), batch, np.array([steps]), rng)[0]
 
     first = np.abs(excesses(1, 0, 32) - zero_excess()).max()
-    still = Heads(*(0.0 * entry for entry in even_start()))
+    still = jax.tree.map(jnp.zeros_like, even_start())
     saddle = descend(still, None, np.array([50.0]), rng)[0, 0]
     noisy = _trained("batch 1, 800 steps", excesses(1, 800, 32), 10)
     yield at_most(
@@ -296,7 +235,7 @@ def structured_starts(setting: Setting) -> Iterator[Check]:
     )
 
 
-def _trained(name: str, excesses: Array, part: int) -> Check:
+def _trained(name: str, excesses: np.ndarray, part: int) -> Check:
     """Return a check that nine tenths of starts have a part of the excess left, at most."""
     count = int(np.sum(excesses <= zero_excess() / part))
     words = f"{name}: starts with at most $1/{part}$ of the excess of the score 0"
@@ -313,7 +252,7 @@ def curves(name: StartName, setting: Setting) -> dict[str, np.ndarray]:
         runs.append(descend(heads, batch, record, np.random.default_rng([setting.seed, batch])))
     exact_record = record[record <= (200 if setting.quick else 2000)]
     same = start(name, seeds, np.random.default_rng(setting.seed))
-    first = Heads(*(part[:1] for part in same))
+    first = jax.tree.map(lambda entry: entry[:1], same)
     exact = descend(first, None, exact_record, np.random.default_rng(0))[:, 0]
     return {
         "batches": np.array(BATCHES),

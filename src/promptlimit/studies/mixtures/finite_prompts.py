@@ -21,6 +21,7 @@ from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, LINEAR, SOFTMAX, 
 from promptlimit.studies import Setting
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.denoisers import figure_law, least_gaps
+from promptlimit.studies.mixtures.trained_heads import mark_level
 from promptlimit.tasks import (
     Denoising,
     InContextDenoising,
@@ -113,7 +114,7 @@ class GatedDirection:
         self._target = (1 - self._share) * self._along + self._share * half * gate
 
     def excess(self, gate: float, lengths: np.ndarray) -> np.ndarray:
-        """Return the least excess over V and C at a gate, one a length."""
+        """Return the least excess over V and C at a gate, one per length."""
         s, half, z = self._task.query_variance, self._half, self._along
         tilt = gate / s * z
         sharpness, shifts = (
@@ -148,7 +149,7 @@ class GatedDirection:
         return float(weights @ self._target**2 - right @ np.linalg.solve(gram, right))
 
     def _along_n(self, share: float) -> float:
-        """Return the least excess along n, where the prompt tells the middle of the means."""
+        """Return the least excess along n, where the prompt shows the midpoint of the means."""
         s, middle = self._task.query_variance, self._middle
         gram = np.array([[middle**2 + s * share, middle**2], [middle**2, middle**2 + s]])
         slope, level = 1 - self._share, self._share * middle
@@ -222,17 +223,7 @@ def _draw_excesses(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
             style: dict[str, Any] = {"marker": marker, "markersize": 4, "color": colour}
             selectable(axis.plot(data[place], data[name], label=label, **style), label)
     for name, words in (("least_linear", "linear attention"), ("least_affine", "best affine map")):
-        level = float(data[name])
-        axis.axhline(level, color=LINEAR, dashes=(4, 2), linewidth=0.9)
-        axis.annotate(
-            words,
-            (1.0, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-        )
+        mark_level(axis, float(data[name]), words, LINEAR)
     axis.set(xscale="log", yscale="log")
     axis.set_xlabel("length $L$")
     axis.set_ylabel("excess over Bayes  $E|f_L-f^*|^2$")
@@ -380,16 +371,7 @@ def draw_selection_slopes(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axis = figure.subplots()
     golden = float(data["golden"])
-    axis.axhline(golden, color=INK, dashes=(4, 2), linewidth=0.9)
-    axis.annotate(
-        f"{golden:.3f}",
-        (1.0, golden),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 4),
-        textcoords="offset points",
-        ha="right",
-        fontsize=9,
-    )
+    mark_level(axis, golden, f"{golden:.3f}", INK)
     axis.plot(data["lengths"], data["law"], color=LIMIT, label="slope law")
     axis.plot(data["places"], data["slopes"], "o", color=SOFTMAX, label="exact, noisy prompts")
     axis.plot(

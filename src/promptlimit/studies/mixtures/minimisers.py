@@ -99,7 +99,7 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
     eigenvalues = np.linalg.eigvalsh(C1.hessian(states[-1]))
     least = float(eigenvalues[eigenvalues > 1e-6][0])
     distance, _ = distances(C1, states)
-    _, beside = distances(C1, C1.flow(head_with_constant_gate(C1) + opened, _TIMES))
+    _, excluded = distances(C1, C1.flow(head_with_constant_gate(C1) + opened, _TIMES))
     yield at_most(
         "ratio of the rate of the flow to the least positive eigenvalue of the Hessian, "
         "distance from 1",
@@ -117,7 +117,7 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
         at_least(
             "start near a constant gate, which the theorem excludes: distance of the flow from "
             "the minimisers at the end",
-            beside[-1],
+            excluded[-1],
             1e-4,
             basis=r"theory: $3.5 \times 10^{-4}$ is left, and changes like ${|s|}^3$; margin 3",
         )
@@ -159,7 +159,7 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
     gate, excess = exponents(C1, head_with_constant_gate(C1), end)
     slow_gate, slow_excess = exponents(BALANCED, balanced, end)
     extra = [nullity(c, head_with_constant_gate(c)) - c.dim**2 for c in (C1, THREE)]
-    beside = nullity(C1, head_without_gain(C1)) - 5
+    regular = nullity(C1, head_without_gain(C1)) - 5
     yield at_most(
         "$d = 2$: difference between $d^2 + d$ and the number of zero eigenvalues of the Hessian",
         abs(extra[0] - 2),
@@ -200,7 +200,7 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
         at_most(
             r"minimiser with $r = 0$ and $s \ne 0$: number of zero eigenvalues beyond the "
             "tangent space, which must be none",
-            beside,
+            regular,
             0.0,
             basis=_COUNT,
         )

@@ -2,19 +2,25 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from jaxtyping import Array
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from promptlimit.attention import LinearAttention, MultiHead
-from promptlimit.measures import Empirical
+from promptlimit.attention import AbstractHead, LinearAttention, MultiHead, SoftmaxAttention
+from promptlimit.measures import Empirical, Mixture
 from promptlimit.reporting import INK, LINEAR, SOFTMAX, selectable
 from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.denoisers import figure_law, least_gaps, limit_excess
-from promptlimit.tasks import Denoising, query_points
+from promptlimit.tasks import Denoising, QueryPoints, query_points
 
 RATE, CLIP = 2e-3, 10.0
 """The rate and the largest norm of a gradient, which the preprint states."""
@@ -24,7 +30,6 @@ SEEDS = 32
 """Starts, each with its own queries, which it does not state either."""
 BLOCK = 800
 """Steps between two records."""
-_POINTS = 2048
 
 
 class DenoisingTraining(NamedTuple):
@@ -41,53 +46,6 @@ class DenoisingTraining(NamedTuple):
     linear: np.ndarray
 
 
-class TwoHeads:
-    r"""Pairs of heads that train side by side, softmax and linear, each with its seed's queries.
-
-    Over the infinite prompt of two balanced components $\bar m\pm\delta$ a head reads
-    $A(t)=ct+g(\bar m+\delta\tanh\langle t,\delta\rangle)$ at $t=Uz$: softmax with $c=s$ and $g=1$,
-    linear attention with $c=E\,zz^\top$, a multiple of the identity at this law, and $g=0$.
-
-    Attributes:
-        tilts: U, [2 kernels, seeds, 2 heads, 2, 2].
-        values: V, likewise.
-    """
-
-    def __init__(self, task: Denoising, starts: np.ndarray):
-        self.tilts, self.values = (np.stack([part, part]) for part in starts)
-        self._middle, self._half = _middle_and_half(task)
-        second = (task.means.T * task.weights) @ task.means + task.query_variance * np.eye(2)
-        if not np.allclose(second, second[0, 0] * np.eye(2)):
-            raise AssertionError("linear heads are written for an isotropic second moment")
-        shape = (2, 1, 1, 1, 1)
-        self._pull = np.reshape([task.query_variance, second[0, 0]], shape)
-        self._gated = np.reshape([1.0, 0.0], shape)
-
-    def outputs(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return f [kernels, seeds, 2, n] at [seeds, 2, n], each head's reading, and its gates."""
-        tilted = self.tilts @ queries[:, None]
-        gates = np.tanh(self._half.T @ tilted)
-        readings = self._pull * tilted + self._gated * (self._middle + gates * self._half)
-        return (self.values @ readings).sum(axis=2), readings, gates
-
-    def slopes(self, queries: np.ndarray, bayes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the gradients of the mean of |f - f*|² in U and V."""
-        outputs, readings, gates = self.outputs(queries)
-        missed = (2.0 / queries.shape[-1]) * (outputs - bayes)[:, :, None]
-        back = self.values.swapaxes(-1, -2) @ missed
-        curved = self._gated * (1 - gates**2) * (self._half.T @ back) * self._half
-        tilted = self._pull * back + curved
-        return tilted @ queries[:, None].swapaxes(-1, -2), missed @ readings.swapaxes(-1, -2)
-
-    def step(self, queries: np.ndarray, bayes: np.ndarray) -> None:
-        """Move by one clipped step."""
-        tilts, values = self.slopes(queries, bayes)
-        squares = (tilts**2 + values**2).sum(axis=(2, 3, 4), keepdims=True)
-        size = RATE * np.minimum(1.0, CLIP / np.sqrt(squares))
-        self.tilts -= size * tilts
-        self.values -= size * values
-
-
 @functools.cache
 def denoising_training(seed: int, *, quick: bool) -> DenoisingTraining:
     """Return how two heads of each kernel train at the law of Figure 2; once for claim and figure.
@@ -96,41 +54,54 @@ def denoising_training(seed: int, *, quick: bool) -> DenoisingTraining:
     """
     seeds, blocks = (2, 5) if quick else (SEEDS, 25)
     task, rng = figure_law(), np.random.default_rng([seed, 22])
-    heads = TwoHeads(task, SCALE * rng.normal(size=(2, seeds, 2, 2, 2)))
-    points = query_points(task, _POINTS)
-    lattice = points.points.T, points.weights, points.bayes.T
-    records = [_excess(heads, *lattice)]
-    middle, half = _middle_and_half(task)
+    starts = SCALE * rng.normal(size=(2, seeds, 2, 2, 2))
+    law, bayes = task.token_law, jnp.vectorize(task.bayes, signature="(d)->(d)")
+    lattice = query_points(task, 2048).to_device()
+    trained = [_pairs(kernel, starts) for kernel in (SoftmaxAttention, LinearAttention)]
+    records = [[_excesses(heads, law, lattice) for heads in trained]]
+    middle, half = 0.5 * (task.means[0] + task.means[1]), 0.5 * (task.means[0] - task.means[1])
     for _ in range(blocks):
-        noise = rng.normal(size=(BLOCK, seeds, 2, BATCH))
-        sign = np.where(rng.random((BLOCK, seeds, 1, BATCH)) < task.weights[0], 1.0, -1.0)
-        queries = middle + sign * half + np.sqrt(task.query_variance) * noise
-        for z, bayes in zip(queries, _bayes(task, queries), strict=True):
-            heads.step(z, bayes)
-        records.append(_excess(heads, *lattice))
-    softmax, linear = np.stack(records, axis=-1)
+        noise = rng.normal(size=(BLOCK, seeds, 2, BATCH)).swapaxes(-1, -2)
+        sign = np.where(rng.random((BLOCK, seeds, BATCH, 1)) < task.weights[0], 1.0, -1.0)
+        queries = jnp.asarray(middle + sign * half + np.sqrt(task.query_variance) * noise)
+        batches = QueryPoints(queries, jnp.full(queries.shape[:-1], 1 / BATCH), bayes(queries))
+        trained = [_descended(heads, law, batches) for heads in trained]
+        records.append([_excesses(heads, law, lattice) for heads in trained])
+    softmax, linear = np.moveaxis(np.array(records), 0, -1)
     return DenoisingTraining(BLOCK * np.arange(blocks + 1), softmax, linear)
 
 
-def _middle_and_half(task: Denoising) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return $\bar m$ and $\delta$ as columns, [2, 1]."""
-    first, second = task.means
-    return 0.5 * (first + second)[:, None], 0.5 * (first - second)[:, None]
+def _pairs(kernel: type[AbstractHead], starts: np.ndarray) -> MultiHead:
+    """Return pairs of heads, stacked, from their U and V, [2, seeds, 2 heads, 2, 2]."""
+    pairs = (
+        MultiHead([kernel(u, v) for u, v in zip(tilts, values, strict=True)])
+        for tilts, values in zip(*starts, strict=True)
+    )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
 
 
-def _bayes(task: Denoising, queries: np.ndarray) -> np.ndarray:
-    r"""Return $\frac gsz+\frac xs(\bar m+\delta\tanh(\langle z-\bar m,\delta\rangle/s))$."""
-    g, x, s = task.within_variance, task.noise_variance, task.query_variance
-    middle, half = _middle_and_half(task)
-    return g / s * queries + x / s * (middle + np.tanh(half.T @ (queries - middle) / s) * half)
+def _excess(heads: MultiHead, law: Mixture, queries: QueryPoints) -> Array:
+    """Return the mean of |f - f*|² over queries, f over an infinite prompt."""
+    outputs = jax.vmap(lambda z: heads.attend(law, z))(queries.points)
+    return queries.weights @ jnp.sum((outputs - queries.bayes) ** 2, axis=1)
 
 
-def _excess(
-    heads: TwoHeads, queries: np.ndarray, weights: np.ndarray, bayes: np.ndarray
-) -> np.ndarray:
-    """Return E|f - f*|² over a lattice of queries, [kernels, seeds]."""
-    outputs, _, _ = heads.outputs(queries[None])
-    return np.sum((outputs - bayes) ** 2, axis=-2) @ weights
+@eqx.filter_jit
+def _excesses(heads: MultiHead, law: Mixture, queries: QueryPoints) -> Array:
+    return jax.vmap(lambda pair: _excess(pair, law, queries))(heads)
+
+
+@eqx.filter_jit
+def _descended(heads: MultiHead, law: Mixture, batches: QueryPoints) -> MultiHead:
+    """Return pairs of heads after a clipped step on each batch, [steps, seeds, ...]."""
+    rule = optax.chain(optax.clip_by_global_norm(CLIP), optax.sgd(RATE))
+
+    def step(pair: Any, batch: QueryPoints) -> tuple[Any, None]:
+        slopes = jax.grad(_excess)(pair, law, batch)
+        changes, _ = rule.update(slopes, rule.init(pair))
+        return optax.apply_updates(pair, changes), None
+
+    return jax.vmap(lambda *run: jax.lax.scan(step, *run)[0], in_axes=(0, 1))(heads, batches)
 
 
 _DEPTH = 3
@@ -276,6 +247,20 @@ def figure_2(setting: Setting) -> dict[str, np.ndarray]:
 _HEADS = (("softmax", "two softmax heads", SOFTMAX), ("linear", "two linear heads", LINEAR))
 
 
+def mark_level(axis: Axes, level: float, words: str, colour: str) -> None:
+    """Draw a dashed horizontal line, with words above its right end."""
+    axis.axhline(level, color=colour, dashes=(4, 2), linewidth=0.9)
+    axis.annotate(
+        words,
+        (1.0, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+    )
+
+
 @figure_2.drawing
 def draw_figure_2(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure."""
@@ -288,16 +273,7 @@ def draw_figure_2(data: Mapping[str, np.ndarray]) -> Figure:
             selectable(line, label)
     for name, words in (("least_linear", "best linear map"), ("least_affine", "best affine map")):
         level = float(data[name])
-        axis.axhline(level, color=INK, dashes=(4, 2), linewidth=0.9)
-        axis.annotate(
-            f"{words}, {level:.3g}",
-            (1.0, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-        )
+        mark_level(axis, level, f"{words}, {level:.3g}", INK)
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.set_xlabel("steps of training")
