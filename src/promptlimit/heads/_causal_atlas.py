@@ -1,21 +1,21 @@
 """Every head of a causal model by distance, over long prompts."""
 
 import itertools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import entr, expit
 
 from promptlimit._arrays import require_whole
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._atlas import Progress, explained, in_every_layer
-from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
-from promptlimit.heads._forward import LayerHeads
-from promptlimit.heads._model import Model
+from promptlimit.heads._far_tokens import FarTokens
+from promptlimit.heads._measure import SOFTMAX, Progress, explained, in_every_layer, query_rows
+from promptlimit.heads._model import LayerHeads, Model
 from promptlimit.heads._prediction import Prediction, prediction
-from promptlimit.heads._prompts import CapturedHeads, HeadLists, HeadPrompts, prompts_of
-from promptlimit.heads._windows import TextOrIds
+from promptlimit.heads._prompts import CapturedHeads, HeadLists, TextOrIds, prompts_of
 from promptlimit.results import CausalAtlas
 
 LONG = 4096
@@ -67,17 +67,49 @@ def causal_atlas(
         raise ArgumentError(
             "model", f"must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
         )
-    distances = Distances(sinks, recent, _moment_tokens(*prompts.widths), band)
-    positions = _positions(prompts.length, distances, every)
-    far = positions + 1 - sinks - recent
-    table = prediction(int(far[0]), prompts.length)
+    far = FarTokens(sinks, recent, _moment_tokens(*prompts.widths), band)
+    positions = _positions(prompts.length, far, every)
+    table = prediction(int(positions[0]) + 1 - sinks - recent, prompts.length)
 
-    def measure(_: int, layer: int, heads: LayerHeads) -> QueryRows:
-        return query_rows(heads, prompts.scales[layer], positions, table, distances)
+    def measure(_: int, layer: int, heads: LayerHeads) -> dict[str, dict[str, np.ndarray]]:
+        rows = query_rows(heads, prompts.scales[layer], positions, table, far)
+        errors = {name: error.sum(axis=-1) for name, error in rows.errors.items()}
+        return {"statistics": rows.statistics, "errors": errors, "totals": rows.totals}
 
     report = progress or (lambda *_: None)
-    rows = in_every_layer(prompts, measure, "measuring by distance", report)
-    return _assembled(prompts, rows, positions, distances, table, every)
+    found = in_every_layer(prompts, measure, "measuring by distance", report)
+    rows = found["statistics"]
+    means = {name: part.mean(axis=(0, -1)) for name, part in rows.items()}
+    r2, r2_error = explained(found["errors"], found["totals"][SOFTMAX])
+    lengths = positions + 1
+    edges, classes = _classes(lengths)
+    split = {
+        "between": rows["between"],
+        "within": rows["variance"] - rows["between"],
+        "entropy": rows["entropy"],
+    }
+    return CausalAtlas(
+        **prompts.described(),
+        shortest=int(lengths[0]),
+        every=every,
+        **far._asdict(),
+        between=means["between"],
+        within=means["variance"] - means["between"],
+        sink_weight=means["sinks"],
+        recent_weight=means["recent"],
+        effective_tokens=1.0 / means["participation"],
+        entropy=means["entropy"],
+        far_sharpness=np.sqrt(means["far_variance"]),
+        mass_error=means["mass_error"],
+        r2=r2,
+        r2_error=r2_error,
+        lengths=edges,
+        by_length={
+            name: np.stack([part[..., chosen].mean(axis=(0, -1)) for chosen in classes], axis=-1)
+            for name, part in split.items()
+        },
+        entropy_predicted=_entropy_predicted(rows, lengths, classes, table, far),
+    )
 
 
 def _moment_tokens(keys: int, values: int) -> int:
@@ -89,12 +121,12 @@ def _moment_tokens(keys: int, values: int) -> int:
     return -(-numbers // (keys + values))
 
 
-def _positions(length: int, distances: Distances, every: int) -> np.ndarray:
+def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
     """Return the queries looked at: one of `every`, from an eighth of the window on, the last too.
 
     A query must have twice the tokens before it that are kept, so that dropping drops something.
     """
-    kept = distances.sinks + distances.recent + distances.equivalent
+    kept = far.sinks + far.recent + far.equivalent
     first = max(length // 8, 2 * kept)
     if length <= first:
         raise ArgumentError(
@@ -103,57 +135,6 @@ def _positions(length: int, distances: Distances, every: int) -> np.ndarray:
             f"got {length}. Give a longer window or a smaller `recent`.",
         )
     return np.arange(length - 1, first - 1, -every)[::-1]
-
-
-def _assembled(  # noqa: PLR0917 - in the order of their use
-    prompts: HeadPrompts,
-    rows: QueryRows,
-    positions: np.ndarray,
-    distances: Distances,
-    table: Prediction,
-    every: int,
-) -> CausalAtlas:
-    """Return means over queries and windows; squares are summed before they are divided."""
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=(0, -1)), rows._replace(total=rows.entropy))
-    errors = {name: part.sum(axis=-1) for name, part in rows.errors._asdict().items()}
-    r2, r2_error = explained(errors, np.asarray(rows.total))
-    lengths = positions + 1
-    edges, classes = _classes(lengths)
-    split = {
-        "between": rows.between,
-        "within": np.asarray(rows.variance) - rows.between,
-        "entropy": rows.entropy,
-    }
-    return CausalAtlas(
-        model=prompts.name,
-        model_type=prompts.model_type,
-        window=prompts.length,
-        windows=prompts.count,
-        shortest=int(lengths[0]),
-        every=every,
-        sinks=distances.sinks,
-        recent=distances.recent,
-        equivalent=distances.equivalent,
-        band=distances.band,
-        rotary=prompts.rotary,
-        parity=prompts.parity,
-        between=means.between,
-        within=means.variance - means.between,
-        sink_weight=means.sinks,
-        recent_weight=means.recent,
-        effective_tokens=1.0 / means.participation,
-        entropy=means.entropy,
-        far_sharpness=np.sqrt(means.far_variance),
-        mass_error=means.mass_error,
-        r2=r2,
-        r2_error=r2_error,
-        lengths=edges,
-        by_length={
-            name: np.stack([_mean(part, chosen) for chosen in classes], axis=-1)
-            for name, part in split.items()
-        },
-        entropy_predicted=_entropy_predicted(rows, lengths, classes, table, distances),
-    )
 
 
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -167,17 +148,12 @@ def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         count -= 1
 
 
-def _mean(rows: Numbers, chosen: np.ndarray) -> np.ndarray:
-    """Return the mean over windows and the chosen queries, [layers, heads]."""
-    return np.asarray(rows)[..., chosen].mean(axis=(0, -1))
-
-
 def _entropy_predicted(
-    rows: QueryRows,
+    rows: Mapping[str, np.ndarray],
     lengths: np.ndarray,
     classes: list[np.ndarray],
     table: Prediction,
-    distances: Distances,
+    far: FarTokens,
 ) -> dict[str, np.ndarray]:
     r"""Return the entropy of the longest prompts predicted from the shortest, [layers, heads].
 
@@ -186,24 +162,19 @@ def _entropy_predicted(
     scores of its sharpness would add; the same for far tokens alone, beside kept ones that stay.
     """
     short, long = classes[0], classes[-1]
-    entropy, odds, far_entropy, kept_entropy, variance, far_variance = (
-        np.asarray(part)[..., short]
-        for part in (
-            rows.entropy, rows.far_odds, rows.far_entropy, rows.kept_entropy, rows.variance,
-            rows.far_variance,
-        )
-    )  # fmt: skip
+    at = {name: part[..., short] for name, part in rows.items()}
     before, after = lengths[short].astype(float), np.exp(np.log(lengths[long]).mean())
-    kept = distances.sinks + distances.recent
-    _, added = _added(table, variance, before, after)
-    grown, far_added = _added(table, far_variance, before - kept, after - kept)
-    weight = 1.0 / (1.0 + np.exp(-(odds + grown)))
-    choice = -sum(p * np.log(np.maximum(p, 1e-300)) for p in (weight, 1.0 - weight))
+    kept = far.sinks + far.recent
+    _, added = _added(table, at["variance"], before, after)
+    grown, far_added = _added(table, at["far_variance"], before - kept, after - kept)
+    weight = expit(at["far_odds"] + grown)
+    choice = entr(weight) + entr(1.0 - weight)
+    far_entropy = at["far_entropy"] + far_added
     predictions = {
-        "no change": entropy,
-        "more tokens": entropy + np.log(after / before),
-        "gaussian": entropy + added,
-        "gaussian far": choice + (1.0 - weight) * kept_entropy + weight * (far_entropy + far_added),
+        "no change": at["entropy"],
+        "more tokens": at["entropy"] + np.log(after / before),
+        "gaussian": at["entropy"] + added,
+        "gaussian far": choice + (1.0 - weight) * at["kept_entropy"] + weight * far_entropy,
     }
     return {name: part.mean(axis=(0, -1)) for name, part in predictions.items()}
 

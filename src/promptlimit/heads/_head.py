@@ -7,8 +7,7 @@ import numpy as np
 from promptlimit._arrays import ArrayLike, require_readable, require_unmasked
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._clusters import clusters_of, sinks_of
-from promptlimit.heads._corpus import head_attention
+from promptlimit.heads._weighing import clusters_of, sinks_of
 from promptlimit.measures import Empirical, Gaussian, Mixture
 
 
@@ -74,7 +73,9 @@ class Head:
     @property
     def attention(self) -> SoftmaxAttention:
         r"""The head as attention on tokens $(k,v)$: $U=$ scale $(I\ 0)^\top$, $V=(0\ I)$."""
-        return head_attention(self.keys.shape[1], self.values.shape[1], self.scale)
+        keys, values = self.keys.shape[1], self.values.shape[1]
+        width = keys + values
+        return SoftmaxAttention(self.scale * np.eye(width, keys), np.eye(values, width, k=keys))
 
     def tokens(self, position: int | None = None) -> Empirical:
         """Return the prompt itself; of a causal head, the one that ends at `position`."""

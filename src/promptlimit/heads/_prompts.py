@@ -1,40 +1,42 @@
 """Prompts of which every head can be had: read by a model, or captured from one that ran."""
 
 import dataclasses
-import io
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.heads._forward import LayerHeads
+from promptlimit._arrays import require_unmasked
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._head import Head
-from promptlimit.heads._model import Model
-from promptlimit.heads._windows import USUAL, TextOrIds, windows_of
-from promptlimit.storage import read_arrays, write_bytes
+from promptlimit.heads._model import LayerHeads, Model
 
 _MEMORY = 512 * 2**20
 _ARRAYS = ("queries", "keys", "values")
-_STORED = {*_ARRAYS, "scales", "causal", "rotary", "parity", "name", "model_type", "layer_names"}
 HeadLists = Sequence[Head] | Sequence[Sequence[Head]] | Sequence[Sequence[Sequence[Head]]]
 """Heads of one layer; of several layers; or of several layers over several prompts."""
+TextOrIds = str | np.ndarray | list[int] | list[list[int]]
+"""A text, a list of token ids to cut into windows, or the windows themselves, one a row."""
+
+USUAL = 512
+"""Tokens of a window, where the model takes as many."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedHeads:
     """Every head of a model over one prompt or several, without the model's weights.
 
+    `promptlimit.save` writes it to an .npz file, which `promptlimit heads FILE` reads.
+
     Attributes:
         prompts: the heads; `prompts[p][layer][h]` is head h of a layer over prompt p.
         name: of the model.
         model_type: its family, or the name of its class.
-        rotary: whether the model is known to rotate queries and keys; they are taken after that.
+        rotary: whether the model rotates queries and keys; they are stored after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
-            NaN where there was no output to compare with.
-        layer_names: the module in which each layer's attention happened, where it is known.
+            NaN without an output to compare with.
+        layer_names: the module that computes the attention of each layer, where it is known.
     """
 
     prompts: Sequence[Sequence[Sequence[Head]]]
@@ -44,70 +46,13 @@ class CapturedHeads:
     parity: np.ndarray = dataclasses.field(default_factory=lambda: np.array([np.nan]))
     layer_names: Sequence[str] = ()
 
-    def save(self, path: str | Path) -> None:
-        """Write all heads to one .npz file, which `promptlimit heads FILE` reads."""
-        _require_alike(self.prompts)
-        arrays = {
-            name: np.array([[[getattr(head, name) for head in layer] for layer in prompt]
-                            for prompt in self.prompts])
-            for name in _ARRAYS
-        }  # fmt: skip
-        arrays |= {
-            "scales": _scales(self.prompts),
-            "causal": np.array(self.prompts[0][0][0].causal),
-        }
-        arrays |= {"rotary": np.array(self.rotary)}
-        arrays |= {"parity": self.parity} if np.isfinite(self.parity).all() else {}
-        words = {"name": self.name, "model_type": self.model_type}
-        words |= {"layer_names": "\n".join(self.layer_names)}
-        content = io.BytesIO()
-        np.savez(
-            content, allow_pickle=False, **arrays, **{n: np.array(w) for n, w in words.items()}
-        )
-        write_bytes(Path(path), content.getvalue())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "CapturedHeads":
-        """Return what `save` wrote, or say why a file cannot be used."""
-        stored = read_arrays(str(path), _STORED)
-        numbers = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
-        words = {name: value for name, value in stored.items() if isinstance(value, str)}
-        for name, ndim in (*((name, 5) for name in _ARRAYS), ("scales", 2), ("causal", 0)):
-            shape = numbers[name].shape if name in numbers else None
-            if shape is None or len(shape) != ndim or 0 in shape:
-                raise InputFileError(
-                    f"{path} must hold heads that CapturedHeads.save wrote, but '{name}' "
-                    f"{'is missing' if shape is None else f'has shape {shape}'}."
-                )
-        shape, causal = numbers["queries"].shape, bool(numbers["causal"])
-        if numbers["scales"].shape != shape[1:3] or any(
-            numbers[name].shape[:3] != shape[:3] for name in _ARRAYS
-        ):
-            raise InputFileError(
-                f"{path} must hold as many queries, keys, values and scales, but it does not."
+    def __post_init__(self) -> None:
+        if _depths(self.prompts) != {3}:
+            raise ArgumentError(
+                "prompts",
+                "must be a list of prompts, each a list of layers, each a list of heads, got "
+                f"{type(self.prompts).__name__}.",
             )
-
-        def head(place: tuple[int, int, int]) -> Head:
-            arrays = (numbers[name][place] for name in _ARRAYS)
-            return Head(*arrays, scale=float(numbers["scales"][place[1:]]), causal=causal)
-
-        try:
-            prompts = [
-                [[head((i, j, k)) for k in range(shape[2])] for j in range(shape[1])]
-                for i in range(shape[0])
-            ]
-        except ValueError as problem:
-            raise InputFileError(f"{path} must hold usable heads, but {problem}") from None
-        parity = numbers.get("parity", np.array([]))
-        names = words.get("layer_names", "").split("\n")
-        return cls(
-            prompts,
-            name=words.get("name", Path(path).stem),
-            model_type=words.get("model_type", "arrays"),
-            rotary=bool(numbers.get("rotary", np.zeros(())).any()),
-            parity=parity if parity.shape == shape[1:2] else np.full(shape[1], np.nan),
-            layer_names=names if len(names) == shape[1] else (),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +82,17 @@ class HeadPrompts:
     length: int
     widths: tuple[int, int]
     layers: Callable[[int], Iterable[LayerHeads]]
+
+    def described(self) -> dict[str, Any]:
+        """Return the fields that every atlas has of the prompts it was measured on."""
+        return {
+            "model": self.name,
+            "model_type": self.model_type,
+            "window": self.length,
+            "windows": self.count,
+            "rotary": self.rotary,
+            "parity": self.parity,
+        }
 
 
 def prompts_of(
@@ -304,3 +260,83 @@ def _form(head: Head) -> str:
 
 def _scales(prompts: Sequence[Sequence[Sequence[Head]]]) -> np.ndarray:
     return np.array([[head.scale for head in layer] for layer in prompts[0]])
+
+
+def windows_of(
+    model: Model, text_or_ids: TextOrIds, *, window: int | None = None, at_most: int | None = None
+) -> np.ndarray:
+    """Return token ids cut into windows, [windows, window]; what is left at the end is dropped.
+
+    A text's windows each begin and end with the special tokens the tokenizer would put there, and
+    they count. A window has as many tokens as the model takes, at most 512, unless given.
+    """
+    window = min(USUAL, model.shape.positions) if window is None else window
+    _require_window(model, window)
+    if isinstance(text_or_ids, str):
+        first, ids, last = _encoded(model.tokenizer, text_or_ids)
+        room = window - len(first) - len(last)
+        if room < 1:
+            raise ArgumentError(
+                "window",
+                f"must exceed the tokenizer's {len(first) + len(last)} special tokens, "
+                f"got {window}.",
+            )
+        cut = _cut(ids, room, window)
+        ends = [np.tile(np.array(part, np.int64), (len(cut), 1)) for part in (first, last)]
+        windows = np.concatenate([ends[0], cut, ends[1]], axis=1)
+    else:
+        require_unmasked("text_or_ids", text_or_ids)
+        array = np.asarray(text_or_ids)
+        if array.ndim not in {1, 2} or array.dtype.kind not in "iu" or array.size == 0:
+            raise ArgumentError(
+                "text_or_ids",
+                "must be a text or whole numbers in one or two dimensions, got shape "
+                f"{array.shape}, dtype {array.dtype}.",
+            )
+        if array.ndim == 2 and array.shape[1] != window:
+            raise ArgumentError(
+                "text_or_ids",
+                f"must have rows of the window's {window} tokens, got {array.shape[1]}.",
+            )
+        windows = array if array.ndim == 2 else _cut(array, window, window)
+    return windows if at_most is None else windows[:at_most]
+
+
+def _require_window(model: Model, window: int) -> None:
+    longest = model.shape.positions
+    if isinstance(window, bool) or not isinstance(window, int) or not 8 <= window <= longest:
+        raise ArgumentError(
+            "window", f"must be from 8 to the model's {longest} positions, got {window}."
+        )
+
+
+def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
+    count = len(ids) // room
+    if count == 0:
+        raise ArgumentError(
+            "text_or_ids",
+            f"must fill a window of {window} tokens, got {len(ids)} tokens. "
+            "Give more text or a smaller window.",
+        )
+    return np.asarray(ids[: count * room], np.int64).reshape(count, room)
+
+
+def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int]]:
+    """Return the special tokens before a text, its own tokens, and the special tokens after it."""
+    if tokenizer is None:
+        raise ArgumentError(
+            "text_or_ids",
+            "must be token ids, got a text, for a model without tokenizer.json, or "
+            "whose GGUF file has a tokenizer that is not known here.",
+        )
+    try:
+        whole = tokenizer.encode(text, add_special_tokens=True)
+    except Exception as problem:  # the package raises Exception itself
+        raise ArgumentError(
+            "text_or_ids",
+            f"must be a text that tokenizer.json can read, but {problem}. "
+            "Does the tokenizer belong to this model?",
+        ) from None
+    own = [place for place, added in enumerate(whole.special_tokens_mask) if not added]
+    start, end = (own[0], own[-1] + 1) if own else (len(whole.ids),) * 2
+    return whole.ids[:start], np.array(whole.ids[start:end], np.int64), whole.ids[end:]

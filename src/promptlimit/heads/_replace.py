@@ -9,10 +9,8 @@ import numpy as np
 
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._forward import WAYS, Replacement, Replacements
-from promptlimit.heads._model import Model
-from promptlimit.heads._prompts import CapturedHeads
-from promptlimit.heads._windows import TextOrIds, windows_of
+from promptlimit.heads._model import WAYS, Model, Replacement, Replacements
+from promptlimit.heads._prompts import CapturedHeads, TextOrIds, windows_of
 from promptlimit.results import HeadAtlas, HeadReplacement
 
 CURVES = {
