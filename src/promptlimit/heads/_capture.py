@@ -58,7 +58,7 @@ def capture(
             vectors, [n, d] or [prompts, n, d]. Padding is not supported.
         name: of the model, for the page; its own by default.
         route: "transformers" registers an attention function (`transformers.AttentionInterface`),
-            which also covers models loaded with flash or flex attention; "operators" follows the
+            which also covers models loaded with flex attention; "operators" follows the
             operators of PyTorch; "auto" uses the first where the model supports it.
         inputs: further arguments of the model's forward pass.
 

@@ -28,10 +28,10 @@ HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
         ),
     },
     CausalAtlas: {
-        "causal_map": (
+        "heads_map": (
             "Layer by layer",
-            "Sharpness; the share of the scores’ variance that lies between bands of distance; "
-            "softmax weight of the first tokens and of the recent ones.",
+            "Sharpness; the share of the scores’ variance between bands of distance; softmax "
+            "weight of the first tokens and of the recent ones.",
         ),
         "causal_far": (
             "Far tokens as moments, or dropped",
