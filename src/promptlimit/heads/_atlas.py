@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._arrays import with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
@@ -39,6 +40,7 @@ ACCURATE = 0.1
 """Share of a head's variation that the limit may miss at the length called needed."""
 
 
+@with_numpy_defaults
 def atlas(
     model: Model | CapturedHeads | HeadLists,
     text_or_ids: TextOrIds | None = None,

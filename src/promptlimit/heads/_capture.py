@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from promptlimit._arrays import with_numpy_defaults
 from promptlimit._inputs import require_choice
 from promptlimit.errors import ArgumentError, MissingPackageError
 from promptlimit.heads._head import Head
@@ -32,6 +33,7 @@ _REBUILT = {4: 1e-4, 2: 5e-2}
 _BY_HAND = "Bring its arrays: promptlimit.heads.Head(queries, keys, values)."
 
 
+@with_numpy_defaults
 def capture(
     model: Any,
     ids: Any,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import entr, expit
 
-from promptlimit._arrays import require_whole
+from promptlimit._arrays import require_whole, with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._far_tokens import FarTokens
@@ -23,6 +23,7 @@ LONG = 4096
 _CLASSES = 6
 
 
+@with_numpy_defaults
 def causal_atlas(
     model: Model | CapturedHeads | HeadLists,
     text_or_ids: TextOrIds | None = None,

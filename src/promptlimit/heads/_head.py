@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, require_readable, require_unmasked
+from promptlimit._arrays import ArrayLike, require_readable, require_unmasked, with_numpy_defaults
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._weighing import clusters_of, sinks_of
@@ -38,6 +38,7 @@ class Head:
     scale: float
     causal: bool
 
+    @with_numpy_defaults
     def __init__(
         self,
         queries: ArrayLike,
@@ -110,6 +111,7 @@ class Head:
         parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
         return self._by_parts(parts, position)
 
+    @with_numpy_defaults
     def outputs(self) -> np.ndarray:
         """Return the answer to each query, by the textbook formula in double precision, [n, e]."""
         queries, keys = self.queries.astype(np.float64), self.keys.astype(np.float64)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import require_unmasked, with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.heads._files import (
@@ -271,6 +271,7 @@ class Model:
         return to_device(array.astype(np.int32))
 
 
+@with_numpy_defaults
 def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 

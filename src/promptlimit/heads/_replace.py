@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._arrays import with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._model import WAYS, Model, Replacement, Replacements
@@ -25,6 +26,7 @@ CURVES = {
 _POINTS = 13
 
 
+@with_numpy_defaults
 def replacement_curve(
     model: Model | CapturedHeads,
     text_or_ids: TextOrIds,

@@ -61,14 +61,12 @@ class Generated:
 
 
 def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """Return a random key, a typed one for one of the older kind, or refuse none and several."""
+    """Return the random key as a typed one."""
     require_random_key(key)
     if key is None:
         raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
-    typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-    if typed.shape:
-        raise ArgumentError("key", f"must be one random key, got {list(typed.shape)} of them.")
-    return typed
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return key if is_typed else jax.random.wrap_key_data(key)
 
 
 def require_length(name: str, length: Number) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from promptlimit._arrays import ArrayLike
+from promptlimit._arrays import ArrayLike, with_numpy_defaults
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, agreed
@@ -18,6 +18,7 @@ from promptlimit.streaming._request import StreamRequest, checked_request
 from promptlimit.streaming._saved import Saver
 
 
+@with_numpy_defaults
 def stream(
     attention: AbstractAttention,
     prompt: Any,

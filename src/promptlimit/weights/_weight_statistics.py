@@ -14,7 +14,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
+from promptlimit._arrays import (
+    ArrayLike,
+    checked_lengths,
+    numpy_only,
+    require_readable,
+    require_unmasked,
+)
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Result, absolute, axis, derived, variable
 from promptlimit.weights._functional import nodes_of, rule_error
@@ -201,6 +207,7 @@ def _highest(names: Collection[str]) -> tuple[int, int]:
 
 def _checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
     require_unmasked("sharpness", sharpness)
+    require_readable("sharpness", sharpness)
     values = np.asarray(sharpness, dtype=np.float64)
     wrong = values[~((values >= 0) & (values <= largest))]
     if wrong.size:
