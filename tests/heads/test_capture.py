@@ -48,7 +48,7 @@ def test_heads_alone_give_the_atlas_of_their_model(
         assert json.loads(json.dumps(alone.to_dict(), allow_nan=False))["parity"] == [None] * 2
     pl.heads.export_maps(alone, tmp_path / "maps.safetensors")
     with pytest.raises(
-        ValueError, match=r"^`model` must be a model from `load`, got CapturedHeads. H"
+        ValueError, match=r"^`model` must be a model from `load`, got CapturedHeads. R"
     ):
         pl.heads.replacement_curve(captured, IDS, alone)
 
@@ -97,8 +97,8 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
         ([], {}, "or a list of heads (of lists for layers, of lists of lists for prompts), got list."),
         ([head, [head]], {}, "of lists of lists for prompts), got list of lists and heads side by side."),
         ([[head], [[head]]], {}, "of lists of lists for prompts), got list of lists and heads side by"),
-        ([head], {"text_or_ids": "a"}, "`text_or_ids` must be left out for heads, which hold their"),
-        ([head], {"window": 16}, "`window` must be left out for heads, which hold their prompts, got"),
+        ([head], {"text_or_ids": "a"}, "`text_or_ids` must be omitted for heads, which include their"),
+        ([head], {"window": 16}, "`window` must be omitted for heads, which include their prompts, got"),
         ([[head, head], [head]], {}, "`heads` must be 2 in every layer, got 1 in layer 1."),
         ([[head], [wide]], {}, f"alike, got {form.format(3)} in layer 0 and {form.format(4)} in layer 1"),
         ([[[head]], [[head]] * 2], {}, "the 1 layers of the first prompt in every prompt, got 2 in"),
@@ -257,7 +257,7 @@ def test_models_whose_attention_cannot_be_captured() -> None:
     window = attend(mask=lambda n: torch.ones(n, n).tril().triu(-3).bool())
     for model, ids, message in (
         (torch.nn.Linear(4, 4), rows, "`model` must attend by scaled_dot_product_attention or by soft"),
-        (window, rows, "`model` must let a query see all tokens, or all up to its own, but Module hides"),
+        (window, rows, "`model` must show a query all tokens, or all up to its own, but Module hides"),
         (attend(mask=lambda n: torch.ones(n, n).tril()), rows, "add nothing to its scores but a mask, got"),
         (attend(batch=2), rows, "`model` must attend to one prompt at a time, [1, heads, n, d], but Module"),
         (len, rows, "`model` must be a torch.nn.Module, got builtin_function_or_method."),

@@ -54,26 +54,26 @@ def atlas(
 ) -> HeadAtlas:
     r"""Return, for every head, how sharp it is and how well its limits reproduce it.
 
-    A model reads the text twice in windows, each a prompt: once for the moments of the corpus, once
-    to measure. Memory does not grow with the text, nor with the square of a long window. Heads
-    that are there already, from `capture` or by hand, are measured as they are. Everything here
-    follows from queries, keys and values; to replace heads one needs the model.
+    The text is cut into windows, each a prompt. The model runs over it twice: once for the moments
+    of the corpus, once to measure. Memory does not grow with the square of a long window. Heads
+    from `capture`, or built by hand, are measured directly. The atlas depends on queries, keys and
+    values alone; replacing heads (`replacement_curve`) requires the model.
 
-    A head's prompt is the law of (key, value) over the tokens that a query sees. For a causal model
-    that is all tokens up to the query, and queries with fewer than an eighth of the window before
-    them are left out. With rotary positions the keys are those after rotation: a token's position
-    is part of the token, and its law is averaged over the positions of the prompt.
+    The prompt of a head is the law of (key, value) over the tokens that a query sees. In a causal
+    model these are all tokens up to the query, and queries with fewer than an eighth of the window
+    before them are omitted. With rotary positions, keys are taken after rotation: the position is
+    part of a token, and the law is an average over the positions of the prompt.
 
     Args:
-        model: from `load`; or what `capture` returns; or heads: a list for one layer, a list of
-            lists for layers (as `Model.heads` has them), a list of those for several prompts.
-        text_or_ids: a text, token ids, or the windows themselves, one a row; nothing for heads.
-        window: tokens of a prompt; as many as the model takes, at most 512, unless given.
-        windows: the most windows to read.
+        model: the result of `load` or of `capture`; or heads: a list for one layer, a list of lists
+            for several layers (as `Model.heads` returns), a list of those for several prompts.
+        text_or_ids: a text, token ids, or windows of token ids, one per row; omitted for heads.
+        window: tokens of a prompt; by default the longest prompt of the model, at most 512.
+        windows: the largest number of windows to read.
         clusters: number of Gaussians in the mixture.
-        sinks: number of tokens that are atoms beside one Gaussian.
+        sinks: number of tokens that are atoms, in addition to one Gaussian.
         seed: of the clusters' starts.
-        progress: called as the work goes on, from any thread.
+        progress: called after each step, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
@@ -90,7 +90,7 @@ def atlas(
     alone, key = prompts.count == 1, jax.random.key(seed)
 
     def measure(index: int, layer: int, heads: LayerHeads) -> dict[str, Any]:
-        """Return what one window shows of a layer; the corpus is the other windows, if any."""
+        """Measure one layer on one window; the corpus is the other windows, if there are any."""
         corpus = moments[layer] if alone else moments[layer] - corpus_moments(heads)
         scales = prompts.scales[layer]
         maps = (to_device(part, jnp.float32) for part in corpus.affine_maps(scales))
@@ -189,8 +189,8 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
     r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
 
     `layer.N.matrix` is M, [heads, e, d], with the scale of the scores included, and `layer.N.shift`
-    is b, [heads, e]: what each head answers to its query, before the layer's output matrix, when
-    its prompt is infinite and Gaussian. One may start linear attention there.
+    is b, [heads, e]: the output of each head before the layer's output matrix, for an infinite
+    Gaussian prompt. Use them to initialise linear attention.
     """
     save = extra("safetensors.numpy").save
     tensors = {}

@@ -160,7 +160,7 @@ def _heads(call: _Call) -> list[Head]:
     if not call.seen.all() and not (call.seen == causal).all():
         raise ArgumentError(
             "model",
-            f"must let a query see all tokens, or all up to its own, but {call.module} "
+            f"must show a query all tokens, or all up to its own, but {call.module} "
             "hides others. Give prompts without padding, no longer than its sliding window.",
         )
     rows = zip(call.queries, call.keys, call.values, strict=True)

@@ -19,7 +19,7 @@ from promptlimit.heads._prompts import CapturedHeads, HeadLists, TextOrIds, prom
 from promptlimit.results import CausalAtlas
 
 LONG = 4096
-"""Tokens of a window, where the model takes as many."""
+"""Tokens of a window by default, where the model accepts as many."""
 _CLASSES = 6
 
 
@@ -36,28 +36,28 @@ def causal_atlas(
     every: int = 8,
     progress: Progress | None = None,
 ) -> CausalAtlas:
-    r"""Return what every head of a causal model sees by distance, and what far tokens amount to.
+    r"""Return statistics of every head of a causal model by distance, with far tokens replaced.
 
-    A query sees its own token and all before it. The first few (sinks) and the last few (the
-    recent window) are kept; the others are far. Measured are the scores' variance, split into
-    what lies between bands of distance and within them, the weights of sinks and recent tokens,
-    effective tokens and entropy. Then the far tokens are replaced by their count, means and
-    covariances, $1+d+e+de+d(d+1)/2$ numbers a head, beside dropping them and keeping more recent
-    tokens in that memory instead.
+    A query sees its own token and all earlier ones. The first few tokens (sinks) and the last few
+    (the recent window) are kept; the others are far. The atlas has the variance of the scores,
+    between and within bands of distance, the weights of sinks and of recent tokens, the effective
+    number of tokens and the entropy. Far tokens are then replaced by their count, means and
+    covariances, $1+d+e+de+d(d+1)/2$ numbers per head; the control drops them and keeps more recent
+    tokens in the same memory.
 
-    The cost is that of reading the text once and grows with its length; scores of a few hundred
-    queries of one head are in memory at once. Only one query of `every` is looked at.
+    The model runs over the text once. Memory holds the scores of a few hundred queries of one head
+    at a time.
 
     Args:
-        model: from `load`, what `capture` returns, or heads, as for `atlas`.
-        text_or_ids: a text, token ids, or the windows themselves, one a row; nothing for heads.
-        window: tokens of a window; as many as the model takes, at most 4096, unless given.
-        windows: the most windows to read.
+        model: as for `atlas`.
+        text_or_ids: as for `atlas`.
+        window: tokens of a window; by default the longest prompt of the model, at most 4096.
+        windows: the largest number of windows to read.
         sinks: tokens kept at the beginning.
         recent: tokens kept before the query, its own included.
         band: tokens of a band of distance.
-        every: one query of so many is looked at, the last always.
-        progress: called as the work goes on, from any thread.
+        every: one query in `every` is measured, the last one included.
+        progress: called after each step, from any thread.
     """
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
@@ -114,7 +114,7 @@ def causal_atlas(
 
 
 def _moment_tokens(keys: int, values: int) -> int:
-    """Return how many tokens of this many coordinates the moments of far tokens cost.
+    """Return the number of tokens that take as much memory as the moments of the far tokens.
 
     Moments are a count, two means, the covariance of keys and that of values with keys.
     """
@@ -123,7 +123,7 @@ def _moment_tokens(keys: int, values: int) -> int:
 
 
 def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
-    """Return the queries looked at: one of `every`, from an eighth of the window on, the last too.
+    """Return the measured queries: one in `every` from an eighth of the window on, and the last.
 
     A query must have twice the tokens before it that are kept, so that dropping drops something.
     """
@@ -139,7 +139,7 @@ def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
 
 
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return edges of classes of lengths in equal ratios, none empty, and who is in each."""
+    """Return the edges of nonempty classes of lengths in equal ratios, and their members."""
     count = _CLASSES
     while True:
         edges = np.geomspace(lengths[0], lengths[-1] + 1, count + 1).round()
@@ -158,9 +158,10 @@ def _entropy_predicted(
 ) -> dict[str, np.ndarray]:
     r"""Return the entropy of the longest prompts predicted from the shortest, [layers, heads].
 
-    Each prediction takes what a query of a short prompt shows to the mean logarithm of the long
-    prompts' lengths: its entropy as it is; $\ln$ of the ratio of lengths added; what Gaussian
-    scores of its sharpness would add; the same for far tokens alone, beside kept ones that stay.
+    Each prediction extrapolates the entropy of a query in a short prompt to the mean logarithm of
+    the long prompts' lengths: "no change"; "more tokens" adds $\ln$ of the ratio of lengths;
+    "gaussian" adds the gain of Gaussian scores of its sharpness; "gaussian far" applies that gain
+    to the far tokens alone and leaves the kept tokens unchanged.
     """
     short, long = classes[0], classes[-1]
     at = {name: part[..., short] for name, part in rows.items()}

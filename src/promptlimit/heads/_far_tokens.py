@@ -159,7 +159,7 @@ def _log_sum(masses: Float[Array, "n length"]) -> Float[Array, " n"]:
 def _entropy(
     masses: Float[Array, "n length"], scores: Float[Array, "n length"]
 ) -> Float[Array, " n"]:
-    r"""Return $\ln Z-\sum_jp_js_j$ for masses $e^{s_j}$, or 0 where there is none."""
+    r"""Return $\ln Z-\sum_jp_js_j$ for masses $e^{s_j}$; 0 without tokens."""
     return _log_sum(masses) - (_weighed(masses) * jnp.maximum(scores, jnp.log(_LEAST))).sum(axis=1)
 
 

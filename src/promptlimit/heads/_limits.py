@@ -32,7 +32,7 @@ MEANS = ("participation", "participation_predicted", "skewness", "kurtosis")
 
 
 class PerHead(NamedTuple):
-    r"""What the limits of each head need besides its prompt.
+    r"""Further arrays of each head that the limits use.
 
     Attributes:
         matrix: $M$ of the Gaussian limit $q\mapsto m_v+Mq$ with moments of other prompts.
@@ -124,7 +124,7 @@ def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any
 def layer_sums(
     rows: QueryRows, queries: np.ndarray, lengths: np.ndarray, prediction: Prediction
 ) -> dict[str, Any]:
-    """Return what one prompt shows of the heads of a layer, summed over queries.
+    """Return sums over the queries of one prompt, for the heads of a layer.
 
     Args:
         rows: of `Limits`.

@@ -68,7 +68,7 @@ class Measurement(Protocol):
             head: queries, keys and values of one head.
             scale: the factor on its scores.
             prediction: the weight statistics of Gaussian tokens.
-            given: what else the measurement needs for this head.
+            given: further arrays of this head.
         """
 
 

@@ -35,13 +35,13 @@ from promptlimit.heads.families import AbstractArchitecture, Tensor, Weights, ar
 from promptlimit.measures import full_precision
 
 PROBE_LENGTH = 24
-"""Tokens of the made-up prompt on which a freshly loaded model is rebuilt from its heads."""
+"""Tokens of the prompt on which `load` compares a model with its heads."""
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
-"""How a head may answer: as trained, or by a limit; the place in this list is its number."""
+"""How a head computes its output: as trained, or by a limit. Places in the list are numbers."""
 
 
 class Replacement(NamedTuple):
-    """How the heads of one layer answer; `matrix` and `shift` serve the way "corpus"."""
+    """How the heads of one layer compute; `matrix` and `shift` are the maps of "corpus"."""
 
     way: Int[Array, " heads"]
     matrix: Float[Array, "heads e d"]
@@ -49,14 +49,14 @@ class Replacement(NamedTuple):
 
 
 class Replacements(NamedTuple):
-    """How the heads of every layer answer, and how many tokens the way "sinks" keeps as atoms."""
+    """How the heads of every layer compute, and the number of atoms of "sinks"."""
 
     layers: Sequence[Replacement]
     sinks: int
 
 
 class LayerHeads(NamedTuple):
-    """What the heads of one layer see: keys and values are repeated for heads that share them."""
+    """Arrays of the heads of one layer; keys and values are repeated for heads that share them."""
 
     queries: Float[Array, "heads n d"]
     keys: Float[Array, "heads n d"]
@@ -99,7 +99,7 @@ def run_layer(
 def _head_output(
     head: LayerHeads, replacement: Replacement, *, scale: Array, causal: bool, sinks: int
 ) -> Float[Array, "n e"]:
-    """Return what one head answers to each of its queries, in the way that was chosen."""
+    """Return the output of one head for each of its queries."""
 
     def weighed(weighing: Callable[[Array, Array], Array]) -> Callable[[], Array]:
         def rows(queries: Array, positions: Array) -> Array:
@@ -131,7 +131,7 @@ def embedded(weights: Weights, ids: Int[Array, " n"], *, shape: AbstractArchitec
 @functools.partial(jax.jit, static_argnames="shape")
 @full_precision
 def closed(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> Array:
-    """Return the residual stream after the last layer and what the family does to it then."""
+    """Return the last hidden state: the residual stream after the final norm."""
     return shape.close(weights, hidden)
 
 
@@ -147,7 +147,7 @@ def next_token_logits(weights: Weights, hidden: Array, *, shape: AbstractArchite
 def next_token_loss(
     weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: AbstractArchitecture
 ) -> Array:
-    """Return the mean surprise of each token given those before it, in nats."""
+    """Return the mean negative log-probability of each next token, in nats."""
     scores = shape.logits(weights, shape.close(weights, hidden))[:-1]
     chosen = jnp.take_along_axis(scores, ids[1:, None], axis=1)[:, 0]
     return (jax.nn.logsumexp(scores, axis=1) - chosen).mean()
@@ -155,16 +155,16 @@ def next_token_loss(
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A transformer whose heads can be taken out, measured and replaced; made by `load`.
+    """A transformer whose heads can be extracted, measured and replaced; see `load`.
 
     Attributes:
         name: of its folder or file.
         shape: its architecture.
         around: the arrays outside the layers.
         layers: the arrays of each layer.
-        tokenizer: of the package tokenizers, or None where there is none to be had.
+        tokenizer: an object of the package tokenizers, or None.
         parity: relative error of each layer's attention output when it is rebuilt from the heads
-            by the textbook formula, on a short made-up prompt, [layers].
+            by the textbook formula, on a short prompt, [layers].
     """
 
     name: str
@@ -214,7 +214,7 @@ class Model:
         return mean / np.linalg.norm(mean)
 
     def loss(self, ids: np.ndarray, replacements: Replacements | None = None) -> float:
-        """Return the mean surprise of a token given those before it, in nats."""
+        """Return the mean negative log-probability of each next token, in nats."""
         self._require_next_token("a loss")
         rows = self.final(ids, replacements)
         return float(next_token_loss(self.around, rows, to_device(ids), shape=self.shape))
@@ -233,7 +233,7 @@ class Model:
             )
 
     def heads(self, ids: np.ndarray) -> list[list[Head]]:
-        """Return every head over this prompt, by layer; arrays of one prompt are held at once."""
+        """Return the heads over one prompt: `heads[layer][h]`."""
         layers = []
         for index, (heads, _, _) in enumerate(self.layer_outputs(ids)):
             scale, causal = self.shape.scale(index), self.shape.causal
@@ -247,7 +247,7 @@ class Model:
         return layers
 
     def checked_ids(self, ids: object) -> Array:
-        """Return token ids as a vector for the forward pass, or say what is wrong with them."""
+        """Return token ids as a vector for the forward pass, or raise `ArgumentError`."""
         require_unmasked("ids", ids)
         array = np.asarray(ids)
         if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
@@ -281,11 +281,10 @@ def load(path: str | Path | None) -> Model:
     checked against the configuration, and the model is rebuilt from its heads once: `parity`.
 
     Args:
-        path: the folder, or the file. None, which `example_folder` and `example_file` return where
-            the model is not installed, is refused.
+        path: the folder, or the file.
 
     Raises:
-        InputFileError: the folder or file cannot be used; the message says what to do.
+        InputFileError: the folder or file cannot be used.
         MissingPackageError: safetensors, tokenizers or gguf is not installed.
     """
     if path is None:
@@ -310,8 +309,8 @@ def load(path: str | Path | None) -> Model:
         parity = np.array([np.nan])
     if not np.isfinite(parity).all():
         raise InputFileError(
-            f"{place} must hold weights whose heads are finite in single precision, but theirs "
-            "are not. Are they those of a trained model?"
+            f"{place} must hold weights whose heads are finite in single precision, but they "
+            "overflow. Check that the weights are trained."
         )
     return dataclasses.replace(model, parity=parity)
 
@@ -338,10 +337,10 @@ def _read(
 
 
 def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
-    """Return how far each layer's attention output is from the one rebuilt of its heads, relative.
+    """Return the relative error of each layer's attention output when rebuilt from its heads.
 
-    The heads are taken out, attended by the textbook formula in double precision, and put through
-    the layer's output matrix: what is left is rounding, unless a scale, a bias or a mask is wrong.
+    Each head's output is computed by the textbook formula in double precision and multiplied by the
+    layer's output matrix. The error is rounding, unless a scale, a bias or a mask is wrong.
     """
     if ids is None:
         count = min(PROBE_LENGTH, model.shape.positions)

@@ -1,4 +1,4 @@
-"""Prompts of which every head can be had: read by a model, or captured from one that ran."""
+"""Prompts with all their heads, from a model and a text or from captured heads."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +17,10 @@ _ARRAYS = ("queries", "keys", "values")
 HeadLists = Sequence[Head] | Sequence[Sequence[Head]] | Sequence[Sequence[Sequence[Head]]]
 """Heads of one layer; of several layers; or of several layers over several prompts."""
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]
-"""A text, a list of token ids to cut into windows, or the windows themselves, one a row."""
+"""A text, a list of token ids to cut into windows, or windows of token ids, one per row."""
 
 USUAL = 512
-"""Tokens of a window, where the model takes as many."""
+"""Tokens of a window by default, where the model accepts as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CapturedHeads:
 
 @dataclasses.dataclass(frozen=True)
 class HeadPrompts:
-    """Prompts of one shape and the heads over them, layer after layer, as often as asked.
+    """Prompts of one shape and a function that returns their heads, layer after layer.
 
     Attributes:
         name: of the model.
@@ -104,15 +104,15 @@ def prompts_of(
     usual: int = USUAL,
     readings: int = 2,
 ) -> HeadPrompts:
-    """Return a text's windows, or heads that are there already, as prompts.
+    """Return the windows of a text, or existing heads, as prompts.
 
     Args:
         model: from `load`, from `capture`, or lists of heads.
-        text_or_ids: a text, token ids, or windows; nothing for heads.
-        window: tokens of a prompt; as many as the model takes, at most `usual`, unless given.
-        windows: the most prompts to read.
-        usual: as above.
-        readings: how often each prompt will be read.
+        text_or_ids: a text, token ids, or windows; None for heads.
+        window: tokens of a prompt; by default the longest of the model, at most `usual`.
+        windows: the largest number of prompts.
+        usual: the default bound on `window`.
+        readings: how many times each prompt will be read.
     """
     if isinstance(windows, bool) or (windows is not None and windows < 1):
         raise ArgumentError("windows", f"must be at least 1, got {windows}.")
@@ -127,7 +127,7 @@ def prompts_of(
         if value is not None:
             raise ArgumentError(
                 name,
-                "must be left out for heads, which hold their prompts, "
+                "must be omitted for heads, which include their prompts, "
                 f"got {type(value).__name__}.",
             )
     if prompts.length < 8:
@@ -141,8 +141,8 @@ def prompts_of(
 def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
     """Return windows of token ids [windows, window] as prompts.
 
-    Where each is read twice, the heads of the first windows are kept for the second reading, as
-    many as the memory allows.
+    Where each window is read twice, the heads of the first windows are kept in memory, up to
+    512 MiB.
     """
     shape = model.shape
     room = (
@@ -177,7 +177,7 @@ def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPr
 
 
 def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
-    """Return heads that are there already as prompts, or say why they are not an atlas."""
+    """Return existing heads as prompts, or raise `ArgumentError` where their shapes differ."""
     captured = heads if isinstance(heads, CapturedHeads) else CapturedHeads(_by_prompt(heads))
     first = _require_alike(captured.prompts)
 
@@ -201,7 +201,7 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
 
 
 def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
-    """Return heads of one layer, or of one prompt, as those of one prompt of one layer."""
+    """Return heads of one layer, or of one prompt, in three levels of lists."""
     depths = _depths(heads)
     if len(depths) != 1 or not depths <= {1, 2, 3}:
         mixed = " of lists and heads side by side" if len(depths) > 1 else ""
@@ -217,7 +217,7 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
 
 
 def _depths(heads: object, depth: int = 0) -> set[int]:
-    """Return how deep in lists heads lie; 0 stands for what is neither a head nor a list of any."""
+    """Return the levels of lists around heads; 0 for anything else."""
     if isinstance(heads, Head):
         return {depth}
     if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
@@ -226,7 +226,7 @@ def _depths(heads: object, depth: int = 0) -> set[int]:
 
 
 def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
-    """Return the first head; all must have its shape, in layers of as many heads."""
+    """Return the first head; all heads must have its shape, and all layers equally many heads."""
     first, counts = prompts[0][0][0], len(prompts[0][0])
     for number, prompt in enumerate(prompts):
         if len(prompt) != len(prompts[0]):
@@ -265,10 +265,10 @@ def _scales(prompts: Sequence[Sequence[Sequence[Head]]]) -> np.ndarray:
 def windows_of(
     model: Model, text_or_ids: TextOrIds, *, window: int | None = None, at_most: int | None = None
 ) -> np.ndarray:
-    """Return token ids cut into windows, [windows, window]; what is left at the end is dropped.
+    """Return token ids cut into windows, [windows, window]; an incomplete last window is dropped.
 
-    A text's windows each begin and end with the special tokens the tokenizer would put there, and
-    they count. A window has as many tokens as the model takes, at most 512, unless given.
+    Each window of a text includes the special tokens that the tokenizer adds at both ends. The
+    default window is the longest prompt of the model, at most 512 tokens.
     """
     window = min(USUAL, model.shape.positions) if window is None else window
     _require_window(model, window)

@@ -1,7 +1,7 @@
-"""Families of transformers whose weights can be read: one file each, found without a list.
+"""Families of transformers whose weights can be read: one file each.
 
-A module of this folder whose name has no underscore before it is a family: it registers a class for
-the `model_type` of the configurations it reads. A family of one's own does the same from anywhere:
+A module of this folder without a leading underscore is a family: it registers a class for one or
+more values of `model_type`. A user-defined family is registered in the same way from any module:
 
     from promptlimit.heads import families
 

@@ -18,10 +18,10 @@ from jaxtyping import Array, Float
 from promptlimit.errors import ArgumentError, InputFileError
 
 WITHOUT_WEIGHTS = (
-    "Take its heads while it runs, which needs no family: "
+    "Capture its heads while it runs, which works for every family: "
     "promptlimit.heads.atlas(promptlimit.heads.capture(model, ids))."
 )
-"""The way out for models that cannot be read from their files."""
+"""A suggestion for models that cannot be read from their files."""
 _LARGEST = 2**24
 _HUGE = 1e30
 Weights = Mapping[str, Array]
@@ -48,7 +48,7 @@ class Config:
         return self.values.get(name, default)
 
     def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number; what lies around a network is never huge."""
+        """Return a whole number of at most 2**24."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
             raise InputFileError(
@@ -87,7 +87,7 @@ class Config:
         return whole // count
 
     def require(self, name: str, expected: object) -> None:
-        """Refuse a model that differs from what its family can do."""
+        """Refuse a value that the family does not support."""
         value = self.get(name, expected)
         if type(value) is not type(expected) or value != expected:
             raise InputFileError(
@@ -98,7 +98,7 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Where an array lies in the file; `{layer}` in the name is the layer's number.
+    """The name and shape of an array in the file; `{layer}` in the name is the layer's number.
 
     Attributes:
         name: its name without the prefix that the model's class puts before it.
@@ -122,7 +122,7 @@ class AbstractArchitecture(abc.ABC):
     Hashable, so that one compiled layer serves every layer; a family adds fields of its own.
 
     Attributes:
-        prefixes: what classes of the family put before the names of their tensors.
+        prefixes: of the names of tensors, which depend on the class that saved them.
         causal: whether a position sees only the tokens up to itself.
         rotary: whether positions enter by rotating queries and keys.
         model_type: the name in config.json.
@@ -159,7 +159,7 @@ class AbstractArchitecture(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def read(cls, model_type: str, config: Config) -> "AbstractArchitecture":
-        """Return the architecture a config.json describes, or say why it is not supported."""
+        """Return the architecture that a config.json describes, or raise `InputFileError`."""
 
     @abc.abstractmethod
     def around(self) -> Mapping[str, Tensor]:
@@ -186,7 +186,7 @@ class AbstractArchitecture(abc.ABC):
         """Return the next residual stream from this one and the attention's output."""
 
     def close(self, weights: Weights, hidden: Array) -> Array:  # noqa: ARG002 - a default
-        """Return what the family makes of the residual stream after the last layer."""
+        """Return the last hidden state: the residual stream after the final norm, if any."""
         return hidden
 
     def logits(self, weights: Weights, closed: Array) -> Array:
@@ -225,7 +225,7 @@ def register(*model_types: str) -> Callable[[Class], Class]:
 
 
 def architecture(values: Mapping[str, Any], *, source: str = "config.json") -> AbstractArchitecture:
-    """Return the architecture a configuration describes, or say why it is not supported."""
+    """Return the architecture that a configuration describes, or raise `InputFileError`."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise InputFileError(

@@ -24,7 +24,7 @@ HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
         "heads_map": ("Layer by layer", "Sharpness, and what the Gaussian limit explains."),
         "heads_error": (
             "Predicted and measured",
-            "What independent Gaussian tokens of the same moments would do, against what these do.",
+            "Predictions for independent Gaussian tokens of the same moments, and measurements.",
         ),
     },
     CausalAtlas: {
