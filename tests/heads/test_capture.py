@@ -308,8 +308,8 @@ def test_both_routes_capture_the_same_heads(family: str, attention: str) -> None
                 heads.prompts[0][layer], routes[0].prompts[0][layer], strict=True
             ):
                 assert one.causal == other.causal == ("Bert" not in family)
-                scores = [head.scale * head.queries @ head.keys.T for head in (one, other)]
-                np.testing.assert_allclose(*scores, atol=1e-5)
+                own, first = (head.scale * head.queries @ head.keys.T for head in (one, other))
+                np.testing.assert_allclose(own, first, atol=1e-5)
                 np.testing.assert_allclose(one.values, other.values, atol=1e-6)
 
 
