@@ -45,13 +45,21 @@ def is_traced(value: object) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
+with_numpy_defaults = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
+"""Decorates public functions: a user's `numpy.seterr(all="raise")` does not apply inside.
+
+Intermediate results underflow by design.
+"""
+
+
 def numpy_only(
     instead: str,
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Decorate a function that computes with NumPy, so that it raises a clear error under jax.
+    """Decorate a public function that computes with NumPy, so that it raises a clear error under jax.
 
     It raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad` traces, and a
-    `TypeError` for a call inside a jitted function.
+    `TypeError` for a call inside a jitted function. `with_numpy_defaults` applies as well. Parts
+    that use jax are compiled also under `jax.disable_jit`, where they would take minutes.
 
     Args:
         instead: a sentence that names the alternative.
@@ -62,6 +70,7 @@ def numpy_only(
         called = getattr(function, "__qualname__", "this function").removesuffix(".__init__")
 
         @functools.wraps(function)
+        @with_numpy_defaults
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
             jax = sys.modules.get("jax")
             if jax is None:
@@ -74,7 +83,8 @@ def numpy_only(
                         f"array that jax traces (jit, vmap or grad). {instead}",
                     )
             try:
-                return function(*args, **kwargs)
+                with jax.disable_jit(False):
+                    return function(*args, **kwargs)
             except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as e:
                 if not is_traced(jax.device_put(np.zeros(()))):
                     raise  # another cause: this call is not inside `jit`
@@ -106,7 +116,19 @@ def require_unmasked(name: str, value: object) -> None:
 
 
 def require_readable(name: str, value: object) -> None:
-    """Raise an error for a PyTorch tensor that NumPy cannot read, such as one in bfloat16."""
+    """Raise an error for values that NumPy cannot read, also in lists.
+
+    These are random keys of jax, and PyTorch tensors of dtype bfloat16, with gradients or on a
+    device.
+    """
+    if isinstance(value, list | tuple):
+        for part in value:
+            require_readable(name, part)
+        return
+    if str(getattr(value, "dtype", "")).startswith("key<"):
+        raise ArgumentError(
+            name, "must hold numbers, got a random key of jax. Pass it as the argument `key`."
+        )
     if not hasattr(value, "detach"):
         return
     try:
@@ -157,6 +179,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
     A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
     """
     require_unmasked(name, length)
+    require_readable(name, length)
     try:
         array = np.asarray(length)
     except ValueError:

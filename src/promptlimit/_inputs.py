@@ -16,12 +16,19 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from promptlimit._arrays import is_traced, require_readable, require_unmasked, require_whole
+from promptlimit._arrays import (
+    is_traced,
+    require_readable,
+    require_unmasked,
+    require_whole,
+    with_numpy_defaults,
+)
 from promptlimit.errors import ArgumentError
 
 Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
+ENABLE_DOUBLE = 'Call jax.config.update("jax_enable_x64", True) for double precision.'
 _SMALL = 10_000  # entries that are cheaper to check on the host than on a device
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
@@ -100,13 +107,14 @@ def in_double(module: ModuleT) -> ModuleT:
     return eqx.combine(jax.tree.map(doubled, arrays), rest)
 
 
+@with_numpy_defaults
 def _as_array(name: str, value: object) -> Array:
+    require_readable(name, value)
     if isinstance(value, jax.Array):
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             raise ArgumentError(name, f"must hold real numbers, got dtype {value.dtype}.")
         return cast(value, _float_dtype(value.dtype))
     require_unmasked(name, value)
-    require_readable(name, value)
     try:
         host = np.asarray(value)
     except ValueError:
@@ -120,7 +128,21 @@ def _as_array(name: str, value: object) -> Array:
             name,
             f"must hold real numbers, got {_type_words(value, host)}. Pass an array of floats.",
         )
-    return to_device(host, _float_dtype(host.dtype))
+    dtype = _float_dtype(host.dtype)
+    if dtype == jnp.float32 and host.dtype.itemsize > 4:
+        _require_in_single(name, host)
+    return to_device(host, dtype)
+
+
+def _require_in_single(name: str, host: np.ndarray) -> None:
+    """Refuse finite numbers that overflow single precision."""
+    large = np.isfinite(host) & (np.abs(host) > np.finfo(np.float32).max)
+    if large.any():
+        raise ArgumentError(
+            name,
+            f"must fit in single precision, got {host[large].flat[0]:g}, which overflows float32. "
+            f"{ENABLE_DOUBLE}",
+        )
 
 
 def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
@@ -182,13 +204,18 @@ def require_weights(name: str, weights: Array) -> None:
 
 
 def require_random_key(key: object) -> None:
-    """Raise an error for a value that is not a jax random key; None passes."""
-    is_key = isinstance(key, jax.Array) and (
-        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
-    )
-    if key is not None and not is_key:
+    """Raise an error for a value that is not one jax random key; None passes."""
+    if key is None:
+        return
+    is_typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not (isinstance(key, jax.Array) and (is_typed or key.dtype == jnp.uint32)):
         raise ArgumentError(
             "key", f"must be a random key, got {type(key).__name__}. Pass jax.random.key(0)."
+        )
+    batch = key.shape if is_typed else key.shape[:-1]
+    if batch:
+        raise ArgumentError(
+            "key", f"must be one random key, got an array of keys, shape {batch}. Pass one of them."
         )
 
 

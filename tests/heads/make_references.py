@@ -7,7 +7,7 @@ needs torch and transformers, which the project does not. For every small model 
 state, the input of every attention output matrix (the heads' outputs side by side), the loss of
 causal models, and for MiniLM a few columns of each. For SmolLM2, when its GGUF file is given, it
 holds token numbers of a text, the loss, and a few columns of the heads' outputs and of the scores
-of next tokens. What is not given keeps what the archive has of it.
+of next tokens. Parts that are not given are kept from the archive.
 """
 
 import importlib.metadata
@@ -72,7 +72,7 @@ def smollm2(file: Path) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Write the archive beside this file."""
+    """Write the archive to the folder of this file."""
     packages = ("transformers", "torch")
     versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     arrays: dict[str, np.ndarray] = dict(np.load(ARCHIVE)) if ARCHIVE.exists() else {}

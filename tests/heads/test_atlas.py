@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 
 import promptlimit as pl
 from heads.small_models import write_model
-from promptlimit.heads._forward import (
+from promptlimit.heads._model import (
     Replacement,
     Replacements,
 )

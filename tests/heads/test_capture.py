@@ -14,7 +14,6 @@ import promptlimit as pl
 from heads.small_models import write_model
 from promptlimit.cli import _heads as command
 from promptlimit.cli._console import CommandError
-from promptlimit.errors import InputFileError
 from promptlimit.heads._atlas import _length_needed
 from promptlimit.heads._prediction import GRID
 
@@ -35,8 +34,8 @@ def test_heads_alone_give_the_atlas_of_their_model(
     model: pl.heads.Model, captured: pl.heads.CapturedHeads, tmp_path: Path
 ) -> None:
     whole = pl.heads.atlas(model, IDS, window=24, clusters=2, sinks=2)
-    captured.save(tmp_path / "heads.npz")
-    for heads in (captured, captured.prompts, pl.heads.CapturedHeads.load(tmp_path / "heads.npz")):
+    pl.save(tmp_path / "heads.npz", captured)
+    for heads in (captured, captured.prompts, pl.load(tmp_path / "heads.npz")):
         alone = pl.heads.atlas(heads, clusters=2, sinks=2)
         assert (alone.model, alone.model_type) == ("heads", "arrays")
         assert (alone.window, alone.causal) == (24, True)
@@ -49,7 +48,7 @@ def test_heads_alone_give_the_atlas_of_their_model(
         assert json.loads(json.dumps(alone.to_dict(), allow_nan=False))["parity"] == [None] * 2
     pl.heads.export_maps(alone, tmp_path / "maps.safetensors")
     with pytest.raises(
-        ValueError, match=r"^`model` must be a model from `load`, got CapturedHeads. H"
+        ValueError, match=r"^`model` must be a model from `load`, got CapturedHeads. R"
     ):
         pl.heads.replacement_curve(captured, IDS, alone)
 
@@ -98,13 +97,13 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
         ([], {}, "or a list of heads (of lists for layers, of lists of lists for prompts), got list."),
         ([head, [head]], {}, "of lists of lists for prompts), got list of lists and heads side by side."),
         ([[head], [[head]]], {}, "of lists of lists for prompts), got list of lists and heads side by"),
-        ([head], {"text_or_ids": "a"}, "`text_or_ids` must be left out for heads, which hold their"),
-        ([head], {"window": 16}, "`window` must be left out for heads, which hold their prompts, got"),
+        ([head], {"text_or_ids": "a"}, "`text_or_ids` must be omitted for heads, which include their"),
+        ([head], {"window": 16}, "`window` must be omitted for heads, which include their prompts, got"),
         ([[head, head], [head]], {}, "`heads` must be 2 in every layer, got 1 in layer 1."),
         ([[head], [wide]], {}, f"alike, got {form.format(3)} in layer 0 and {form.format(4)} in layer 1"),
         ([[[head]], [[head]] * 2], {}, "the 1 layers of the first prompt in every prompt, got 2 in"),
         ([short], {}, "`model` must be heads over at least 8 tokens, got 4. Give a longer prompt."),
-        ([pl.heads.Head(*huge)], {}, "must have scores that are finite in single precision, but layer 0"),
+        ([pl.heads.Head(*huge)], {}, "must have scores that are finite in single precision, but those of"),
         (model, {}, "`text_or_ids` must be given for a model to read, got None."),
     ):  # fmt: skip
         arguments: dict[str, Any] = {"model": heads, "clusters": 1, "sinks": 1, **options}
@@ -112,28 +111,16 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
             pl.heads.atlas(**arguments)
 
 
-def test_files_of_heads_that_cannot_be_used(
-    captured: pl.heads.CapturedHeads, tmp_path: Path
-) -> None:
-    path = tmp_path / "heads.npz"
-    captured.save(path)
-    whole = dict(np.load(path))
-    for change, message in (
-        ({"keys": None}, "must hold heads that CapturedHeads.save wrote, but 'keys' is missing."),
-        ({"scales": np.ones(3)}, "but 'scales' has shape (3,)."),
-        (
-            {"values": whole["values"][:1]},
-            "must hold as many queries, keys, values and scales, but",
-        ),
-        (
-            {"scales": -whole["scales"]},
-            "must hold usable heads, but `scale` must be positive, got -",
-        ),
-    ):
-        arrays: Any = {n: part for n, part in (whole | change).items() if part is not None}
-        np.savez(path, **arrays)
-        with pytest.raises(InputFileError, match=re.escape(message)):
-            pl.heads.CapturedHeads.load(path)
+def test_captured_heads_are_nested_lists(tmp_path: Path) -> None:
+    head = pl.heads.Head(*np.ones((3, 2, 1)))
+    for prompts in ([], [[]], [[[head], []]]):
+        with pytest.raises(
+            ValueError, match=r"^`prompts` must be a list of prompts, each a list of"
+        ):
+            pl.heads.CapturedHeads(prompts)
+    pl.save(tmp_path / "law.npz", pl.Gaussian([0.0], [[1.0]]))
+    with pytest.raises(CommandError, match=r"law\.npz must hold captured heads, got Gaussian$"):
+        command.heads(tmp_path / "law.npz")
 
 
 def test_the_command_reads_heads_without_a_model(
@@ -144,7 +131,7 @@ def test_the_command_reads_heads_without_a_model(
 ) -> None:
     monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
     path, out = tmp_path / "heads.npz", tmp_path / "out"
-    captured.save(path)
+    pl.save(path, captured)
     command.heads(path, clusters=2, sinks=2, out=out, as_json=True)
     printed = capsys.readouterr()
     assert "heads: 2 layers of 4 heads without weights;" in printed.err
@@ -225,7 +212,7 @@ def plain_heads(weights: dict[str, np.ndarray], ids: np.ndarray) -> list[tuple[n
 
 @pytest.mark.parametrize("way", ["fused", "fused with a mask", "by products", "by einsum"])
 def test_captured_heads_are_those_of_the_weights(way: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     model = tiny(torch, way)
     fused = torch.nn.functional.scaled_dot_product_attention
     heads = pl.heads.capture(model, IDS.reshape(2, 24), name="tiny")
@@ -268,7 +255,7 @@ def test_models_whose_attention_cannot_be_captured() -> None:
     window = attend(mask=lambda n: torch.ones(n, n).tril().triu(-3).bool())
     for model, ids, message in (
         (torch.nn.Linear(4, 4), rows, "`model` must attend by scaled_dot_product_attention or by soft"),
-        (window, rows, "`model` must let a query see all tokens, or all up to its own, but Module hides"),
+        (window, rows, "`model` must show a query all tokens, or all up to its own, but Module hides"),
         (attend(mask=lambda n: torch.ones(n, n).tril()), rows, "add nothing to its scores but a mask, got"),
         (attend(batch=2), rows, "`model` must attend to one prompt at a time, [1, heads, n, d], but Module"),
         (len, rows, "`model` must be a torch.nn.Module, got builtin_function_or_method."),
@@ -279,10 +266,12 @@ def test_models_whose_attention_cannot_be_captured() -> None:
             pl.heads.capture(model, ids)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["Bert", "DistilBert", "GPT2", "Llama", "OPT", "Phi", "Qwen3"])
-def test_models_of_transformers_are_captured(family: str, attention: str) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+def small_transformer(family: str, attention: str) -> Any:
+    """Return a random model of transformers with two layers of two heads."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install transformers"
+    )
     sizes = {
         "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 24, "max_position_embeddings": 64,
@@ -292,13 +281,41 @@ def test_models_of_transformers_are_captured(family: str, attention: str) -> Non
         "OPT": {"word_embed_proj_dim": 16, "ffn_dim": 24},
         "Qwen3": {"num_key_value_heads": 1, "head_dim": 8},
         "Llama": {"num_key_value_heads": 1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        "Gemma2": {"head_dim": 8, "num_key_value_heads": 1, "attn_logit_softcapping": 1e-3},
     }
     config = getattr(transformers, f"{family}Config")(**sizes | others.get(family, {}))
     torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(config, attn_implementation=attention)
-    heads = pl.heads.capture(model, IDS)
-    assert [[len(layer) for layer in prompt] for prompt in heads.prompts] == [[2, 2]]
-    assert heads.parity.max() < 1e-6
-    assert heads.model_type == family.lower()
-    assert heads.rotary == (family in {"Llama", "Phi", "Qwen3"})
-    assert heads.prompts[0][0][0].causal == ("Bert" not in family)
+    return transformers.AutoModel.from_config(config, attn_implementation=attention)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "GPT2", "Llama", "OPT", "Phi", "Qwen3"])
+def test_both_routes_capture_the_same_heads(family: str, attention: str) -> None:
+    model = small_transformer(family, attention)
+    routes = [pl.heads.capture(model, IDS, route=r) for r in ("transformers", "operators", "auto")]
+    assert model.config._attn_implementation == attention
+    assert model.training
+    for heads in routes:
+        assert [[len(layer) for layer in prompt] for prompt in heads.prompts] == [[2, 2]]
+        assert heads.parity.max() < 1e-6
+        assert heads.model_type == family.lower()
+        assert heads.rotary == (family in {"Llama", "Phi", "Qwen3"})
+        assert heads.layer_names == routes[0].layer_names
+        for layer in range(2):
+            for one, other in zip(
+                heads.prompts[0][layer], routes[0].prompts[0][layer], strict=True
+            ):
+                assert one.causal == other.causal == ("Bert" not in family)
+                own, first = (head.scale * head.queries @ head.keys.T for head in (one, other))
+                np.testing.assert_allclose(own, first, atol=1e-5)
+                np.testing.assert_allclose(one.values, other.values, atol=1e-6)
+
+
+def test_the_route_of_transformers_requires_a_model_that_supports_it() -> None:
+    capped = small_transformer("Gemma2", "eager")
+    with pytest.raises(ValueError, match=r"^`model` must attend by softmax of scaled products, "):
+        pl.heads.capture(capped, IDS)
+    assert capped.config._attn_implementation == "eager"
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"^`route` must be 'operators' or 'auto' for Tiny, which"):
+        pl.heads.capture(tiny(torch, "fused"), IDS, route="transformers")

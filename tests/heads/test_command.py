@@ -149,7 +149,7 @@ def test_the_command_measures_causal_models_by_distance(
     assert "their moments cost as much memory as 8 tokens" in page
     assert page.count("<svg") == 3
     heads = pl.heads.load(file).heads((5 + 7 * np.arange(64) ** 2) % 40)
-    pl.heads.CapturedHeads([heads]).save(tmp_path / "heads.npz")
+    pl.save(tmp_path / "heads.npz", pl.heads.CapturedHeads([heads]))
     command.heads(tmp_path / "heads.npz", causal=True, sinks=2, recent=6)
     words = capsys.readouterr().out
     assert "The first 2 tokens and the last 6 are kept" in words

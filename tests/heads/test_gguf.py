@@ -66,10 +66,10 @@ def test_digits_stand_alone_before_pairs_are_merged(model: pl.heads.Model, tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "qwen2"}, r"`general.architecture` in the metadata of .*\.gguf must be 'llama', got 'qwen2'\. Take its heads while it runs, .*capture\(model, ids\)\)\.$"),
-        ({"llama.rope.scaling.type": "yarn"}, "`llama.rope.scaling.type` in .* must be 'none', got 'yarn'. Take its"),
-        ({"llama.rope.scale_linear": 4.0}, "must be a plain Llama, but it sets `llama.rope.scale_linear` to 4.0. Take its"),
-        ({"llama.expert_count": 8}, "must be a plain Llama, but it sets `llama.expert_count` to 8. Take its"),
+        ({"general.architecture": "qwen2"}, r"`general.architecture` in the metadata of .*\.gguf must be 'llama', got 'qwen2'\. Capture its heads while it runs, .*capture\(model, ids\)\)\.$"),
+        ({"llama.rope.scaling.type": "yarn"}, "`llama.rope.scaling.type` in .* must be 'none', got 'yarn'. Capture its"),
+        ({"llama.rope.scale_linear": 4.0}, "must be a plain Llama, but it sets `llama.rope.scale_linear` to 4.0. Capture its"),
+        ({"llama.expert_count": 8}, "must be a plain Llama, but it sets `llama.expert_count` to 8. Capture its"),
         ({"split.count": 3}, "`split.count` in .* must be 1, got 3"),
         ({"llama.block_count": 2**31}, "`llama.block_count` in .* must be a whole number from 1 to 16777216, got 2147483648"),
         ({"llama.block_count": 3}, r"must hold the tensor 'blk.2.attn_norm.weight', but it does not. The weights do not belong to the metadata of .*\.gguf\."),

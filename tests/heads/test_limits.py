@@ -10,15 +10,11 @@ import pytest
 import promptlimit as pl
 from promptlimit.heads import Head
 from promptlimit.heads import _weighing as weighing
-from promptlimit.heads._clusters import _squared_distances, clusters_of, sinks_of
-from promptlimit.heads._forward import LayerHeads
-from promptlimit.heads._measure import (
-    CorpusMap,
-    Settings,
-    Sums,
-    layer_sums,
-)
+from promptlimit.heads._limits import Limits, PerHead, layer_sums
+from promptlimit.heads._measure import query_rows
+from promptlimit.heads._model import LayerHeads
 from promptlimit.heads._prediction import GRID, prediction
+from promptlimit.heads._weighing import _squared_distances, clusters_of, sinks_of
 from promptlimit.measures import full_precision
 
 
@@ -111,34 +107,32 @@ def test_tables_agree_with_the_engine(shortest: int, tolerance: float) -> None:
     np.testing.assert_allclose(at_grid[1], exact.score_error, rtol=1e-3)
 
 
-def gaussian_layer(heads: int, length: int) -> tuple[LayerHeads, CorpusMap, np.ndarray]:
-    """Return heads over independent Gaussian tokens, their true limit, and the tokens' root."""
+@functools.cache
+def sums_over_gaussian_tokens(causal: bool) -> tuple[LayerHeads, dict]:
+    """Return heads over independent Gaussian tokens, and their sums with the tokens' true limit."""
+    heads, length = 400, 64
     rng = np.random.default_rng(7)
     root = rng.normal(size=(5, 5)) / np.sqrt(5)
     tokens = rng.normal(size=(heads, length, 5)) @ root.T + np.array([0.5, 0.0, 1.0, 2.0, -1.0])
     queries = rng.normal(size=(heads, length, 3)) * np.array([0.6, 0.4, 0.4])
-    cov = root @ root.T
-    maps = [
-        np.tile(part[None], (heads, *(1,) * part.ndim))
-        for part in (cov[3:, :3], np.array([2.0, -1.0]))
-    ]
-    arrays = [
+    maps = [(root @ root.T)[3:, :3], np.array([2.0, -1.0])]
+    maps = [np.tile(part[None], (heads, *(1,) * part.ndim)) for part in maps]
+    queries, keys, values, matrix, shift = (
         jnp.asarray(a, jnp.float32) for a in (queries, tokens[..., :3], tokens[..., 3:], *maps)
-    ]
-    return LayerHeads(*arrays[:3]), CorpusMap(*arrays[3:]), root
-
-
-@functools.cache
-def sums_over_gaussian_tokens(causal: bool) -> tuple[LayerHeads, Sums]:
-    layer, corpus, _ = gaussian_layer(heads=400, length=64)
-    table, settings = prediction(8 if causal else 64, 64), Settings(causal, 8, 2, 2)
-    return layer, layer_sums(layer, np.ones(400), corpus, table, jax.random.key(0), settings)
+    )
+    layer = LayerHeads(queries, keys, values)
+    given = PerHead(matrix, shift, jax.random.split(jax.random.key(0), heads))
+    table = prediction(8 if causal else 64, 64)
+    positions = np.arange(7 if causal else 0, length)
+    lengths = positions + 1 if causal else np.full(length, length)
+    rows = query_rows(layer, np.ones(heads), positions, table, Limits(causal, 2, 2), given)
+    return layer, layer_sums(rows, np.asarray(queries)[:, positions], lengths, table)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
     _, sums = sums_over_gaussian_tokens(causal)
-    scores, errors = (jax.tree.map(np.asarray, part) for part in (sums.scores, sums.errors))
+    scores, errors = sums["means"], sums["errors"]
 
     def close(measured: np.ndarray, predicted: np.ndarray, bias: float) -> None:
         difference = measured - predicted
@@ -148,10 +142,10 @@ def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
         assert error < 0.05 * size
 
     # Sharpness is taken from the sample here, which shifts both predictions by a few per cent.
-    close(scores.participation, scores.participation_predicted, 0.03 if not causal else 0.08)
-    close(errors.corpus, sums.predicted_error, 0.05 if not causal else 0.12)
-    assert errors.mixture.mean() < errors.uniform.mean()
-    assert abs(scores.kurtosis.mean()) < 0.35
+    close(scores["participation"], scores["participation_predicted"], 0.03 if not causal else 0.08)
+    close(errors["corpus"], sums["predicted_error"], 0.05 if not causal else 0.12)
+    assert errors["mixture"].mean() < errors["uniform"].mean()
+    assert abs(scores["kurtosis"].mean()) < 0.35
 
 
 def test_the_predicted_error_is_that_of_prompt_moments() -> None:
@@ -163,7 +157,7 @@ def test_the_predicted_error_is_that_of_prompt_moments() -> None:
             float(pl.prompt_moments(head.attention, law, query, 64).mse)
             for query in head.queries.astype(np.float64)
         )
-    assert float(sums.predicted_error[0]) == pytest.approx(exact, rel=1e-4)
+    assert float(sums["predicted_error"][0]) == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import (
+    ENABLE_DOUBLE,
+    cast,
     float_array,
     float_arrays,
+    in_double,
     require_choice,
     require_dimension,
     require_finite,
@@ -84,15 +88,19 @@ class AbstractAttention(eqx.Module):
         Raises:
             OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt;
                 NaN while jax traces.
+            ArgumentError: single precision overflows where double precision does not; NaN while jax
+                traces.
         """
         require_prompt(self, prompt)
         point = as_queries(self, query)
         output = _output(self, prompt, point)
-        if not prompt.finite_everywhere and is_infinite(output):
-            with jax.default_matmul_precision("highest"):
-                for one in point.reshape(-1, self.query_dim):
-                    self.attend(prompt, one)  # not compiled, so that the error names the tilt
-                require_moments(prompt)
+        if is_infinite(output):
+            if not prompt.finite_everywhere:
+                with jax.default_matmul_precision("highest"):
+                    for one in point.reshape(-1, self.query_dim):
+                        self.attend(prompt, one)  # not compiled, so that the error names the tilt
+                    require_moments(prompt)
+            _require_no_overflow(self, prompt, point)
         return output
 
     def affine_limit(
@@ -151,7 +159,7 @@ class AbstractAttention(eqx.Module):
         require_prompt(self, prompt)
         point = as_query(self, query)
         jacobian = _jacobian(self, prompt, point, wrt)
-        if not prompt.finite_everywhere and is_infinite(jacobian):
+        if is_infinite(jacobian):
             self(prompt, point)
         return jacobian
 
@@ -238,6 +246,22 @@ def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]
     """Return mean and covariance of $Mz+b$."""
     covariance = matrix @ prompt.covariance @ matrix.T
     return matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T)
+
+
+def _require_no_overflow(
+    attention: AbstractAttention, prompt: AbstractMeasure, query: Array
+) -> None:
+    """Refuse a query whose output is finite in double precision but not in single."""
+    if query.dtype != jnp.float32:
+        return
+    with jax.enable_x64(True):
+        exact = _output(in_double(attention), in_double(prompt), cast(query, jnp.float64))
+        if not is_infinite(exact):
+            raise ArgumentError(
+                "query",
+                "must keep the scores within the range of single precision, but float32 overflows: "
+                f"in double precision the output is {exact}. {ENABLE_DOUBLE}",
+            )
 
 
 @compiled

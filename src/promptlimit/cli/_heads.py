@@ -221,9 +221,15 @@ def _of_captured_heads(
     path: Path, out: Path | None, shown: AbstractProgress, measure: Callable[..., "AbstractAtlas"]
 ) -> "dict[str, Any]":
     """Return the atlas of heads without weights, by the name of their file."""
+    from promptlimit import load
     from promptlimit.heads import CapturedHeads
 
-    heads = CapturedHeads.load(path)
+    heads = load(path)
+    if not isinstance(heads, CapturedHeads):
+        raise CommandError(
+            f"{path} must hold captured heads, got {type(heads).__name__}",
+            "promptlimit.save(FILE, promptlimit.heads.capture(model, ids))",
+        )
     name, layers = path.stem.strip(".") or "heads", heads.prompts[0]
     tokens = len(heads.prompts) * len(layers[0][0].keys)
     items = {f"text {name}": _SECONDS * len(layers) * tokens}

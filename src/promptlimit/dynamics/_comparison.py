@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import Number
+from promptlimit._arrays import Number, with_numpy_defaults
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
 from promptlimit.dynamics._plan import FlowPlan
@@ -49,6 +49,7 @@ class TrajectoryGap(Result):
     value: np.ndarray = variable("length", "time", label="squared distance", scale="log")
 
 
+@with_numpy_defaults
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     r"""Return the squared distance between two trajectories at their common times.
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, numpy_only
 from promptlimit._configuration import description
-from promptlimit._inputs import in_double, to_device
+from promptlimit._inputs import in_double, require_random_key, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, FlowLimits, descend
@@ -98,6 +98,7 @@ def gradient_flow(
     limit [0.5466 0.2012 0.    ]
     """
     require_start(start, task)
+    require_random_key(key)
     chosen = plan if isinstance(plan, FlowPlan) else FlowPlan(plan)
     tokens = require_lengths(lengths)
     if tokens.ndim > 1:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Number, numpy_only, require_unmasked
+from promptlimit._inputs import require_random_key
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
 from promptlimit.dynamics._risks import RISK_SETS, training_moments
@@ -93,6 +94,7 @@ def sgd(
             f"must be a TrainingPlan, got {type(plan).__name__}. Pass TrainingPlan(steps=1000).",
         )
     require_count(seeds=seeds, every=every)
+    require_random_key(key)
     tokens = _require_lengths(lengths)
     start_key, prompt_key = jax.random.split(key)
     starts = starts_of_seeds(start, task, seeds, start_key)

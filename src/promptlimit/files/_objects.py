@@ -53,6 +53,8 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         ),
         ("tasks", None),
     ),
+    "CapturedHeads": ("heads", None),
+    "Head": ("heads", None),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }

@@ -1,46 +1,46 @@
 """Every head of a model measured against its limits, over prompts of one length."""
 
-import itertools
-import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._arrays import with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._corpus import CorpusMoments, corpus_moments
 from promptlimit.heads._files import extra
-from promptlimit.heads._forward import LayerHeads
-from promptlimit.heads._measure import CorpusMap, Settings, Sums, layer_sums
-from promptlimit.heads._model import Model
+from promptlimit.heads._limits import Limits, PerHead, layer_sums
+from promptlimit.heads._measure import (
+    Progress,
+    explained,
+    in_every_layer,
+    in_threads,
+    query_rows,
+    share_of,
+)
+from promptlimit.heads._model import LayerHeads, Model
 from promptlimit.heads._prediction import GRID, prediction
 from promptlimit.heads._prompts import (
     CapturedHeads,
     HeadLists,
     HeadPrompts,
+    TextOrIds,
     prompts_of,
 )
-from promptlimit.heads._windows import TextOrIds
 from promptlimit.results import HeadAtlas
 from promptlimit.storage import write_bytes
 
-Found = TypeVar("Found")
-Progress = Callable[[str, int, int], None]
-"""Called from any thread: what is being done, how much of it is done, and how much there is."""
-
-_THREADS = 4
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
 """Share of a head's variation that the limit may miss at the length called needed."""
 
 
+@with_numpy_defaults
 def atlas(
     model: Model | CapturedHeads | HeadLists,
     text_or_ids: TextOrIds | None = None,
@@ -54,26 +54,26 @@ def atlas(
 ) -> HeadAtlas:
     r"""Return, for every head, how sharp it is and how well its limits reproduce it.
 
-    A model reads the text twice in windows, each a prompt: once for the moments of the corpus, once
-    to measure. Memory does not grow with the text, nor with the square of a long window. Heads
-    that are there already, from `capture` or by hand, are measured as they are. Everything here
-    follows from queries, keys and values; to replace heads one needs the model.
+    The text is cut into windows, each a prompt. The model runs over it twice: once for the moments
+    of the corpus, once to measure. Memory does not grow with the square of a long window. Heads
+    from `capture`, or built by hand, are measured directly. The atlas depends on queries, keys and
+    values alone; replacing heads (`replacement_curve`) requires the model.
 
-    A head's prompt is the law of (key, value) over the tokens that a query sees. For a causal model
-    that is all tokens up to the query, and queries with fewer than an eighth of the window before
-    them are left out. With rotary positions the keys are those after rotation: a token's position
-    is part of the token, and its law is averaged over the positions of the prompt.
+    The prompt of a head is the law of (key, value) over the tokens that a query sees. In a causal
+    model these are all tokens up to the query, and queries with fewer than an eighth of the window
+    before them are omitted. With rotary positions, keys are taken after rotation: the position is
+    part of a token, and the law is an average over the positions of the prompt.
 
     Args:
-        model: from `load`; or what `capture` returns; or heads: a list for one layer, a list of
-            lists for layers (as `Model.heads` has them), a list of those for several prompts.
-        text_or_ids: a text, token ids, or the windows themselves, one a row; nothing for heads.
-        window: tokens of a prompt; as many as the model takes, at most 512, unless given.
-        windows: the most windows to read.
+        model: the result of `load` or of `capture`; or heads: a list for one layer, a list of lists
+            for several layers (as `Model.heads` returns), a list of those for several prompts.
+        text_or_ids: a text, token ids, or windows of token ids, one per row; omitted for heads.
+        window: tokens of a prompt; by default the longest prompt of the model, at most 512.
+        windows: the largest number of windows to read.
         clusters: number of Gaussians in the mixture.
-        sinks: number of tokens that are atoms beside one Gaussian.
+        sinks: number of tokens that are atoms, in addition to one Gaussian.
         seed: of the clusters' starts.
-        progress: called as the work goes on, from any thread.
+        progress: called after each step, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
@@ -84,62 +84,52 @@ def atlas(
             )
     report = progress or (lambda *_: None)
     shortest = max(4, prompts.length // 8) if prompts.causal else prompts.length
-    settings = Settings(prompts.causal, shortest, clusters, sinks)
+    limits = Limits(prompts.causal, clusters, sinks)
     table = prediction(shortest, prompts.length)
     moments = _corpus_moments(prompts, report)
     alone, key = prompts.count == 1, jax.random.key(seed)
 
-    def measure(index: int, layer: int, heads: LayerHeads) -> Sums:
-        """Return what one window shows of a layer; the corpus is the other windows, if any."""
+    def measure(index: int, layer: int, heads: LayerHeads) -> dict[str, Any]:
+        """Measure one layer on one window; the corpus is the other windows, if there are any."""
         corpus = moments[layer] if alone else moments[layer] - corpus_moments(heads)
         scales = prompts.scales[layer]
-        maps = CorpusMap(*(to_device(p, jnp.float32) for p in corpus.affine_maps(scales)))
+        maps = (to_device(part, jnp.float32) for part in corpus.affine_maps(scales))
         own = jax.random.fold_in(jax.random.fold_in(key, index), layer)
-        return layer_sums(heads, scales, maps, table, own, settings)
+        given = PerHead(*maps, jax.random.split(own, len(scales)))
+        count = heads.queries.shape[1]
+        positions = np.arange(shortest - 1 if prompts.causal else 0, count)
+        lengths = positions + 1 if prompts.causal else np.full(count, prompts.length)
+        rows = query_rows(heads, scales, positions, table, limits, given)
+        return layer_sums(rows, np.asarray(heads.queries)[:, positions], lengths, table)
 
     sums = in_every_layer(prompts, measure, "measuring heads", report)
-    return _assembled(prompts, sums, moments, settings)
-
-
-def in_every_layer(
-    prompts: HeadPrompts,
-    measure: Callable[[int, int, LayerHeads], Found],
-    what: str,
-    report: Progress,
-) -> Found:
-    """Return `measure(prompt, layer, heads)` for all layers of all prompts, [prompts, layers, ...].
-
-    Scores that overflow single precision are refused.
-    """
-    done, total = itertools.count(1), prompts.count * len(prompts.scales)
-    report(what, 0, total)
-
-    def of_prompt(index: int) -> Found:
-        layers = []
-        for layer, heads in enumerate(prompts.layers(index)):
-            found = measure(index, layer, heads)
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
-                raise ArgumentError(
-                    "model",
-                    f"must have scores that are finite in single precision, but layer {layer} "
-                    f"of {prompts.name} does not. Are its weights those of a trained model?",
-                )
-            layers.append(found)
-            report(what, next(done), total)
-        return _stacked(layers)
-
-    return _stacked(list(_in_threads(of_prompt, prompts.count)))
-
-
-def _stacked(parts: list[Found]) -> Found:
-    """Return arrays with one more axis, before the others."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-
-
-def _in_threads(work: Callable[[int], Found], count: int) -> Iterator[Found]:
-    """Yield the results for all prompts in order; a layer alone does not keep two cores busy."""
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        yield from pool.map(work, range(count))
+    total = sums["total"].sum(axis=0)
+    r2, r2_error = explained(sums["errors"], sums["total"])
+    means = {name: part.mean(axis=0) for name, part in sums["means"].items()}
+    maps = [here.affine_maps(prompts.scales[layer]) for layer, here in enumerate(moments)]
+    return HeadAtlas(
+        **prompts.described(),
+        clusters=clusters,
+        sinks=sinks,
+        causal=prompts.causal,
+        quantiles=np.array(QUANTILES),
+        sharpness=_pooled_quantiles(sums["sharpness"]),
+        linear=means["linear"],
+        frozen=means["frozen"],
+        effective_tokens=1.0 / means["participation"],
+        effective_tokens_predicted=1.0 / means["participation_predicted"],
+        skewness=means["skewness"],
+        kurtosis=means["kurtosis"],
+        r2=r2,
+        r2_error=r2_error,
+        error_predicted=share_of(sums["predicted_error"].sum(axis=0), total),
+        length_needed=_length_needed(
+            sums["grid_error"].sum(axis=0), sums["grid_total"].sum(axis=0)
+        ),
+        exponent=_exponents(prompts.scales, moments),
+        matrix=np.stack([matrix for matrix, _ in maps]),
+        shift=np.stack([shift for _, shift in maps]),
+    )
 
 
 def _corpus_moments(prompts: HeadPrompts, report: Progress) -> list[CorpusMoments]:
@@ -150,74 +140,15 @@ def _corpus_moments(prompts: HeadPrompts, report: Progress) -> list[CorpusMoment
 
     total: list[CorpusMoments] = []
     report("reading the text", 0, prompts.count)
-    for done, here in enumerate(_in_threads(window_moments, prompts.count), start=1):
+    for done, here in enumerate(in_threads(window_moments, prompts.count), start=1):
         report("reading the text", done, prompts.count)
         total = [a + b for a, b in zip(total, here, strict=True)] if total else here
     return total
 
 
-def _assembled(
-    prompts: HeadPrompts, sums: Sums, moments: list[CorpusMoments], settings: Settings
-) -> HeadAtlas:
-    """Return the means over windows; errors and variations are summed before they are divided."""
-    total = sums.total.sum(axis=0)
-    errors = {**sums.errors._asdict(), "affine": sums.affine_error}
-    r2, r2_error = explained(errors, sums.total)
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=0), sums.scores)
-    maps = [here.affine_maps(prompts.scales[layer]) for layer, here in enumerate(moments)]
-    return HeadAtlas(
-        model=prompts.name,
-        model_type=prompts.model_type,
-        window=prompts.length,
-        windows=prompts.count,
-        clusters=settings.clusters,
-        sinks=settings.sinks,
-        causal=prompts.causal,
-        rotary=prompts.rotary,
-        parity=prompts.parity,
-        quantiles=np.array(QUANTILES),
-        sharpness=_pooled_quantiles(sums.sharpness),
-        linear=means.linear,
-        frozen=means.frozen,
-        effective_tokens=1.0 / means.participation,
-        effective_tokens_predicted=1.0 / means.participation_predicted,
-        skewness=means.skewness,
-        kurtosis=means.kurtosis,
-        r2=r2,
-        r2_error=r2_error,
-        error_predicted=_share_of(sums.predicted_error.sum(axis=0), total),
-        length_needed=_length_needed(sums.grid_error.sum(axis=0), sums.grid_total.sum(axis=0)),
-        exponent=_exponents(prompts.scales, moments),
-        matrix=np.stack([matrix for matrix, _ in maps]),
-        shift=np.stack([shift for _, shift in maps]),
-    )
-
-
 def _pooled_quantiles(sharpness: np.ndarray) -> np.ndarray:
     """Return quantiles over the queries of all windows together, [layers, heads, quantiles]."""
     return np.moveaxis(np.quantile(sharpness, QUANTILES, axis=(0, -1)), 0, -1)
-
-
-def explained(
-    errors: Mapping[str, np.ndarray], totals: np.ndarray
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    r"""Return $R^2=1-\sum\mathrm{error}/\sum\mathrm{total}$ over windows, and its standard error.
-
-    Arrays are [windows, layers, heads]. The standard error is that of the jackknife over windows,
-    infinite for a single window.
-    """
-    r2 = {name: 1.0 - _share_of(e.sum(axis=0), totals.sum(axis=0)) for name, e in errors.items()}
-    if len(totals) == 1:
-        return r2, {name: np.full(totals.shape[1:], np.inf) for name in errors}
-    others = totals.sum(axis=0) - totals
-    without = {name: _share_of(e.sum(axis=0) - e, others) for name, e in errors.items()}
-    count = len(totals)
-    return r2, {name: np.sqrt((count - 1) * e.var(axis=0)) for name, e in without.items()}
-
-
-def _share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return the share of a variation; NaN for a head that answers every query alike."""
-    return part / np.where(whole > 0, whole, np.nan)
 
 
 def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
@@ -226,7 +157,7 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     Logarithms are interpolated between the lengths of the grid; infinite beyond its end,
     NaN for a limit that does not vary.
     """
-    share = _share_of(errors, totals[..., None])
+    share = share_of(errors, totals[..., None])
     lengths = np.full(totals.shape, np.inf)
     grid = np.log(GRID)
     for place in np.ndindex(totals.shape):
@@ -258,8 +189,8 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
     r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
 
     `layer.N.matrix` is M, [heads, e, d], with the scale of the scores included, and `layer.N.shift`
-    is b, [heads, e]: what each head answers to its query, before the layer's output matrix, when
-    its prompt is infinite and Gaussian. One may start linear attention there.
+    is b, [heads, e]: the output of each head before the layer's output matrix, for an infinite
+    Gaussian prompt. Use them to initialise linear attention.
     """
     save = extra("safetensors.numpy").save
     tensors = {}

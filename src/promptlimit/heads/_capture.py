@@ -1,21 +1,27 @@
-r"""Heads of a PyTorch model while it runs, whatever its family.
+r"""Heads of a PyTorch model of any family, captured while it runs.
 
-Attention in PyTorch is one of two things. A call of `scaled_dot_product_attention` has queries,
-keys, values, scale and mask for arguments. What is written out is two matrix products with a
-softmax between them: the operators are followed, and the scale and the mask are read off the
-scores, $s=c\,qk^\top$ where a token is seen and hugely negative where it is not. Either way every
-layer's output is rebuilt from what was taken, and compared.
+There are two routes. A model of transformers calls an attention function by its registered name;
+one that records its arguments is registered for the time of the call. In any other model attention
+is either a call of `scaled_dot_product_attention`, whose arguments are queries, keys, values, scale
+and mask, or two matrix products with a softmax between them. For the latter the operators are
+followed, and scale and mask are inferred from the scores, $s=c\,qk^\top$ for visible tokens and a
+large negative number for the others. Both routes rebuild the output of every layer from the
+captured heads and compare.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import importlib
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from promptlimit._arrays import with_numpy_defaults
+from promptlimit._inputs import require_choice
 from promptlimit.errors import ArgumentError, MissingPackageError
 from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads
@@ -27,38 +33,58 @@ _REBUILT = {4: 1e-4, 2: 5e-2}
 _BY_HAND = "Bring its arrays: promptlimit.heads.Head(queries, keys, values)."
 
 
-def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) -> CapturedHeads:
+@with_numpy_defaults
+def capture(
+    model: Any,
+    ids: Any,
+    *,
+    name: str | None = None,
+    route: Literal["auto", "transformers", "operators"] = "auto",
+    **inputs: object,
+) -> CapturedHeads:
     """Return queries, keys and values of every head and layer of a PyTorch model as it runs.
 
-    Any `torch.nn.Module` will do whose attention is `scaled_dot_product_attention` or written out
-    as products and a softmax: transformers with `attn_implementation` "sdpa" or "eager",
-    `torch.nn.MultiheadAttention`, or a model of one's own. Queries and keys are those the scores
-    use, after rotation; keys and values that heads share are repeated. The model runs once a
-    prompt, in evaluation mode and without gradients, and is left as it was.
+    The captured heads are in `captured.prompts[p][layer][h]`: head h of a layer over prompt p, a
+    `Head` with arrays `queries`, `keys` and `values`. All three indices start at 0, layers are in
+    the order in which they run, and `captured.layer_names[layer]` is the layer's attention module.
 
-    With `captured = capture(model, ids)`, head h of a layer over prompt p is
-    `captured.prompts[p][layer][h]`, a `Head`; all three count from 0, layers in the order in which
-    they run, and `captured.layer_names[layer]` is the module of the layer.
+    The model can be any `torch.nn.Module` that computes attention by `scaled_dot_product_attention`
+    or by matrix products and a softmax: a model of transformers, `torch.nn.MultiheadAttention`, or
+    a user-defined module. Queries and keys are captured as the scores use them, after rotation;
+    shared keys and values are repeated for each head. The model runs once per prompt, in evaluation
+    mode and without gradients; its state is restored afterwards.
 
     Args:
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
         ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes
-            vectors, [n, d] or [prompts, n, d]. No padding: every token is a token of the prompt.
-        name: of the model, for the page; its own unless given.
-        inputs: what else its forward pass takes.
+            vectors, [n, d] or [prompts, n, d]. Padding is not supported.
+        name: of the model, for the page; its own by default.
+        route: "transformers" registers an attention function (`transformers.AttentionInterface`),
+            which also covers models loaded with flex attention; "operators" follows the
+            operators of PyTorch; "auto" uses the first where the model supports it.
+        inputs: further arguments of the model's forward pass.
 
     Raises:
         MissingPackageError: PyTorch is not installed.
-        ValueError: nothing was seen, or a layer's attention is not softmax of scaled products.
+        ValueError: no attention was found, or a layer's attention is not softmax of scaled
+            products.
     """
     torch = _torch()
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError("model", f"must be a torch.nn.Module, got {type(model).__name__}.")
+    require_choice("route", route, ("auto", "transformers", "operators"))
+    registered = route != "operators" and _is_transformers_model(model)
+    if route == "transformers" and not registered:
+        raise ArgumentError(
+            "route",
+            f"must be 'operators' or 'auto' for {type(model).__name__}, which does not support "
+            "the attention functions of transformers, got 'transformers'.",
+        )
     prompts: list[list[list[Head]]] = []
     parity: list[list[float]] = []
     names: list[str] = []
     for tokens in _batches_of_one(torch, model, ids):
-        calls = _calls(torch, model, tokens, inputs)
+        calls = _calls(torch, model, tokens, inputs, registered=registered)
         prompts.append([_heads(call) for call in calls])
         parity.append([_rebuilding_error(*pair) for pair in zip(calls, prompts[-1], strict=True)])
         names = [call.module for call in calls]
@@ -134,7 +160,7 @@ def _heads(call: _Call) -> list[Head]:
     if not call.seen.all() and not (call.seen == causal).all():
         raise ArgumentError(
             "model",
-            f"must let a query see all tokens, or all up to its own, but {call.module} "
+            f"must show a query all tokens, or all up to its own, but {call.module} "
             "hides others. Give prompts without padding, no longer than its sliding window.",
         )
     rows = zip(call.queries, call.keys, call.values, strict=True)
@@ -154,7 +180,9 @@ def _rebuilding_error(call: _Call, heads: Sequence[Head]) -> float:
     return float(error)
 
 
-def _calls(torch: Any, model: Any, tokens: Any, inputs: dict[str, object]) -> list[_Call]:
+def _calls(
+    torch: Any, model: Any, tokens: Any, inputs: dict[str, object], *, registered: bool
+) -> list[_Call]:
     """Return the attention calls of one forward pass, in their order."""
     calls: list[_Call] = []
     with contextlib.ExitStack() as stack:
@@ -172,10 +200,15 @@ def _calls(torch: Any, model: Any, tokens: Any, inputs: dict[str, object]) -> li
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(torch.no_grad())
-        following = _follow_operators(torch, record)
-        stack.enter_context(following)
-        stack.enter_context(_fused_calls_seen(torch, following, record))
+        if registered:
+            stack.enter_context(_registered_calls_seen(model, record))
+        else:
+            following = _follow_operators(torch, record)
+            stack.enter_context(following)
+            stack.enter_context(_fused_calls_seen(torch, following, record))
         model(tokens, **inputs)
+    if registered and not calls:  # the model has no attention that uses the registered name
+        return _calls(torch, model, tokens, inputs, registered=False)
     if not calls:
         raise ArgumentError(
             "model",
@@ -198,6 +231,67 @@ def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
             stack.callback(enter.remove)
             stack.callback(leave.remove)
     return running
+
+
+def _is_transformers_model(model: Any) -> bool:
+    """Return whether the model can use a registered attention function in place of "sdpa".
+
+    A model of transformers exists only where the package has been imported. Models with capped
+    scores or learned sinks do not support "sdpa".
+    """
+    transformers = sys.modules.get("transformers")
+    return (
+        hasattr(transformers, "AttentionMaskInterface")
+        and isinstance(model, transformers.PreTrainedModel)
+        and hasattr(model, "set_attn_implementation")
+        and getattr(model, "_supports_sdpa", False)
+    )
+
+
+_record: contextvars.ContextVar[Callable[..., None]] = contextvars.ContextVar("record")
+
+
+def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' attention functions
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Compute attention as "sdpa" of transformers does, and record it."""
+    attend = importlib.import_module("transformers").AttentionInterface()["sdpa"]
+    outputs, weights = attend(
+        module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options
+    )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    shape = (query.shape[-2], key.shape[-2])
+    seen = _seen(attention_mask, shape, causal=bool(causal) and attention_mask is None)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    _record.get()(query, key, value, outputs.transpose(1, 2), seen=seen, scale=scale)
+    return outputs, weights
+
+
+@contextlib.contextmanager
+def _registered_calls_seen(model: Any, record: Callable[..., None]) -> Generator[None]:
+    """Record every call of a model of transformers while the context lasts."""
+    name = "promptlimit_capture"
+    transformers = importlib.import_module("transformers")
+    masks = transformers.AttentionMaskInterface
+    transformers.AttentionInterface.register(name, _recorded_attention)
+    masks.register(name, masks()["sdpa"])
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    token = _record.set(record)
+    try:
+        model.set_attn_implementation(name)
+        yield
+    finally:
+        _record.reset(token)
+        for part, implementation in zip(parts, before, strict=True):  # the whole model is first
+            part.set_attn_implementation(implementation)
 
 
 @contextlib.contextmanager

@@ -1,28 +1,29 @@
 """Every head of a causal model by distance, over long prompts."""
 
 import itertools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import entr, expit
 
-from promptlimit._arrays import require_whole
+from promptlimit._arrays import require_whole, with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._atlas import Progress, explained, in_every_layer
-from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
-from promptlimit.heads._forward import LayerHeads
-from promptlimit.heads._model import Model
+from promptlimit.heads._far_tokens import FarTokens
+from promptlimit.heads._measure import SOFTMAX, Progress, explained, in_every_layer, query_rows
+from promptlimit.heads._model import LayerHeads, Model
 from promptlimit.heads._prediction import Prediction, prediction
-from promptlimit.heads._prompts import CapturedHeads, HeadLists, HeadPrompts, prompts_of
-from promptlimit.heads._windows import TextOrIds
+from promptlimit.heads._prompts import CapturedHeads, HeadLists, TextOrIds, prompts_of
 from promptlimit.results import CausalAtlas
 
 LONG = 4096
-"""Tokens of a window, where the model takes as many."""
+"""Tokens of a window by default, where the model accepts as many."""
 _CLASSES = 6
 
 
+@with_numpy_defaults
 def causal_atlas(
     model: Model | CapturedHeads | HeadLists,
     text_or_ids: TextOrIds | None = None,
@@ -35,28 +36,28 @@ def causal_atlas(
     every: int = 8,
     progress: Progress | None = None,
 ) -> CausalAtlas:
-    r"""Return what every head of a causal model sees by distance, and what far tokens amount to.
+    r"""Return statistics of every head of a causal model by distance, with far tokens replaced.
 
-    A query sees its own token and all before it. The first few (sinks) and the last few (the
-    recent window) are kept; the others are far. Measured are the scores' variance, split into
-    what lies between bands of distance and within them, the weights of sinks and recent tokens,
-    effective tokens and entropy. Then the far tokens are replaced by their count, means and
-    covariances, $1+d+e+de+d(d+1)/2$ numbers a head, beside dropping them and keeping more recent
-    tokens in that memory instead.
+    A query sees its own token and all earlier ones. The first few tokens (sinks) and the last few
+    (the recent window) are kept; the others are far. The atlas has the variance of the scores,
+    between and within bands of distance, the weights of sinks and of recent tokens, the effective
+    number of tokens and the entropy. Far tokens are then replaced by their count, means and
+    covariances, $1+d+e+de+d(d+1)/2$ numbers per head; the control drops them and keeps more recent
+    tokens in the same memory.
 
-    The cost is that of reading the text once and grows with its length; scores of a few hundred
-    queries of one head are in memory at once. Only one query of `every` is looked at.
+    The model runs over the text once. Memory holds the scores of a few hundred queries of one head
+    at a time.
 
     Args:
-        model: from `load`, what `capture` returns, or heads, as for `atlas`.
-        text_or_ids: a text, token ids, or the windows themselves, one a row; nothing for heads.
-        window: tokens of a window; as many as the model takes, at most 4096, unless given.
-        windows: the most windows to read.
+        model: as for `atlas`.
+        text_or_ids: as for `atlas`.
+        window: tokens of a window; by default the longest prompt of the model, at most 4096.
+        windows: the largest number of windows to read.
         sinks: tokens kept at the beginning.
         recent: tokens kept before the query, its own included.
         band: tokens of a band of distance.
-        every: one query of so many is looked at, the last always.
-        progress: called as the work goes on, from any thread.
+        every: one query in `every` is measured, the last one included.
+        progress: called after each step, from any thread.
     """
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
@@ -67,21 +68,53 @@ def causal_atlas(
         raise ArgumentError(
             "model", f"must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
         )
-    distances = Distances(sinks, recent, _moment_tokens(*prompts.widths), band)
-    positions = _positions(prompts.length, distances, every)
-    far = positions + 1 - sinks - recent
-    table = prediction(int(far[0]), prompts.length)
+    far = FarTokens(sinks, recent, _moment_tokens(*prompts.widths), band)
+    positions = _positions(prompts.length, far, every)
+    table = prediction(int(positions[0]) + 1 - sinks - recent, prompts.length)
 
-    def measure(_: int, layer: int, heads: LayerHeads) -> QueryRows:
-        return query_rows(heads, prompts.scales[layer], positions, table, distances)
+    def measure(_: int, layer: int, heads: LayerHeads) -> dict[str, dict[str, np.ndarray]]:
+        rows = query_rows(heads, prompts.scales[layer], positions, table, far)
+        errors = {name: error.sum(axis=-1) for name, error in rows.errors.items()}
+        return {"statistics": rows.statistics, "errors": errors, "totals": rows.totals}
 
     report = progress or (lambda *_: None)
-    rows = in_every_layer(prompts, measure, "measuring by distance", report)
-    return _assembled(prompts, rows, positions, distances, table, every)
+    found = in_every_layer(prompts, measure, "measuring by distance", report)
+    rows = found["statistics"]
+    means = {name: part.mean(axis=(0, -1)) for name, part in rows.items()}
+    r2, r2_error = explained(found["errors"], found["totals"][SOFTMAX])
+    lengths = positions + 1
+    edges, classes = _classes(lengths)
+    split = {
+        "between": rows["between"],
+        "within": rows["variance"] - rows["between"],
+        "entropy": rows["entropy"],
+    }
+    return CausalAtlas(
+        **prompts.described(),
+        shortest=int(lengths[0]),
+        every=every,
+        **far._asdict(),
+        between=means["between"],
+        within=means["variance"] - means["between"],
+        sink_weight=means["sinks"],
+        recent_weight=means["recent"],
+        effective_tokens=1.0 / means["participation"],
+        entropy=means["entropy"],
+        far_sharpness=np.sqrt(means["far_variance"]),
+        mass_error=means["mass_error"],
+        r2=r2,
+        r2_error=r2_error,
+        lengths=edges,
+        by_length={
+            name: np.stack([part[..., chosen].mean(axis=(0, -1)) for chosen in classes], axis=-1)
+            for name, part in split.items()
+        },
+        entropy_predicted=_entropy_predicted(rows, lengths, classes, table, far),
+    )
 
 
 def _moment_tokens(keys: int, values: int) -> int:
-    """Return how many tokens of this many coordinates the moments of far tokens cost.
+    """Return the number of tokens that take as much memory as the moments of the far tokens.
 
     Moments are a count, two means, the covariance of keys and that of values with keys.
     """
@@ -89,12 +122,12 @@ def _moment_tokens(keys: int, values: int) -> int:
     return -(-numbers // (keys + values))
 
 
-def _positions(length: int, distances: Distances, every: int) -> np.ndarray:
-    """Return the queries looked at: one of `every`, from an eighth of the window on, the last too.
+def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
+    """Return the measured queries: one in `every` from an eighth of the window on, and the last.
 
     A query must have twice the tokens before it that are kept, so that dropping drops something.
     """
-    kept = distances.sinks + distances.recent + distances.equivalent
+    kept = far.sinks + far.recent + far.equivalent
     first = max(length // 8, 2 * kept)
     if length <= first:
         raise ArgumentError(
@@ -105,59 +138,8 @@ def _positions(length: int, distances: Distances, every: int) -> np.ndarray:
     return np.arange(length - 1, first - 1, -every)[::-1]
 
 
-def _assembled(  # noqa: PLR0917 - in the order of their use
-    prompts: HeadPrompts,
-    rows: QueryRows,
-    positions: np.ndarray,
-    distances: Distances,
-    table: Prediction,
-    every: int,
-) -> CausalAtlas:
-    """Return means over queries and windows; squares are summed before they are divided."""
-    means = jax.tree.map(lambda leaf: leaf.mean(axis=(0, -1)), rows._replace(total=rows.entropy))
-    errors = {name: part.sum(axis=-1) for name, part in rows.errors._asdict().items()}
-    r2, r2_error = explained(errors, np.asarray(rows.total))
-    lengths = positions + 1
-    edges, classes = _classes(lengths)
-    split = {
-        "between": rows.between,
-        "within": np.asarray(rows.variance) - rows.between,
-        "entropy": rows.entropy,
-    }
-    return CausalAtlas(
-        model=prompts.name,
-        model_type=prompts.model_type,
-        window=prompts.length,
-        windows=prompts.count,
-        shortest=int(lengths[0]),
-        every=every,
-        sinks=distances.sinks,
-        recent=distances.recent,
-        equivalent=distances.equivalent,
-        band=distances.band,
-        rotary=prompts.rotary,
-        parity=prompts.parity,
-        between=means.between,
-        within=means.variance - means.between,
-        sink_weight=means.sinks,
-        recent_weight=means.recent,
-        effective_tokens=1.0 / means.participation,
-        entropy=means.entropy,
-        far_sharpness=np.sqrt(means.far_variance),
-        mass_error=means.mass_error,
-        r2=r2,
-        r2_error=r2_error,
-        lengths=edges,
-        by_length={
-            name: np.stack([_mean(part, chosen) for chosen in classes], axis=-1)
-            for name, part in split.items()
-        },
-        entropy_predicted=_entropy_predicted(rows, lengths, classes, table, distances),
-    )
-
-
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return edges of classes of lengths in equal ratios, none empty, and who is in each."""
+    """Return the edges of nonempty classes of lengths in equal ratios, and their members."""
     count = _CLASSES
     while True:
         edges = np.geomspace(lengths[0], lengths[-1] + 1, count + 1).round()
@@ -167,43 +149,34 @@ def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         count -= 1
 
 
-def _mean(rows: Numbers, chosen: np.ndarray) -> np.ndarray:
-    """Return the mean over windows and the chosen queries, [layers, heads]."""
-    return np.asarray(rows)[..., chosen].mean(axis=(0, -1))
-
-
 def _entropy_predicted(
-    rows: QueryRows,
+    rows: Mapping[str, np.ndarray],
     lengths: np.ndarray,
     classes: list[np.ndarray],
     table: Prediction,
-    distances: Distances,
+    far: FarTokens,
 ) -> dict[str, np.ndarray]:
     r"""Return the entropy of the longest prompts predicted from the shortest, [layers, heads].
 
-    Each prediction takes what a query of a short prompt shows to the mean logarithm of the long
-    prompts' lengths: its entropy as it is; $\ln$ of the ratio of lengths added; what Gaussian
-    scores of its sharpness would add; the same for far tokens alone, beside kept ones that stay.
+    Each prediction extrapolates the entropy of a query in a short prompt to the mean logarithm of
+    the long prompts' lengths: "no change"; "more tokens" adds $\ln$ of the ratio of lengths;
+    "gaussian" adds the gain of Gaussian scores of its sharpness; "gaussian far" applies that gain
+    to the far tokens alone and leaves the kept tokens unchanged.
     """
     short, long = classes[0], classes[-1]
-    entropy, odds, far_entropy, kept_entropy, variance, far_variance = (
-        np.asarray(part)[..., short]
-        for part in (
-            rows.entropy, rows.far_odds, rows.far_entropy, rows.kept_entropy, rows.variance,
-            rows.far_variance,
-        )
-    )  # fmt: skip
+    at = {name: part[..., short] for name, part in rows.items()}
     before, after = lengths[short].astype(float), np.exp(np.log(lengths[long]).mean())
-    kept = distances.sinks + distances.recent
-    _, added = _added(table, variance, before, after)
-    grown, far_added = _added(table, far_variance, before - kept, after - kept)
-    weight = 1.0 / (1.0 + np.exp(-(odds + grown)))
-    choice = -sum(p * np.log(np.maximum(p, 1e-300)) for p in (weight, 1.0 - weight))
+    kept = far.sinks + far.recent
+    _, added = _added(table, at["variance"], before, after)
+    grown, far_added = _added(table, at["far_variance"], before - kept, after - kept)
+    weight = expit(at["far_odds"] + grown)
+    choice = entr(weight) + entr(1.0 - weight)
+    far_entropy = at["far_entropy"] + far_added
     predictions = {
-        "no change": entropy,
-        "more tokens": entropy + np.log(after / before),
-        "gaussian": entropy + added,
-        "gaussian far": choice + (1.0 - weight) * kept_entropy + weight * (far_entropy + far_added),
+        "no change": at["entropy"],
+        "more tokens": at["entropy"] + np.log(after / before),
+        "gaussian": at["entropy"] + added,
+        "gaussian far": choice + (1.0 - weight) * at["kept_entropy"] + weight * far_entropy,
     }
     return {name: part.mean(axis=(0, -1)) for name, part in predictions.items()}
 

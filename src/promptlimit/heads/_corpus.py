@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit.attention import SoftmaxAttention
-from promptlimit.heads._forward import LayerHeads
+from promptlimit.heads._model import LayerHeads
 from promptlimit.measures import Gaussian, full_precision
 
 
@@ -82,12 +81,6 @@ def _mean_and_scatter(rows: Float[Array, "heads n t"]) -> tuple[Array, Array]:
     mean = rows.mean(axis=1)
     centred = rows - mean[:, None]
     return mean, jnp.einsum("hni,hnj->hij", centred, centred)
-
-
-def head_attention(keys: int, values: int, scale: float) -> SoftmaxAttention:
-    r"""Return a head as attention on tokens $(k,v)$: $U=$ scale $(I\ 0)^\top$, $V=(0\ I)$."""
-    width = keys + values
-    return SoftmaxAttention(scale * np.eye(width, keys), np.eye(values, width, k=keys))
 
 
 def _parts(moments: CorpusMoments) -> tuple:

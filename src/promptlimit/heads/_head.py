@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, require_readable, require_unmasked
+from promptlimit._arrays import ArrayLike, require_readable, require_unmasked, with_numpy_defaults
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._clusters import clusters_of, sinks_of
-from promptlimit.heads._corpus import head_attention
+from promptlimit.heads._weighing import clusters_of, sinks_of
 from promptlimit.measures import Empirical, Gaussian, Mixture
 
 
@@ -39,6 +38,7 @@ class Head:
     scale: float
     causal: bool
 
+    @with_numpy_defaults
     def __init__(
         self,
         queries: ArrayLike,
@@ -74,7 +74,9 @@ class Head:
     @property
     def attention(self) -> SoftmaxAttention:
         r"""The head as attention on tokens $(k,v)$: $U=$ scale $(I\ 0)^\top$, $V=(0\ I)$."""
-        return head_attention(self.keys.shape[1], self.values.shape[1], self.scale)
+        keys, values = self.keys.shape[1], self.values.shape[1]
+        width = keys + values
+        return SoftmaxAttention(self.scale * np.eye(width, keys), np.eye(values, width, k=keys))
 
     def tokens(self, position: int | None = None) -> Empirical:
         """Return the prompt itself; of a causal head, the one that ends at `position`."""
@@ -109,6 +111,7 @@ class Head:
         parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
         return self._by_parts(parts, position)
 
+    @with_numpy_defaults
     def outputs(self) -> np.ndarray:
         """Return the answer to each query, by the textbook formula in double precision, [n, e]."""
         queries, keys = self.queries.astype(np.float64), self.keys.astype(np.float64)

@@ -1,50 +1,170 @@
-"""A trained transformer from a folder or a file on disk: its weights, its tokens, its heads."""
+"""A trained transformer on disk: weights, heads, and the forward pass with heads replaced."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import require_unmasked, with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.heads._example import INSTALL_CAUSAL_MODEL, INSTALL_MODEL
-from promptlimit.heads._files import AbstractModelSource, ModelFolder
-from promptlimit.heads._forward import (
-    LayerHeads,
-    Replacements,
-    as_trained,
-    closed,
-    embedded,
-    next_token_logits,
-    next_token_loss,
-    run_layer,
+from promptlimit.heads._files import (
+    INSTALL_CAUSAL_MODEL,
+    INSTALL_MODEL,
+    AbstractModelSource,
+    ModelFolder,
 )
 from promptlimit.heads._gguf import GgufModel
 from promptlimit.heads._head import Head
-from promptlimit.heads.families import AbstractArchitecture, Tensor, architecture
+from promptlimit.heads._weighing import (
+    gaussian_weights,
+    in_blocks,
+    inside_of,
+    mixture_weights,
+    sink_members,
+    softmax_weights,
+    uniform_weights,
+)
+from promptlimit.heads.families import AbstractArchitecture, Tensor, Weights, architecture
 from promptlimit.measures import full_precision
 
 PROBE_LENGTH = 24
-"""Tokens of the made-up prompt on which a freshly loaded model is rebuilt from its heads."""
+"""Tokens of the prompt on which `load` compares a model with its heads."""
+WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
+"""How a head computes its output: as trained, or by a limit. Places in the list are numbers."""
+
+
+class Replacement(NamedTuple):
+    """How the heads of one layer compute; `matrix` and `shift` are the maps of "corpus"."""
+
+    way: Int[Array, " heads"]
+    matrix: Float[Array, "heads e d"]
+    shift: Float[Array, "heads e"]
+
+
+class Replacements(NamedTuple):
+    """How the heads of every layer compute, and the number of atoms of "sinks"."""
+
+    layers: Sequence[Replacement]
+    sinks: int
+
+
+class LayerHeads(NamedTuple):
+    """Arrays of the heads of one layer; keys and values are repeated for heads that share them."""
+
+    queries: Float[Array, "heads n d"]
+    keys: Float[Array, "heads n d"]
+    values: Float[Array, "heads n e"]
+
+
+def as_trained(shape: AbstractArchitecture) -> Replacement:
+    """Return the replacement that replaces nothing."""
+    heads, d = shape.heads, shape.head_dim
+    return Replacement(
+        to_device(np.zeros(heads), jnp.int32),
+        to_device(np.zeros((heads, d, d)), jnp.float32),
+        to_device(np.zeros((heads, d)), jnp.float32),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "sinks"))
+@full_precision
+def run_layer(
+    weights: Weights,
+    hidden: Float[Array, "n hidden"],
+    scale: Float[Array, ""],
+    replacement: Replacement,
+    *,
+    shape: AbstractArchitecture,
+    sinks: int = 0,
+) -> tuple[Array, LayerHeads, Array]:
+    """Return the next residual stream, the heads, and the attention's output."""
+    queries, keys, values = shape.project(weights, hidden)
+    groups = shape.heads // shape.key_heads
+    heads = LayerHeads(queries, jnp.repeat(keys, groups, 0), jnp.repeat(values, groups, 0))
+    outputs = jax.lax.map(
+        lambda one: _head_output(*one, scale=scale, causal=shape.causal, sinks=sinks),
+        (heads, replacement),
+    )
+    attended = shape.output(weights, outputs.transpose(1, 0, 2).reshape(outputs.shape[1], -1))
+    return shape.finish(weights, hidden, attended), heads, attended
+
+
+def _head_output(
+    head: LayerHeads, replacement: Replacement, *, scale: Array, causal: bool, sinks: int
+) -> Float[Array, "n e"]:
+    """Return the output of one head for each of its queries."""
+
+    def weighed(weighing: Callable[[Array, Array], Array]) -> Callable[[], Array]:
+        def rows(queries: Array, positions: Array) -> Array:
+            scores = scale * (queries @ head.keys.T)
+            inside = inside_of(positions, head.keys.shape[0], causal=causal)
+            return weighing(scores, inside) @ head.values
+
+        return lambda: in_blocks(rows, head.queries)
+
+    def mapped() -> Array:
+        return head.queries @ replacement.matrix.T + replacement.shift[None]
+
+    def parked(scores: Array, inside: Array) -> Array:
+        count = min(sinks, head.keys.shape[0] - 1)
+        return mixture_weights(scores, inside, sink_members(head.queries, head.keys, scale, count))
+
+    by_tokens = [softmax_weights, uniform_weights, gaussian_weights]
+    ways = [*map(weighed, by_tokens), mapped, weighed(parked)]
+    return jax.lax.switch(replacement.way, ways)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+@full_precision
+def embedded(weights: Weights, ids: Int[Array, " n"], *, shape: AbstractArchitecture) -> Array:
+    """Return the residual stream before the first layer."""
+    return shape.embed(weights, ids)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+@full_precision
+def closed(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> Array:
+    """Return the last hidden state: the residual stream after the final norm."""
+    return shape.close(weights, hidden)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+@full_precision
+def next_token_logits(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> Array:
+    """Return the scores of the token after each, [n, vocabulary]."""
+    return shape.logits(weights, shape.close(weights, hidden))
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+@full_precision
+def next_token_loss(
+    weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: AbstractArchitecture
+) -> Array:
+    """Return the mean negative log-probability of each next token, in nats."""
+    scores = shape.logits(weights, shape.close(weights, hidden))[:-1]
+    chosen = jnp.take_along_axis(scores, ids[1:, None], axis=1)[:, 0]
+    return (jax.nn.logsumexp(scores, axis=1) - chosen).mean()
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A transformer whose heads can be taken out, measured and replaced; made by `load`.
+    """A transformer whose heads can be extracted, measured and replaced; see `load`.
 
     Attributes:
         name: of its folder or file.
         shape: its architecture.
         around: the arrays outside the layers.
         layers: the arrays of each layer.
-        tokenizer: of the package tokenizers, or None where there is none to be had.
+        tokenizer: an object of the package tokenizers, or None.
         parity: relative error of each layer's attention output when it is rebuilt from the heads
-            by the textbook formula, on a short made-up prompt, [layers].
+            by the textbook formula, on a short prompt, [layers].
     """
 
     name: str
@@ -94,7 +214,7 @@ class Model:
         return mean / np.linalg.norm(mean)
 
     def loss(self, ids: np.ndarray, replacements: Replacements | None = None) -> float:
-        """Return the mean surprise of a token given those before it, in nats."""
+        """Return the mean negative log-probability of each next token, in nats."""
         self._require_next_token("a loss")
         rows = self.final(ids, replacements)
         return float(next_token_loss(self.around, rows, to_device(ids), shape=self.shape))
@@ -113,7 +233,7 @@ class Model:
             )
 
     def heads(self, ids: np.ndarray) -> list[list[Head]]:
-        """Return every head over this prompt, by layer; arrays of one prompt are held at once."""
+        """Return the heads over one prompt: `heads[layer][h]`."""
         layers = []
         for index, (heads, _, _) in enumerate(self.layer_outputs(ids)):
             scale, causal = self.shape.scale(index), self.shape.causal
@@ -127,7 +247,7 @@ class Model:
         return layers
 
     def checked_ids(self, ids: object) -> Array:
-        """Return token ids as a vector for the forward pass, or say what is wrong with them."""
+        """Return token ids as a vector for the forward pass, or raise `ArgumentError`."""
         require_unmasked("ids", ids)
         array = np.asarray(ids)
         if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
@@ -151,6 +271,7 @@ class Model:
         return to_device(array.astype(np.int32))
 
 
+@with_numpy_defaults
 def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
@@ -160,11 +281,10 @@ def load(path: str | Path | None) -> Model:
     checked against the configuration, and the model is rebuilt from its heads once: `parity`.
 
     Args:
-        path: the folder, or the file. None, which `example_folder` and `example_file` return where
-            the model is not installed, is refused.
+        path: the folder, or the file.
 
     Raises:
-        InputFileError: the folder or file cannot be used; the message says what to do.
+        InputFileError: the folder or file cannot be used.
         MissingPackageError: safetensors, tokenizers or gguf is not installed.
     """
     if path is None:
@@ -189,8 +309,8 @@ def load(path: str | Path | None) -> Model:
         parity = np.array([np.nan])
     if not np.isfinite(parity).all():
         raise InputFileError(
-            f"{place} must hold weights whose heads are finite in single precision, but theirs "
-            "are not. Are they those of a trained model?"
+            f"{place} must hold weights whose heads are finite in single precision, but they "
+            "overflow. Check that the weights are trained."
         )
     return dataclasses.replace(model, parity=parity)
 
@@ -217,10 +337,10 @@ def _read(
 
 
 def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
-    """Return how far each layer's attention output is from the one rebuilt of its heads, relative.
+    """Return the relative error of each layer's attention output when rebuilt from its heads.
 
-    The heads are taken out, attended by the textbook formula in double precision, and put through
-    the layer's output matrix: what is left is rounding, unless a scale, a bias or a mask is wrong.
+    Each head's output is computed by the textbook formula in double precision and multiplied by the
+    layer's output matrix. The error is rounding, unless a scale, a bias or a mask is wrong.
     """
     if ids is None:
         count = min(PROBE_LENGTH, model.shape.positions)

@@ -1,8 +1,8 @@
-r"""What the theory of Gaussian tokens predicts for prompts of the lengths at hand.
+r"""Weight statistics of Gaussian tokens, tabulated for the lengths of the prompts.
 
 Everything is a function of a query's sharpness and of the length of its prompt (docs/finite.md).
-The exact engine is asked at fifty sharpnesses, a spline fills in between in
-$x=\frac12\ln(1+\sigma^2)$, and queries are looked up by the thousand.
+The exact engine computes them at fifty sharpnesses; between them a spline interpolates in
+$x=\frac12\ln(1+\sigma^2)$, so that thousands of queries cost one table lookup each.
 """
 
 import functools
@@ -17,9 +17,9 @@ from promptlimit._inputs import to_device
 from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
-"""Sharpness beyond which a query counts as this sharp: its weights are frozen anyway."""
+"""Larger sharpnesses are replaced by this one, where the weights are frozen."""
 GRID = tuple(2.0**power for power in range(4, 41, 2))
-"""Lengths at which the error is predicted, to find the length that is needed."""
+"""Lengths at which the error is predicted, for `length_needed`."""
 _BETWEEN = 12
 _ASKED = 49
 _FINE = 48
@@ -33,7 +33,7 @@ class Statistics(NamedTuple):
         participation: $E\,S_2$.
         score_error: $E(A-\sigma)^2$.
         growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, from $1-1/L$ for flat scores down to 0 for sharp
-            ones: what a prompt of L tokens makes of the mass $Le^{\sigma^2/2}$ of many.
+            ones: the mass of L tokens compared with its limit $Le^{\sigma^2/2}$.
     """
 
     participation: Array
@@ -102,7 +102,7 @@ def _between(table: Array, left: Array, share: Array) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def prediction(shortest: int, longest: int) -> Prediction:
-    """Return predictions for prompts whose lengths lie between these two."""
+    """Return predictions for prompts with lengths from `shortest` to `longest`."""
     own = np.unique(np.geomspace(shortest, longest, _BETWEEN).round())
     nodes = np.linspace(0.0, _END, _ASKED)
     sigma = np.minimum(np.sqrt(np.expm1(2 * nodes)), SHARPEST)

@@ -1,40 +1,42 @@
-"""Prompts of which every head can be had: read by a model, or captured from one that ran."""
+"""Prompts with all their heads, from a model and a text or from captured heads."""
 
 import dataclasses
-import io
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.heads._forward import LayerHeads
+from promptlimit._arrays import require_unmasked
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._head import Head
-from promptlimit.heads._model import Model
-from promptlimit.heads._windows import USUAL, TextOrIds, windows_of
-from promptlimit.storage import read_arrays, write_bytes
+from promptlimit.heads._model import LayerHeads, Model
 
 _MEMORY = 512 * 2**20
 _ARRAYS = ("queries", "keys", "values")
-_STORED = {*_ARRAYS, "scales", "causal", "rotary", "parity", "name", "model_type", "layer_names"}
 HeadLists = Sequence[Head] | Sequence[Sequence[Head]] | Sequence[Sequence[Sequence[Head]]]
 """Heads of one layer; of several layers; or of several layers over several prompts."""
+TextOrIds = str | np.ndarray | list[int] | list[list[int]]
+"""A text, a list of token ids to cut into windows, or windows of token ids, one per row."""
+
+USUAL = 512
+"""Tokens of a window by default, where the model accepts as many."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CapturedHeads:
     """Every head of a model over one prompt or several, without the model's weights.
 
+    `promptlimit.save` writes it to an .npz file, which `promptlimit heads FILE` reads.
+
     Attributes:
         prompts: the heads; `prompts[p][layer][h]` is head h of a layer over prompt p.
         name: of the model.
         model_type: its family, or the name of its class.
-        rotary: whether the model is known to rotate queries and keys; they are taken after that.
+        rotary: whether the model rotates queries and keys; they are stored after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
-            NaN where there was no output to compare with.
-        layer_names: the module in which each layer's attention happened, where it is known.
+            NaN without an output to compare with.
+        layer_names: the module that computes the attention of each layer, where it is known.
     """
 
     prompts: Sequence[Sequence[Sequence[Head]]]
@@ -44,75 +46,18 @@ class CapturedHeads:
     parity: np.ndarray = dataclasses.field(default_factory=lambda: np.array([np.nan]))
     layer_names: Sequence[str] = ()
 
-    def save(self, path: str | Path) -> None:
-        """Write all heads to one .npz file, which `promptlimit heads FILE` reads."""
-        _require_alike(self.prompts)
-        arrays = {
-            name: np.array([[[getattr(head, name) for head in layer] for layer in prompt]
-                            for prompt in self.prompts])
-            for name in _ARRAYS
-        }  # fmt: skip
-        arrays |= {
-            "scales": _scales(self.prompts),
-            "causal": np.array(self.prompts[0][0][0].causal),
-        }
-        arrays |= {"rotary": np.array(self.rotary)}
-        arrays |= {"parity": self.parity} if np.isfinite(self.parity).all() else {}
-        words = {"name": self.name, "model_type": self.model_type}
-        words |= {"layer_names": "\n".join(self.layer_names)}
-        content = io.BytesIO()
-        np.savez(
-            content, allow_pickle=False, **arrays, **{n: np.array(w) for n, w in words.items()}
-        )
-        write_bytes(Path(path), content.getvalue())
-
-    @classmethod
-    def load(cls, path: str | Path) -> "CapturedHeads":
-        """Return what `save` wrote, or say why a file cannot be used."""
-        stored = read_arrays(str(path), _STORED)
-        numbers = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
-        words = {name: value for name, value in stored.items() if isinstance(value, str)}
-        for name, ndim in (*((name, 5) for name in _ARRAYS), ("scales", 2), ("causal", 0)):
-            shape = numbers[name].shape if name in numbers else None
-            if shape is None or len(shape) != ndim or 0 in shape:
-                raise InputFileError(
-                    f"{path} must hold heads that CapturedHeads.save wrote, but '{name}' "
-                    f"{'is missing' if shape is None else f'has shape {shape}'}."
-                )
-        shape, causal = numbers["queries"].shape, bool(numbers["causal"])
-        if numbers["scales"].shape != shape[1:3] or any(
-            numbers[name].shape[:3] != shape[:3] for name in _ARRAYS
-        ):
-            raise InputFileError(
-                f"{path} must hold as many queries, keys, values and scales, but it does not."
+    def __post_init__(self) -> None:
+        if _depths(self.prompts) != {3}:
+            raise ArgumentError(
+                "prompts",
+                "must be a list of prompts, each a list of layers, each a list of heads, got "
+                f"{type(self.prompts).__name__}.",
             )
-
-        def head(place: tuple[int, int, int]) -> Head:
-            arrays = (numbers[name][place] for name in _ARRAYS)
-            return Head(*arrays, scale=float(numbers["scales"][place[1:]]), causal=causal)
-
-        try:
-            prompts = [
-                [[head((i, j, k)) for k in range(shape[2])] for j in range(shape[1])]
-                for i in range(shape[0])
-            ]
-        except ValueError as problem:
-            raise InputFileError(f"{path} must hold usable heads, but {problem}") from None
-        parity = numbers.get("parity", np.array([]))
-        names = words.get("layer_names", "").split("\n")
-        return cls(
-            prompts,
-            name=words.get("name", Path(path).stem),
-            model_type=words.get("model_type", "arrays"),
-            rotary=bool(numbers.get("rotary", np.zeros(())).any()),
-            parity=parity if parity.shape == shape[1:2] else np.full(shape[1], np.nan),
-            layer_names=names if len(names) == shape[1] else (),
-        )
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadPrompts:
-    """Prompts of one shape and the heads over them, layer after layer, as often as asked.
+    """Prompts of one shape and a function that returns their heads, layer after layer.
 
     Attributes:
         name: of the model.
@@ -138,6 +83,17 @@ class HeadPrompts:
     widths: tuple[int, int]
     layers: Callable[[int], Iterable[LayerHeads]]
 
+    def described(self) -> dict[str, Any]:
+        """Return the fields that every atlas has of the prompts it was measured on."""
+        return {
+            "model": self.name,
+            "model_type": self.model_type,
+            "window": self.length,
+            "windows": self.count,
+            "rotary": self.rotary,
+            "parity": self.parity,
+        }
+
 
 def prompts_of(
     model: Model | CapturedHeads | HeadLists,
@@ -148,15 +104,15 @@ def prompts_of(
     usual: int = USUAL,
     readings: int = 2,
 ) -> HeadPrompts:
-    """Return a text's windows, or heads that are there already, as prompts.
+    """Return the windows of a text, or existing heads, as prompts.
 
     Args:
         model: from `load`, from `capture`, or lists of heads.
-        text_or_ids: a text, token ids, or windows; nothing for heads.
-        window: tokens of a prompt; as many as the model takes, at most `usual`, unless given.
-        windows: the most prompts to read.
-        usual: as above.
-        readings: how often each prompt will be read.
+        text_or_ids: a text, token ids, or windows; None for heads.
+        window: tokens of a prompt; by default the longest of the model, at most `usual`.
+        windows: the largest number of prompts.
+        usual: the default bound on `window`.
+        readings: how many times each prompt will be read.
     """
     if isinstance(windows, bool) or (windows is not None and windows < 1):
         raise ArgumentError("windows", f"must be at least 1, got {windows}.")
@@ -171,7 +127,7 @@ def prompts_of(
         if value is not None:
             raise ArgumentError(
                 name,
-                "must be left out for heads, which hold their prompts, "
+                "must be omitted for heads, which include their prompts, "
                 f"got {type(value).__name__}.",
             )
     if prompts.length < 8:
@@ -185,8 +141,8 @@ def prompts_of(
 def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
     """Return windows of token ids [windows, window] as prompts.
 
-    Where each is read twice, the heads of the first windows are kept for the second reading, as
-    many as the memory allows.
+    Where each window is read twice, the heads of the first windows are kept in memory, up to
+    512 MiB.
     """
     shape = model.shape
     room = (
@@ -221,7 +177,7 @@ def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPr
 
 
 def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
-    """Return heads that are there already as prompts, or say why they are not an atlas."""
+    """Return existing heads as prompts, or raise `ArgumentError` where their shapes differ."""
     captured = heads if isinstance(heads, CapturedHeads) else CapturedHeads(_by_prompt(heads))
     first = _require_alike(captured.prompts)
 
@@ -245,7 +201,7 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
 
 
 def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
-    """Return heads of one layer, or of one prompt, as those of one prompt of one layer."""
+    """Return heads of one layer, or of one prompt, in three levels of lists."""
     depths = _depths(heads)
     if len(depths) != 1 or not depths <= {1, 2, 3}:
         mixed = " of lists and heads side by side" if len(depths) > 1 else ""
@@ -261,7 +217,7 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
 
 
 def _depths(heads: object, depth: int = 0) -> set[int]:
-    """Return how deep in lists heads lie; 0 stands for what is neither a head nor a list of any."""
+    """Return the levels of lists around heads; 0 for anything else."""
     if isinstance(heads, Head):
         return {depth}
     if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
@@ -270,7 +226,7 @@ def _depths(heads: object, depth: int = 0) -> set[int]:
 
 
 def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
-    """Return the first head; all must have its shape, in layers of as many heads."""
+    """Return the first head; all heads must have its shape, and all layers equally many heads."""
     first, counts = prompts[0][0][0], len(prompts[0][0])
     for number, prompt in enumerate(prompts):
         if len(prompt) != len(prompts[0]):
@@ -304,3 +260,83 @@ def _form(head: Head) -> str:
 
 def _scales(prompts: Sequence[Sequence[Sequence[Head]]]) -> np.ndarray:
     return np.array([[head.scale for head in layer] for layer in prompts[0]])
+
+
+def windows_of(
+    model: Model, text_or_ids: TextOrIds, *, window: int | None = None, at_most: int | None = None
+) -> np.ndarray:
+    """Return token ids cut into windows, [windows, window]; an incomplete last window is dropped.
+
+    Each window of a text includes the special tokens that the tokenizer adds at both ends. The
+    default window is the longest prompt of the model, at most 512 tokens.
+    """
+    window = min(USUAL, model.shape.positions) if window is None else window
+    _require_window(model, window)
+    if isinstance(text_or_ids, str):
+        first, ids, last = _encoded(model.tokenizer, text_or_ids)
+        room = window - len(first) - len(last)
+        if room < 1:
+            raise ArgumentError(
+                "window",
+                f"must exceed the tokenizer's {len(first) + len(last)} special tokens, "
+                f"got {window}.",
+            )
+        cut = _cut(ids, room, window)
+        ends = [np.tile(np.array(part, np.int64), (len(cut), 1)) for part in (first, last)]
+        windows = np.concatenate([ends[0], cut, ends[1]], axis=1)
+    else:
+        require_unmasked("text_or_ids", text_or_ids)
+        array = np.asarray(text_or_ids)
+        if array.ndim not in {1, 2} or array.dtype.kind not in "iu" or array.size == 0:
+            raise ArgumentError(
+                "text_or_ids",
+                "must be a text or whole numbers in one or two dimensions, got shape "
+                f"{array.shape}, dtype {array.dtype}.",
+            )
+        if array.ndim == 2 and array.shape[1] != window:
+            raise ArgumentError(
+                "text_or_ids",
+                f"must have rows of the window's {window} tokens, got {array.shape[1]}.",
+            )
+        windows = array if array.ndim == 2 else _cut(array, window, window)
+    return windows if at_most is None else windows[:at_most]
+
+
+def _require_window(model: Model, window: int) -> None:
+    longest = model.shape.positions
+    if isinstance(window, bool) or not isinstance(window, int) or not 8 <= window <= longest:
+        raise ArgumentError(
+            "window", f"must be from 8 to the model's {longest} positions, got {window}."
+        )
+
+
+def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
+    count = len(ids) // room
+    if count == 0:
+        raise ArgumentError(
+            "text_or_ids",
+            f"must fill a window of {window} tokens, got {len(ids)} tokens. "
+            "Give more text or a smaller window.",
+        )
+    return np.asarray(ids[: count * room], np.int64).reshape(count, room)
+
+
+def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int]]:
+    """Return the special tokens before a text, its own tokens, and the special tokens after it."""
+    if tokenizer is None:
+        raise ArgumentError(
+            "text_or_ids",
+            "must be token ids, got a text, for a model without tokenizer.json, or "
+            "whose GGUF file has a tokenizer that is not known here.",
+        )
+    try:
+        whole = tokenizer.encode(text, add_special_tokens=True)
+    except Exception as problem:  # the package raises Exception itself
+        raise ArgumentError(
+            "text_or_ids",
+            f"must be a text that tokenizer.json can read, but {problem}. "
+            "Does the tokenizer belong to this model?",
+        ) from None
+    own = [place for place, added in enumerate(whole.special_tokens_mask) if not added]
+    start, end = (own[0], own[-1] + 1) if own else (len(whole.ids),) * 2
+    return whole.ids[:start], np.array(whole.ids[start:end], np.int64), whole.ids[end:]

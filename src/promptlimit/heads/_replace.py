@@ -1,4 +1,4 @@
-"""What happens to a model when its heads answer by their limits."""
+"""A model whose heads are replaced by their limits, more and more of them."""
 
 import itertools
 import math
@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._arrays import with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._forward import WAYS, Replacement, Replacements
-from promptlimit.heads._model import Model
-from promptlimit.heads._prompts import CapturedHeads
-from promptlimit.heads._windows import TextOrIds, windows_of
+from promptlimit.heads._model import WAYS, Model, Replacement, Replacements
+from promptlimit.heads._prompts import CapturedHeads, TextOrIds, windows_of
 from promptlimit.results import HeadAtlas, HeadReplacement
 
 CURVES = {
@@ -23,10 +22,11 @@ CURVES = {
     "uniform, most linear first": ("uniform", "gaussian"),
     "corpus, most linear first": ("corpus", "gaussian"),
 }
-"""What is drawn: how replaced heads answer, and in which order they are replaced."""
+"""By the name of a curve: the limit of the replaced heads, and the order of replacement."""
 _POINTS = 13
 
 
+@with_numpy_defaults
 def replacement_curve(
     model: Model | CapturedHeads,
     text_or_ids: TextOrIds,
@@ -39,31 +39,31 @@ def replacement_curve(
 ) -> HeadReplacement:
     """Return the model's output as more and more heads are replaced by their limits.
 
-    A head with its Gaussian limit needs the prompt's moments, a state that does not grow, where
-    softmax needs all keys and values; with sinks it keeps `atlas.sinks` tokens more; with the limit
-    of the corpus it needs no state at all. The controls replace heads in one random order, the same
-    for both limits, and by uniform attention. Sinks are chosen with all queries of the window, for
-    a causal model the later ones too.
+    A head with its Gaussian limit needs the moments of the prompt, a state of fixed size, where
+    softmax needs all keys and values. With sinks it keeps `atlas.sinks` tokens in addition; with
+    the limit of the corpus it needs no state. The controls replace heads in a random order, the
+    same for both limits, and by uniform attention. Sinks are chosen with all queries of the window,
+    in a causal model including later ones.
 
     For an encoder the output is the mean of the last hidden state, compared by cosine with that of
     the model as trained; for a causal model it is the loss.
 
     Args:
-        model: from `load`; captured heads are refused, having no weights to run on.
-        text_or_ids: a text, token ids, or windows; the last of them are used, so that a longer text
-            than the atlas has read is judged on what the atlas has not seen.
+        model: from `load`; captured heads are refused, because they have no weights.
+        text_or_ids: a text, token ids, or windows. The last windows are used: in a text longer than
+            the atlas has read, these are new to the atlas.
         atlas: of the same model: it orders the heads.
         windows: number of prompts; `HeadReplacement.read_before` says how many of them are among
             the first that the atlas read, if it read the same text.
         counts: numbers of heads to replace, from 0 to all.
         seed: of the random order.
-        progress: called as the work goes on.
+        progress: called after each step.
     """
     if not isinstance(model, Model):
         raise ArgumentError(
             "model",
-            f"must be a model from `load`, got {type(model).__name__}. Heads are replaced "
-            "in a model that runs: its weights are needed.",
+            f"must be a model from `load`, got {type(model).__name__}. Replacing heads "
+            "requires the weights of the model.",
         )
     shape = model.shape
     if atlas.linear.shape != (shape.layers, shape.heads):

@@ -12,13 +12,17 @@ with s, s_c the mean scores of the prompt and of cluster c, n and n_c their numb
 prompt that ends at the query, as causal models have it, is a row of `inside`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from promptlimit._arrays import ArrayLike
+from promptlimit._inputs import to_device
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import full_precision
 
 Scores = Float[Array, "n length"]
@@ -27,6 +31,7 @@ Rows = TypeVar("Rows")
 
 _BLOCK = 512
 _WHOLE = 1024
+_STEPS = 12
 
 
 def softmax_weights(scores: Scores, inside: Inside) -> Scores:
@@ -98,3 +103,97 @@ def in_blocks(
     padded = jnp.pad(places, (0, blocks * _BLOCK - n), mode="edge").reshape(blocks, _BLOCK)
     rows = jax.lax.map(lambda block: function(queries[block], block), padded)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:n], rows)
+
+
+def clusters_of(
+    queries: ArrayLike, keys: ArrayLike, clusters: int, *, seed: int
+) -> Float[Array, "length clusters"]:
+    """Return 1 where a key belongs to a cluster and 0 elsewhere."""
+    rows = to_device(keys, jnp.float32)
+    if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
+        raise ArgumentError(
+            "clusters", f"must be from 1 to the {rows.shape[0]} tokens, got {clusters}."
+        )
+    return _clustered(to_device(queries, jnp.float32), rows, jax.random.key(seed), clusters)
+
+
+@functools.partial(jax.jit, static_argnames="clusters")
+@full_precision
+def _clustered(queries: Array, keys: Array, key: Array, clusters: int) -> Array:
+    return members(queries, keys, clusters, key)
+
+
+@full_precision
+def members(
+    queries: Float[Array, "n d"], keys: Float[Array, "length d"], clusters: int, key: Key[Array, ""]
+) -> Float[Array, "length clusters"]:
+    r"""Return the membership of keys in the clusters that k-means finds.
+
+    The distance of two keys is the root mean square difference of their scores over the queries,
+    $|k-k'|_M$ with $M=\frac1n\sum_iq_iq_i^\top$. Centres start at keys drawn by squared distance
+    from those already chosen (k-means++), and move a fixed number of times.
+    """
+    metric = queries.T @ queries / queries.shape[0]
+    values, axes = jnp.linalg.eigh(metric)
+    points = (keys @ axes) * jnp.sqrt(jnp.maximum(values, 0.0))[None]
+    points = points - points.mean(axis=0, keepdims=True)
+    centres = _start(points, clusters, key)
+
+    def step(_: object, centres: Array) -> Array:
+        chosen = _nearest(points, centres)
+        counts = chosen.sum(axis=0)[:, None]
+        return jnp.where(counts > 0, chosen.T @ points / jnp.maximum(counts, 1.0), centres)
+
+    return _nearest(points, jax.lax.fori_loop(0, _STEPS, step, centres))
+
+
+@functools.partial(jax.jit, static_argnames="sinks")
+@full_precision
+def sink_members(
+    queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int
+) -> Float[Array, "length parts"]:
+    r"""Return the membership of keys when the most attractive ones are parts of their own.
+
+    How much a key attracts is $E_qe^{\langle q,k\rangle}$ with the scale, for Gaussian queries:
+    the log-Laplace transform of the queries' law at k, $\langle m_q,k\rangle+k^\top C_qk/2$. The
+    other keys are the last part.
+    """
+    centre = queries.mean(axis=0)
+    spread = scale * (keys @ (queries - centre[None]).T)
+    attraction = scale * (keys @ centre) + 0.5 * (spread**2).mean(axis=1)
+    _, chosen = jax.lax.top_k(attraction, sinks)
+    atoms = jax.nn.one_hot(chosen, keys.shape[0], dtype=keys.dtype).T
+    return jnp.concatenate([atoms, 1.0 - atoms.sum(axis=1, keepdims=True)], axis=1)
+
+
+def sinks_of(
+    queries: ArrayLike, keys: ArrayLike, scale: float, sinks: int
+) -> Float[Array, "length parts"]:
+    """Return `sink_members` of a user's arrays."""
+    rows = to_device(keys, jnp.float32)
+    if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
+        raise ArgumentError(
+            "sinks", f"must be from 0 to fewer than the {rows.shape[0]} tokens, got {sinks}."
+        )
+    return sink_members(to_device(queries, jnp.float32), rows, jnp.float32(scale), sinks)
+
+
+def _start(points: Array, clusters: int, key: Array) -> Array:
+    keys = jax.random.split(key, clusters)
+    first = points[jax.random.randint(keys[0], (), 0, points.shape[0], jnp.int32)]
+    centres = jnp.broadcast_to(first[None], (clusters, points.shape[1]))
+    for index in range(1, clusters):
+        far = _squared_distances(points, centres).min(axis=1)
+        drawn = jax.random.categorical(keys[index], jnp.log(far + 1e-30))
+        centres = centres.at[index].set(points[drawn])
+    return centres
+
+
+def _nearest(points: Array, centres: Array) -> Array:
+    place = _squared_distances(points, centres).argmin(axis=1)
+    return jax.nn.one_hot(place, centres.shape[0], dtype=points.dtype)
+
+
+def _squared_distances(points: Array, centres: Array) -> Array:
+    cross = points @ centres.T
+    return jnp.maximum((points**2).sum(1)[:, None] - 2 * cross + (centres**2).sum(1)[None], 0.0)

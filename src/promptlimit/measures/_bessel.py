@@ -58,7 +58,7 @@ def _quotient_derivative(k: int, b: float, s: Float[Array, "*shape"]) -> Float[A
     order = b + steps - 1.0
     start = _taylor(partial(_short_debye_quotient, order), s, k)
     coefficients = jax.lax.fori_loop(
-        0, steps, lambda step, a: one_step_down(step.astype(s.dtype), a), start
+        0, steps, lambda step, a: one_step_down(jnp.asarray(step, s.dtype), a), start
     )
     return coefficients[k] * float(factorial(k))
 
@@ -112,7 +112,7 @@ def _log_0f1(b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         debye_quotient(order, debye_derivatives(order), w),
     )
     value, _ = jax.lax.fori_loop(
-        0, steps, lambda step, carry: one_step_down(step.astype(s.dtype), carry), start
+        0, steps, lambda step, carry: one_step_down(jnp.asarray(step, s.dtype), carry), start
     )
     return value
 

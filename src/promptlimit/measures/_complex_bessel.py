@@ -69,7 +69,7 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
     high = low + further_steps
 
     def one_step_down(step: Array, h: list[Array]) -> list[Array]:
-        c = high - step.astype(s.real.dtype)
+        c = high - jnp.asarray(step, s.real.dtype)
         return [h[0] + 0.25 / (c * (c + 1.0)) * s * h[1], *h[:-1]]
 
     (near, far, far_second), q = _debye([high, low, low], [1.0, 1.0, -1.0], s)

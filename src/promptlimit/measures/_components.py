@@ -1,6 +1,6 @@
 """The components of a mixture or a product."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from promptlimit._inputs import type_name
 from promptlimit.errors import ArgumentError
@@ -9,6 +9,10 @@ from promptlimit.measures._abstract import AbstractMeasure
 
 def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractMeasure, ...]:
     """Return the components as a tuple."""
+    if isinstance(components, AbstractMeasure) or not isinstance(components, Iterable):
+        raise ArgumentError(
+            "components", f"must be a list of measures, got {type_name(components)}."
+        )
     measures = tuple(
         require_measure(f"components[{index}]", value) for index, value in enumerate(components)
     )

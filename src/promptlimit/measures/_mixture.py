@@ -44,6 +44,13 @@ class Mixture(AbstractMeasure):
     components: tuple[AbstractMeasure, ...]
 
     def __init__(self, weights: ArrayLike, components: Sequence[AbstractMeasure]):
+        first = weights[0] if isinstance(weights, list | tuple) and weights else weights
+        if isinstance(first, AbstractMeasure):
+            raise ArgumentError(
+                "weights",
+                "must be probabilities, got measures: the arguments are in the wrong order. Pass "
+                "Mixture(weights, components).",
+            )
         measures = require_components(components)
         dims = [measure.dim for measure in measures]
         if len(set(dims)) > 1:

@@ -1,4 +1,4 @@
-"""What was measured of the heads of a trained transformer, and of replacing them."""
+"""Results on the heads of a trained transformer: atlases, and curves of replaced heads."""
 
 import abc
 import math
@@ -58,9 +58,9 @@ class AbstractAtlas(Result, abc.ABC):
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
             NaN for heads brought by hand, with no output to compare with.
         effective_tokens: $1/\overline{S_2}$, measured.
-        r2: share of the head's variation over queries that a replacement explains, by its name. A
-            replacement may do worse than the mean answer: there is no lower bound. NaN for a head
-            that answers every query alike.
+        r2: share of the head's variation over queries that a replacement explains, by name. A
+            negative value is worse than the mean answer. NaN for a head with the same answer to
+            every query.
         r2_error: standard error of each `r2` over windows; infinite for one window.
     """
 
@@ -350,7 +350,7 @@ class CausalAtlas(AbstractAtlas):
 
 
 class HeadReplacement(Result):
-    """What a model's output does when more and more heads answer by a limit.
+    """The output of a model as more and more heads are replaced by a limit.
 
     Attributes:
         model: the name of the model's folder.
@@ -360,7 +360,7 @@ class HeadReplacement(Result):
         read_before: how many of the windows the atlas had read, when both were given one text.
         counts: numbers of heads replaced, [n].
         curves: by name, one value for every count and window, [n, windows].
-        baseline: what an unrelated answer would give: the mean cosine of different windows'
+        baseline: the value for an unrelated answer: the mean cosine of different windows'
             embeddings, or the loss of a uniform guess.
     """
 

@@ -65,12 +65,8 @@ def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
     require_random_key(key)
     if key is None:
         raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
-    typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-    if typed.shape:
-        raise ArgumentError(
-            "key", f"must be one random key, got an array of shape {list(typed.shape)}."
-        )
-    return typed
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return key if is_typed else jax.random.wrap_key_data(key)
 
 
 def require_length(name: str, length: Number) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, as_float64
+from promptlimit._arrays import ArrayLike, as_float64, with_numpy_defaults
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, agreed
@@ -21,6 +21,7 @@ from promptlimit.streaming._saved import Saver
 from promptlimit.streaming._sums import TiltedSums
 
 
+@with_numpy_defaults
 def stream(
     attention: AbstractAttention,
     prompt: Any,

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from scipy.stats import norm
 
-from promptlimit._arrays import Array, as_float64
+from promptlimit._arrays import Array, as_float64, with_numpy_defaults
 from promptlimit._inputs import in_double, require_random_key, require_samples, to_device
 from promptlimit.errors import ArgumentError, LawMismatchError, NotAnalyticError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, has_transform, require_measure
@@ -60,6 +60,7 @@ _SMALLEST = 1e-300
 _COSH = np.geomspace(0.1, 4.0, 12)
 
 
+@with_numpy_defaults
 def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) -> LawReport:
     r"""Check that the methods of a law describe one probability measure; raise if they do not.
 

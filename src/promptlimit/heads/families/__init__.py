@@ -1,7 +1,7 @@
-"""Families of transformers whose weights can be read: one file each, found without a list.
+"""Families of transformers whose weights can be read: one file each.
 
-A module of this folder whose name has no underscore before it is a family: it registers a class for
-the `model_type` of the configurations it reads. A family of one's own does the same from anywhere:
+A module of this folder without a leading underscore is a family: it registers a class for one or
+more values of `model_type`. A user-defined family is registered in the same way from any module:
 
     from promptlimit.heads import families
 
@@ -12,20 +12,20 @@ the `model_type` of the configurations it reads. A family of one's own does the 
 import importlib
 import pkgutil
 
+from promptlimit.heads.families._architecture import ACTIVATION as ACTIVATION
+from promptlimit.heads.families._architecture import WITHOUT_WEIGHTS as WITHOUT_WEIGHTS
 from promptlimit.heads.families._architecture import AbstractArchitecture as AbstractArchitecture
+from promptlimit.heads.families._architecture import Config as Config
 from promptlimit.heads.families._architecture import Projected as Projected
 from promptlimit.heads.families._architecture import Tensor as Tensor
+from promptlimit.heads.families._architecture import Weights as Weights
+from promptlimit.heads.families._architecture import affine as affine
 from promptlimit.heads.families._architecture import architecture as architecture
+from promptlimit.heads.families._architecture import layer_norm as layer_norm
 from promptlimit.heads.families._architecture import register as register
-from promptlimit.heads.families._blocks import ACTIVATION as ACTIVATION
-from promptlimit.heads.families._blocks import Weights as Weights
-from promptlimit.heads.families._blocks import affine as affine
-from promptlimit.heads.families._blocks import layer_norm as layer_norm
-from promptlimit.heads.families._blocks import rms_norm as rms_norm
-from promptlimit.heads.families._blocks import rotated as rotated
-from promptlimit.heads.families._blocks import split_heads as split_heads
-from promptlimit.heads.families._config import WITHOUT_WEIGHTS as WITHOUT_WEIGHTS
-from promptlimit.heads.families._config import Config as Config
+from promptlimit.heads.families._architecture import rms_norm as rms_norm
+from promptlimit.heads.families._architecture import rotated as rotated
+from promptlimit.heads.families._architecture import split_heads as split_heads
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

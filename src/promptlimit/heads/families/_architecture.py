@@ -1,4 +1,9 @@
-"""What a family of transformers says of itself for its heads to come out."""
+"""What a family of transformers provides so that its heads can be extracted.
+
+A family is a class with the shape of the network and its forward pass, cut where attention happens.
+`Config` reads the configuration, which is not trusted; the functions at the end of this module are
+the blocks that families share, in single precision.
+"""
 
 import abc
 import dataclasses
@@ -6,16 +11,94 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from jaxtyping import Array
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.heads.families._blocks import ACTIVATION, Weights
-from promptlimit.heads.families._config import WITHOUT_WEIGHTS, Config
+
+WITHOUT_WEIGHTS = (
+    "Capture its heads while it runs, which works for every family: "
+    "promptlimit.heads.atlas(promptlimit.heads.capture(model, ids))."
+)
+"""A suggestion for models that cannot be read from their files."""
+_LARGEST = 2**24
+_HUGE = 1e30
+Weights = Mapping[str, Array]
+"""The arrays of one layer, or of what is around the layers, by their short names."""
+
+ACTIVATION: dict[str, Callable[[Array], Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The named values of a config.json, or of another `source` that errors name."""
+
+    values: Mapping[str, Any]
+    source: str = "config.json"
+
+    def get(self, name: str, default: object = None) -> Any:
+        """Return a value as it is."""
+        return self.values.get(name, default)
+
+    def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return a whole number of at most 2**24."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+            raise InputFileError(
+                f"`{name}` in {self.source} must be a whole number from {least} to {_LARGEST}, "
+                f"got {value!r:.40}."
+            )
+        return value
+
+    def positive(self, name: str, default: float) -> float:
+        """Return a positive number."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _HUGE:
+            raise InputFileError(
+                f"`{name}` in {self.source} must be positive and below {_HUGE:g}, "
+                f"got {value!r:.40}."
+            )
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise InputFileError(
+                f"`{name}` in {self.source} must be true or false, got {value!r:.40}."
+            )
+        return value
+
+    def share(self, total: str, parts: str) -> int:
+        """Return one whole number divided by another, the width of a head for instance."""
+        whole, count = self.whole(total), self.whole(parts)
+        if whole % count:
+            raise InputFileError(
+                f"the hidden size in {self.source} must be a multiple of the {count} heads, "
+                f"got {whole}."
+            )
+        return whole // count
+
+    def require(self, name: str, expected: object) -> None:
+        """Refuse a value that the family does not support."""
+        value = self.get(name, expected)
+        if type(value) is not type(expected) or value != expected:
+            raise InputFileError(
+                f"`{name}` in {self.source} must be {expected!r}, got {value!r:.40}. "
+                f"{WITHOUT_WEIGHTS}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Where an array lies in the file; `{layer}` in the name is the layer's number.
+    """The name and shape of an array in the file; `{layer}` in the name is the layer's number.
 
     Attributes:
         name: its name without the prefix that the model's class puts before it.
@@ -39,7 +122,7 @@ class AbstractArchitecture(abc.ABC):
     Hashable, so that one compiled layer serves every layer; a family adds fields of its own.
 
     Attributes:
-        prefixes: what classes of the family put before the names of their tensors.
+        prefixes: of the names of tensors, which depend on the class that saved them.
         causal: whether a position sees only the tokens up to itself.
         rotary: whether positions enter by rotating queries and keys.
         model_type: the name in config.json.
@@ -76,7 +159,7 @@ class AbstractArchitecture(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def read(cls, model_type: str, config: Config) -> "AbstractArchitecture":
-        """Return the architecture a config.json describes, or say why it is not supported."""
+        """Return the architecture that a config.json describes, or raise `InputFileError`."""
 
     @abc.abstractmethod
     def around(self) -> Mapping[str, Tensor]:
@@ -103,7 +186,7 @@ class AbstractArchitecture(abc.ABC):
         """Return the next residual stream from this one and the attention's output."""
 
     def close(self, weights: Weights, hidden: Array) -> Array:  # noqa: ARG002 - a default
-        """Return what the family makes of the residual stream after the last layer."""
+        """Return the last hidden state: the residual stream after the final norm, if any."""
         return hidden
 
     def logits(self, weights: Weights, closed: Array) -> Array:
@@ -142,7 +225,7 @@ def register(*model_types: str) -> Callable[[Class], Class]:
 
 
 def architecture(values: Mapping[str, Any], *, source: str = "config.json") -> AbstractArchitecture:
-    """Return the architecture a configuration describes, or say why it is not supported."""
+    """Return the architecture that a configuration describes, or raise `InputFileError`."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise InputFileError(
@@ -161,3 +244,47 @@ def architecture(values: Mapping[str, Any], *, source: str = "config.json") -> A
             f"got {shape.key_heads}."
         )
     return shape
+
+
+def layer_norm(
+    rows: Float[Array, "n d"], weight: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float
+) -> Float[Array, "n d"]:
+    """Return the rows centred, divided by their deviation, then scaled and shifted."""
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    variance = (centred**2).mean(axis=1, keepdims=True)
+    return centred / jnp.sqrt(variance + epsilon) * weight[None] + bias[None]
+
+
+def rms_norm(
+    rows: Float[Array, "n d"], weight: Float[Array, " d"], epsilon: float
+) -> Float[Array, "n d"]:
+    """Return the rows divided by their root mean square, then scaled."""
+    return rows / jnp.sqrt((rows**2).mean(axis=1, keepdims=True) + epsilon) * weight[None]
+
+
+def affine(
+    rows: Float[Array, "n d"], weight: Float[Array, "d e"], bias: Float[Array, " e"] | None = None
+) -> Float[Array, "n e"]:
+    """Return `rows @ weight + bias`."""
+    product = rows @ weight
+    return product if bias is None else product + bias[None]
+
+
+def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads n d"]:
+    """Return the columns dealt out to the heads, consecutive ones to each."""
+    return rows.reshape(rows.shape[0], heads, -1).transpose(1, 0, 2)
+
+
+def rotated(
+    rows: Float[Array, "heads n d"], positions: Float[Array, " n"], theta: float
+) -> Float[Array, "heads n d"]:
+    r"""Return queries or keys turned by their position (RoPE, halves paired).
+
+    Coordinates $j$ and $j+d/2$ turn together by the angle $p\,\theta^{-2j/d}$ at position p.
+    """
+    half = rows.shape[2] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=rows.dtype) / half)
+    angle = positions[:, None] * frequency[None]
+    cos, sin = jnp.cos(angle)[None], jnp.sin(angle)[None]
+    left, right = rows[:, :, :half], rows[:, :, half:]
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=2)

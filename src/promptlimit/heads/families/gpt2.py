@@ -9,19 +9,17 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from promptlimit.heads.families._architecture import (
+    ACTIVATION,
     AbstractArchitecture,
+    Config,
     Projected,
     Tensor,
-    register,
-)
-from promptlimit.heads.families._blocks import (
-    ACTIVATION,
     Weights,
     affine,
     layer_norm,
+    register,
     split_heads,
 )
-from promptlimit.heads.families._config import Config
 
 
 @register("gpt2")

@@ -9,20 +9,19 @@ from jaxtyping import Array
 
 from promptlimit.errors import InputFileError
 from promptlimit.heads.families._architecture import (
+    ACTIVATION,
+    WITHOUT_WEIGHTS,
     AbstractArchitecture,
+    Config,
     Projected,
     Tensor,
-    register,
-)
-from promptlimit.heads.families._blocks import (
-    ACTIVATION,
     Weights,
     affine,
+    register,
     rms_norm,
     rotated,
     split_heads,
 )
-from promptlimit.heads.families._config import WITHOUT_WEIGHTS, Config
 
 
 @register("llama", "mistral", "qwen2")

@@ -1,4 +1,4 @@
-"""Layers and heads of a model, coloured by sharpness and by what the Gaussian limit explains."""
+"""Statistics of every head of a model, one heat-map each: layers down, heads across."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,32 +10,46 @@ from matplotlib.figure import Figure
 from promptlimit.reporting._theme import add_colour_bar, painted
 
 _DARK = "#221133"
+_MOST_WRITTEN = 240
+"""Heads up to which each cell shows its number."""
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure: two heat-maps beside each other."""
-    layers, heads = data["r2.gaussian"].shape
-    height = 1.5 + 0.32 * min(layers, 40)
-    figure = Figure(figsize=(8.6, height), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    sharpness = data["sharpness"][..., 2]
-    norm = _colours_of(sharpness)
-    _panel(left, sharpness, "magma_r", norm, r"sharpness $\sigma$, median over queries")
-    _panel(
-        right, data["r2.gaussian"], "viridis", Normalize(0.0, 1.0), "$R^2$ of the Gaussian limit"
-    )
-    left.set_ylabel("layer")
-    if layers * heads <= 240:
-        _write(left, sharpness, norm, _rounded, dark_high=True)
-        _write(
-            right, data["r2.gaussian"], Normalize(0.0, 1.0),
-            _share, dark_high=False,
-        )  # fmt: skip
+    """Return the figure: sharpness, then the statistics of the atlas."""
+    layers, heads = data["value"].shape
+    titles = _titles(data)
+    written = layers * heads <= _MOST_WRITTEN and len(titles) <= 2
+    height = 1.5 + (0.32 if written else 0.16) * min(layers, 50)
+    figure = Figure(figsize=(8.6 if len(titles) <= 2 else 10.6, height), layout="constrained")
+    axes = figure.subplots(1, len(titles), sharey=True)
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
+        is_share = name != "value"
+        norm = Normalize(0.0, 1.0) if is_share else _colours_of(data[name])
+        extend = "both" if not is_share else "min" if name.startswith("r2") else "neither"
+        _panel(axis, data[name], "viridis" if is_share else "magma_r", norm, title, extend)
+        if written:
+            _write(axis, data[name], norm, _share if is_share else _rounded, dark_high=not is_share)
+    axes[0].set_ylabel("layer")
     return figure
 
 
+def _titles(data: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return the arrays that are drawn, with their titles."""
+    if "between_share" in data:
+        return {
+            "value": r"sharpness $\sigma$",
+            "between_share": f"between bands of {int(data['band'])}",
+            "sink_weight": f"weight of first {int(data['sinks'])}",
+            "recent_weight": f"weight of last {int(data['recent'])}",
+        }
+    return {
+        "value": r"sharpness $\sigma$, median over queries",
+        "r2.gaussian": "$R^2$ of the Gaussian limit",
+    }
+
+
 def _colours_of(sharpness: np.ndarray) -> LogNorm:
-    """Return colours for the heads at hand, between a tenth and ten where it is wider."""
+    """Return logarithmic colours for these heads, at most from 0.1 to 10."""
     low, high = (float(np.clip(end(sharpness), 1e-1, 1e1)) for end in (np.min, np.max))
     return LogNorm(low, max(high, 2 * low))
 
@@ -50,7 +64,9 @@ def _rounded(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
-def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title: str) -> None:
+def _panel(  # noqa: PLR0917 - one panel
+    axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title: str, extend: str
+) -> None:
     image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     axis.set_title(title)
     axis.set_xlabel("head")
@@ -60,7 +76,7 @@ def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title:
     axis.tick_params(length=0)
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
-    add_colour_bar(image, axis, extend="both" if isinstance(norm, LogNorm) else "min")
+    add_colour_bar(image, axis, extend=extend)
 
 
 def _write(

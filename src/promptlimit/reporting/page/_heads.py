@@ -24,14 +24,14 @@ HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
         "heads_map": ("Layer by layer", "Sharpness, and what the Gaussian limit explains."),
         "heads_error": (
             "Predicted and measured",
-            "What independent Gaussian tokens of the same moments would do, against what these do.",
+            "Predictions for independent Gaussian tokens of the same moments, and measurements.",
         ),
     },
     CausalAtlas: {
-        "causal_map": (
+        "heads_map": (
             "Layer by layer",
-            "Sharpness; the share of the scores’ variance that lies between bands of distance; "
-            "softmax weight of the first tokens and of the recent ones.",
+            "Sharpness; the share of the scores’ variance between bands of distance; softmax "
+            "weight of the first tokens and of the recent ones.",
         ),
         "causal_far": (
             "Far tokens as moments, or dropped",

@@ -1,0 +1,168 @@
+r"""The infinite-prompt limits of a head, measured against the head on one prompt.
+
+For query i with scores $s_j$ over its prompt, each limit answers $\sum_jw_jv_j$ with the weights of
+`_weighing`; `corpus` answers with the affine map of other prompts' moments. `gaussian_finite` and
+`corpus_finite` shrink the linear part by $1-E\,S_2$, its mean over prompts of the query's length.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from promptlimit.heads._measure import SOFTMAX, Named, QueryRows
+from promptlimit.heads._model import LayerHeads
+from promptlimit.heads._prediction import Prediction
+from promptlimit.heads._weighing import (
+    gaussian_weights,
+    inside_of,
+    members,
+    mixture_weights,
+    sink_members,
+    softmax_weights,
+    uniform_weights,
+)
+
+EVERY = 8
+"""One query in this many is used to predict the error at other lengths."""
+MEANS = ("participation", "participation_predicted", "skewness", "kurtosis")
+"""Statistics of which the atlas has the mean over queries."""
+
+
+class PerHead(NamedTuple):
+    r"""Further arrays of each head that the limits use.
+
+    Attributes:
+        matrix: $M$ of the Gaussian limit $q\mapsto m_v+Mq$ with moments of other prompts.
+        shift: $m_v$.
+        key: randomness of the clusters' starts.
+    """
+
+    matrix: Float[Array, "heads e d"]
+    shift: Float[Array, "heads e"]
+    key: Key[Array, " heads"]
+
+
+class Limits(NamedTuple):
+    """The measurement of the encoder's atlas.
+
+    Attributes:
+        causal: whether a query sees the tokens up to its own.
+        clusters: number of Gaussians in the mixture.
+        sinks: number of tokens that are atoms in addition to one Gaussian.
+    """
+
+    causal: bool
+    clusters: int
+    sinks: int
+
+    def rows(
+        self, head: LayerHeads, scale: Array, prediction: Prediction, given: PerHead
+    ) -> Callable[[Array, Array], tuple[Named, Named]]:
+        """Return the function of queries and positions that `Measurement` describes."""
+        length = head.keys.shape[0]
+        clustered = members(head.queries, head.keys, self.clusters, given.key)
+        parked = sink_members(head.queries, head.keys, scale, self.sinks)
+
+        def rows(queries: Array, positions: Array) -> tuple[Named, Named]:
+            scores = scale * (queries @ head.keys.T)
+            inside = inside_of(positions, length, causal=self.causal)
+            weights = {
+                SOFTMAX: softmax_weights(scores, inside),
+                "uniform": uniform_weights(scores, inside),
+                "gaussian": gaussian_weights(scores, inside),
+                "sinks": mixture_weights(scores, inside, parked),
+                "mixture": mixture_weights(scores, inside, clustered),
+            }
+            answers = {name: weight @ head.values for name, weight in weights.items()}
+            uniform, mean = weights["uniform"], answers["uniform"]
+            centred = jnp.where(inside, scores - (uniform * scores).sum(axis=1, keepdims=True), 0.0)
+            variance, third, fourth = (
+                (uniform * centred**power).sum(axis=1) for power in (2, 3, 4)
+            )
+            safe = jnp.maximum(variance, 1e-12)
+            spread = uniform @ (head.values**2).sum(axis=1) - (mean**2).sum(axis=1)
+            spread = jnp.maximum(spread, 0.0)
+            pull = answers["gaussian"] - mean
+            along = jnp.minimum((pull**2).sum(axis=1) / safe, spread)
+            seen = positions + 1 if self.causal else jnp.full_like(positions, length)
+            finite = prediction.at_own_length(variance, seen.astype(jnp.float32))
+            left = (1.0 - finite.participation)[:, None]
+            corpus = queries @ given.matrix.T
+            statistics = {
+                "variance": variance,
+                "participation": (weights[SOFTMAX] ** 2).sum(axis=1),
+                "participation_predicted": finite.participation,
+                "skewness": third / safe**1.5,
+                "kurtosis": fourth / safe**2 - 3.0,
+                "spread": spread,
+                "along": along,
+                "predicted_error": gaussian_error(
+                    along, spread, finite.participation, finite.score_error
+                ),
+            }
+            return statistics, answers | {
+                "gaussian_finite": mean + left * pull,
+                "corpus": given.shift[None] + corpus,
+                "corpus_finite": given.shift[None] + left * corpus,
+            }
+
+        return rows
+
+
+def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any) -> Any:
+    r"""Return $E|T_L-T|^2=|Be|^2E(A-\sigma)^2+(\|B\|_F^2-|Be|^2)E\,S_2$ for each query.
+
+    `along` is $|Be|^2=|C_{vk}t|^2/\sigma^2$, the values' variance along the tilt; `spread` is
+    $\|B\|_F^2$, their whole variance.
+    """
+    return along * score_error + (spread - along) * participation
+
+
+def layer_sums(
+    rows: QueryRows, queries: np.ndarray, lengths: np.ndarray, prediction: Prediction
+) -> dict[str, Any]:
+    """Return sums over the queries of one prompt, for the heads of a layer.
+
+    Args:
+        rows: of `Limits`.
+        queries: those of the rows, [heads, queries, d].
+        lengths: of their prompts, [queries].
+        prediction: the weight statistics of Gaussian tokens.
+
+    Returns:
+        `sharpness` [heads, queries]; `means` over queries by name; `errors` by limit, with the
+        fitted affine map; `predicted_error` of the Gaussian limit for independent Gaussian tokens;
+        `total`; and `grid_error` [heads, lengths] with `grid_total`, the same two at the lengths of
+        `GRID`, with the variation of the limit. All are [heads] unless said otherwise.
+    """
+    found = rows.statistics
+    order = found["variance"] / np.log(lengths)
+    means = {name: found[name].mean(axis=-1) for name in MEANS}
+    means |= {"linear": (order <= 2 / 3).mean(axis=-1), "frozen": (order > 2).mean(axis=-1)}
+    few = {name: found[name][:, ::EVERY] for name in ("variance", "along", "spread")}
+    grid = gaussian_error(few["along"], few["spread"], *prediction.at_grid(few["variance"]))
+    total = rows.totals[SOFTMAX]
+    return {
+        "sharpness": np.sqrt(found["variance"]),
+        "means": means,
+        "errors": {name: error.sum(axis=-1) for name, error in rows.errors.items()}
+        | {"affine": _affine_error(queries, rows.answers)},
+        "predicted_error": found["predicted_error"].sum(axis=-1),
+        "total": total,
+        "grid_error": np.moveaxis(len(lengths) * grid.mean(axis=-1), 0, -1),
+        "grid_total": rows.totals["gaussian"],
+    }
+
+
+def _affine_error(queries: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """Return the squared error of the best affine map from queries to answers, [heads]."""
+    x, y = (np.asarray(part, np.float64) for part in (queries, answers))
+    x, y = (part - part.mean(axis=1, keepdims=True) for part in (x, y))
+    variances, axes = np.linalg.eigh(np.swapaxes(x, 1, 2) @ x)
+    kept = variances > 1e-6 * variances[:, -1:]
+    along = np.swapaxes(axes, 1, 2) @ np.swapaxes(x, 1, 2) @ y
+    removed = ((along**2).sum(axis=2) * kept / np.where(kept, variances, 1.0)).sum(axis=1)
+    return np.maximum((y**2).sum(axis=(1, 2)) - removed, 0.0)
