@@ -55,7 +55,7 @@ Intermediate results underflow by design.
 def numpy_only(
     instead: str,
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Decorate a public function that computes with NumPy, so that it raises a clear error under jax.
+    """Decorate a function that computes with NumPy, so that it raises a clear error under jax.
 
     It raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad` traces, and a
     `TypeError` for a call inside a jitted function. `with_numpy_defaults` applies as well. Parts
