@@ -9,6 +9,8 @@ from promptlimit.dynamics._comparison import limit_band as limit_band
 from promptlimit.dynamics._comparison import smallest_length as smallest_length
 from promptlimit.dynamics._comparison import trajectory_gap as trajectory_gap
 from promptlimit.dynamics._flow import gradient_flow as gradient_flow
+from promptlimit.dynamics._flow_rate import FlowRate as FlowRate
+from promptlimit.dynamics._flow_rate import flow_rate as flow_rate
 from promptlimit.dynamics._plan import FlowPlan as FlowPlan
 from promptlimit.dynamics._plan import TrainingPlan as TrainingPlan
 from promptlimit.dynamics._plan import flow_time as flow_time
