@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def _excess(task, alpha, theta, times):
 CASES = {
     "diagonal": (np.diag([1.0, 0.6, 0.3]), 1.0, 0.7, None),
     "equal eigenvalues": (np.eye(3), 0.5, 0.8, None),
-    "not commuting": (np.diag([1.0, 0.8]), 1.0, 0.6, [[1.0, 0.0], [0.7, 0.4]]),
+    "not commuting": (np.diag([1.0, 0.4]), 1.0, 0.6, [[1.0, 0.0], [0.7, 0.4]]),
     "singular": (np.diag([1.0, 0.5, 0.0]), 1.0, 0.6, None),
     "correlated": (pl.measures.ar1_covariance(3, 0.5), 0.4, 0.5, None),
 }
@@ -34,6 +36,23 @@ def test_the_excess_risk_of_the_flow_falls_at_the_rate(case):
     late = np.array([22.0, 23.0]) / found.rate  # faster modes are gone, rounding is not reached
     first, last = np.log(_excess(task, alpha, theta, [0.0, *late]))[1:]
     assert (first - last) / (late[1] - late[0]) == pytest.approx(found.rate, rel=1e-3)
+
+
+@pytest.mark.parametrize("spectrum", [(1.0, 0.8), (1.0, 0.9, 0.85), (1.0, 0.5, 0.1)])
+def test_a_generic_start_excites_the_least_curvature_at_the_end(spectrum):
+    S, dim = jnp.diag(jnp.array(spectrum)), len(spectrum)
+
+    def excess(parameters):
+        off = parameters[-1] * S @ parameters[:-1].reshape(dim, dim) - jnp.eye(dim)
+        return 0.5 * jnp.trace(off @ S @ off.T)
+
+    theta = np.random.default_rng(0).normal(size=(dim, dim))
+    found = flow_rate(pl.LinearRegression(np.diag(spectrum)), 0.5, theta)
+    c = sum(size**-2.0 for size in spectrum) ** 0.25
+    end = jnp.concatenate([jnp.diag(1.0 / jnp.array(spectrum) / c).ravel(), jnp.array([c])])
+    curvatures = np.linalg.eigvalsh(jax.hessian(excess)(end))
+    assert abs(curvatures[0]) < 1e-12  # along the minima
+    assert found.rate == pytest.approx(2.0 * curvatures[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
