@@ -38,6 +38,7 @@ def test_the_excess_risk_of_the_flow_falls_at_the_rate(case):
     assert (first - last) / (late[1] - late[0]) == pytest.approx(found.rate, rel=1e-3)
 
 
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("spectrum", [(1.0, 0.8), (1.0, 0.9, 0.85), (1.0, 0.5, 0.1)])
 def test_a_generic_start_excites_the_least_curvature_at_the_end(spectrum):
     S, dim = jnp.diag(jnp.array(spectrum)), len(spectrum)
