@@ -34,7 +34,7 @@ from promptlimit.dynamics._step import (
     loss_gradient,
     start_arrays,
 )
-from promptlimit.tasks.regression._batch_gradient import PromptStream, coordinates, prompt_stream
+from promptlimit.tasks.regression._token_sums import PromptStream, coordinates, prompt_stream
 
 LENGTHS = (10, 40, 100, 200, 500, 1000)
 BOTH = ("softmax", "linear")

@@ -178,6 +178,12 @@ def sobol_normals(dim: int, points: int, *seed: int) -> Array:
     return ndtri(next(sobol_sets(dim, points, *seed)))
 
 
+def haar_rotations(normals: Array, dim: int) -> Array:
+    r"""Return uniform orthogonal matrices, [n, d, d], made of $d^2$ standard normals each."""
+    rotations, triangles = np.linalg.qr(normals.reshape(-1, dim, dim))
+    return rotations * np.sign(np.diagonal(triangles, axis1=1, axis2=2))[:, None, :]
+
+
 def stretched_radii(dim: int, uniform: Array, place: float) -> Rule:
     r"""Return norms of standard normal vectors, stretched into the tail, and their masses.
 

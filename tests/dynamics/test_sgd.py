@@ -21,12 +21,10 @@ from promptlimit.tasks.regression import _risk as regression_risk
 from promptlimit.tasks.regression._batch_gradient import (
     RegressionGradient,
     RegressionNumbers,
-    coordinates,
-    prompt_stream,
     questions,
-    token_sums,
 )
 from promptlimit.tasks.regression._packed_sums import packed_sums
+from promptlimit.tasks.regression._token_sums import coordinates, prompt_stream, token_sums
 
 KEY = jax.random.key(7)
 KMS = 0.5 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))

@@ -9,14 +9,10 @@ import pytest
 from scipy import stats
 
 import promptlimit as pl
-from promptlimit.tasks.regression import _batch_gradient, _law_sums
-from promptlimit.tasks.regression._batch_gradient import (
-    RegressionNumbers,
-    prompt_stream,
-    questions,
-    token_sums,
-)
+from promptlimit.tasks.regression import _batch_gradient, _law_sums, _token_sums
+from promptlimit.tasks.regression._batch_gradient import RegressionNumbers, questions
 from promptlimit.tasks.regression._law_sums import ATTEMPTS, chi_square, law_sums
+from promptlimit.tasks.regression._token_sums import prompt_stream, token_sums
 
 TASK = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
 BATCH = 8192
@@ -109,7 +105,7 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
         drawn.append(np.asarray(counter[1]).ravel())
         return counter
 
-    for module in (_batch_gradient, _law_sums):
+    for module in (_batch_gradient, _law_sums, _token_sums):
         monkeypatch.setattr(module, "normal_pairs", noted)
     monkeypatch.setattr(_law_sums, "threefry", noted_words)
     questions(RegressionNumbers.of(TASK), prompts, step)

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.tasks import OBJECTIVE, AbstractObjective, Objectives, on
+from promptlimit.tasks import BATCH_GRADIENT, OBJECTIVE, AbstractObjective, Objectives, on
 
 SCATTER = np.array([[1.5, 0.4], [0.4, 0.6]])
 VALUE = np.array([[0.7, -0.2], [0.3, 0.5]])
 
 
 class HiddenMean(pl.AbstractTask):
-    """What every task must say, and nothing more."""
+    """The four required methods and no optional one."""
 
     scatter: jax.Array = eqx.field(converter=jnp.asarray)
 
@@ -41,7 +41,7 @@ class HiddenMean(pl.AbstractTask):
 
 
 class KnownMean(HiddenMean):
-    """The same with all that is known of it: its risks, the least of them, and sums in law."""
+    """The same with formulas for its risks and its Bayes risk, and a rule that draws in law."""
 
     def closed_risk(self, attention, length):
         head = attention.single_head()
@@ -54,25 +54,35 @@ class KnownMean(HiddenMean):
         spread = np.asarray(self.scatter, np.float64) / length
         return 0.5 * np.trace(spread @ np.linalg.inv(np.eye(2) + spread))
 
-    def batch_gradient(self, batches):
-        """Return slopes over means of L tokens, $N(m,S/L)$: no token is ever drawn."""
-        if set(batches.kernels) != {"softmax"} or batches.sampling != "law":
-            return None
-        root = jnp.asarray(np.linalg.cholesky(self.scatter), jnp.float32)
-        scale = jnp.asarray(batches.lengths, jnp.float32)[:, None, None] ** -0.5
 
-        def gradient(step, key_query, value):
-            drawn = [
-                jax.random.normal(jax.random.fold_in(key, step), (2, batches.size, 2), jnp.float32)
-                for key in batches.keys
-            ]
-            hidden, noise = jnp.stack(drawn, axis=1)  # [members, batch, 2]
-            mean = hidden + scale * jnp.einsum("ij,mbj->mbi", root, noise)
-            missed = jnp.einsum("mhij,mbj->mhbi", value, mean) - hidden[:, None]
-            slope = 2.0 / batches.size * jnp.einsum("mhbi,mbj->mhij", missed, mean)
-            return jnp.zeros_like(key_query), slope
+def _not_in_law(problem):
+    in_law = set(problem.kernels) == {"softmax"} and problem.sampling == "law"
+    return None if in_law else "tokens are drawn, or a head is linear"
 
-        return gradient
+
+@BATCH_GRADIENT.rule(
+    kind="estimate",
+    scope="`KnownMean`",
+    method="means of L tokens in law",
+    obstacle=on(KnownMean, obstacle=_not_in_law),
+)
+def _gradient_in_law(problem, _effort):
+    """Return slopes over means of L tokens, $N(m,S/L)$, without tokens."""
+    root = jnp.asarray(np.linalg.cholesky(problem.task.scatter), jnp.float32)
+    scale = jnp.asarray(problem.lengths, jnp.float32)[:, None, None] ** -0.5
+
+    def gradient(step, key_query, value):
+        drawn = [
+            jax.random.normal(jax.random.fold_in(key, step), (2, problem.size, 2), jnp.float32)
+            for key in problem.keys
+        ]
+        hidden, noise = jnp.stack(drawn, axis=1)  # [members, batch, 2]
+        mean = hidden + scale * jnp.einsum("ij,mbj->mbi", root, noise)
+        missed = jnp.einsum("mhij,mbj->mhbi", value, mean) - hidden[:, None]
+        slope = 2.0 / problem.size * jnp.einsum("mhbi,mbj->mhij", missed, mean)
+        return jnp.zeros_like(key_query), slope
+
+    return gradient
 
 
 class _Pointed(AbstractObjective):

@@ -331,7 +331,7 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, [0.2, 0.3, 0.5], GOOD),
-            "`weights` must have shape (2,) (one weight a row of `means`), got (3,).",
+            "`weights` must have shape (2,) (one weight per row of `means`), got (3,).",
         ),
         (
             (PAIR, HALVES, GOOD | {"noise_variance": -1}),
@@ -390,14 +390,14 @@ def test_what_is_wrong_with_a_mixture_is_said(arguments, message):
             [[3], [-3]],
             {},
             "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
-            "dimension 1. `bayes_layer` has a residual and takes it.",
+            "dimension 1. `bayes_layer`, which has a residual, accepts it.",
         ),
         (
             pl.tasks.bayes_heads,
             PAIR,
             {"clean_prompt": True},
             "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
-            "clean prompts. `bayes_layer` has a residual and takes it.",
+            "clean prompts. `bayes_layer`, which has a residual, accepts it.",
         ),
     ],
 )
@@ -410,15 +410,15 @@ def test_a_construction_names_the_theorem_it_rests_on(construct, means, options,
 def test_what_the_tasks_do_not_take_is_said():
     three = pl.Denoising([[1, 0], [0, 1], [-1, 0]], [0.5, 0.2, 0.3], **GOOD)
     message = (
-        "`task` must have two components for Theorem 4.1, got 3. `bayes_layer` takes any number "
-        "of equal norm."
+        "`task` must have two components for Theorem 4.1, got 3. `bayes_layer` accepts any "
+        "number of equal norm."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_heads(three)
     turned = pl.InContextDenoising(PAIR, HALVES, **GOOD)
     message = (
-        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads know the "
-        "means; `bayes_layer` does not, and takes InContextDenoising too."
+        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads depend on "
+        "the means; those of `bayes_layer` do not."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_heads(turned)

@@ -126,6 +126,7 @@ WIDE = pl.Gaussian(np.zeros(3), np.eye(3))
         ("draw", lambda self, *, key: None, "two measures, .* got NoneType"),
         ("draw", lambda self, *, key: (NORMAL, 1.0), r"two measures, .* got \(Gaussian, float\)"),
         ("draw", lambda self, *, key: (WIDE, WIDE), "tokens of dimension 2, .* dimension 3"),
+        ("draw", lambda self, *, key: (NORMAL, WIDE), "queries of dimension 2, .* dimension 3"),
         ("loss", lambda self, output, token: output, r"one real number, got an array of shape \(2"),
         ("loss", lambda self, output, token: None, "one real number, got NoneType"),
         ("query_of", lambda self, token: None, "a vector, the query of a token, got NoneType"),

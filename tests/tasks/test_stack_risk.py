@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from promptlimit.tasks import RISK, RiskProblem
-from promptlimit.tasks._averages import mean_over_sets
+from promptlimit.tasks._objectives import mean_over_sets
 from promptlimit.tasks.regression._stack_risk import stack_objectives
 from tasks.stacks import adjoint, limit_slopes, stack_of
 

@@ -15,7 +15,7 @@ from promptlimit._inputs import in_double, to_device
 from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import AccuracyError
-from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, Objectives, merged
+from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, Objectives, as_head
 
 _CHUNK = 16
 _ROUNDING = 1e-12
@@ -49,7 +49,7 @@ class StateReading:
 
     def __call__(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
         """Return U and V of one head; differentiable."""
-        head = merged(self.attention(arrays))
+        head = as_head(self.attention(arrays))
         return head.key_query, head.value
 
     def attention(

@@ -49,7 +49,7 @@ def sgd(
     Each step draws a batch of fresh prompts and descends twice the mean of the task's loss: of a
     regression the mean squared error, as the paper's experiments do (section 6). All starts and
     seeds meet the same prompts: step k's batch is a function of (key, length, k) alone. One head on
-    `LinearRegression` trains in a layout made for it, the task's `batch_gradient`, in single
+    `LinearRegression` trains in a layout made for it, a rule of `tasks.BATCH_GRADIENT`, in single
     precision; other attentions and other tasks train on prompts that the task draws. At an infinite
     length a prompt is its law, and the queries are what is drawn. Where no rule computes the risk,
     risks are estimated on other prompts.

@@ -24,8 +24,8 @@ from promptlimit.results import Kind, Length
 from promptlimit.rules import Effort
 from promptlimit.tasks import (
     AbstractTask,
-    Batches,
     BatchGradient,
+    BatchProblem,
     Objectives,
     RiskProblem,
     batch_gradient,
@@ -125,14 +125,15 @@ class TrainingRequest:
         if not self.are_heads or math.inf in lengths:
             return None
         kernels = cast(tuple[KernelName, ...], self.kernels)
-        batches = Batches(
+        problem = BatchProblem(
+            task=self.task,
             lengths=tuple(map(int, lengths)),
             keys=self.keys(cell),
             size=int(self.plan.batch),
             kernels=tuple(kernel for kernel in kernels for _ in range(self.runs_per_start(cell))),
             sampling=cast(Literal["tokens", "law"], self.plan.sampling),
         )
-        return batch_gradient(self.task, batches)
+        return batch_gradient(problem)
 
     @property
     def are_heads(self) -> bool:

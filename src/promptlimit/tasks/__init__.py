@@ -1,25 +1,25 @@
 """In-context tasks: the law of a prompt, a query and a loss; exact risks and baselines."""
 
 from promptlimit.tasks._abstract import AbstractTask as AbstractTask
-from promptlimit.tasks._abstract import Batches as Batches
-from promptlimit.tasks._abstract import BatchGradient as BatchGradient
-from promptlimit.tasks._abstract import Lengths as Lengths
+from promptlimit.tasks._objectives import SHARPNESS_RANGES as SHARPNESS_RANGES
+from promptlimit.tasks._objectives import AbstractObjective as AbstractObjective
+from promptlimit.tasks._objectives import Estimate as Estimate
+from promptlimit.tasks._objectives import MatrixRisk as MatrixRisk
+from promptlimit.tasks._objectives import Objectives as Objectives
 from promptlimit.tasks._problem import BATCH_GRADIENT as BATCH_GRADIENT
 from promptlimit.tasks._problem import BAYES_EXCESS as BAYES_EXCESS
 from promptlimit.tasks._problem import BAYES_RISK as BAYES_RISK
 from promptlimit.tasks._problem import OBJECTIVE as OBJECTIVE
 from promptlimit.tasks._problem import RISK as RISK
 from promptlimit.tasks._problem import RISK_GRADIENT as RISK_GRADIENT
-from promptlimit.tasks._problem import SHARPNESS_RANGES as SHARPNESS_RANGES
-from promptlimit.tasks._problem import AbstractObjective as AbstractObjective
-from promptlimit.tasks._problem import Estimate as Estimate
-from promptlimit.tasks._problem import MatrixRisk as MatrixRisk
-from promptlimit.tasks._problem import Objectives as Objectives
+from promptlimit.tasks._problem import BatchGradient as BatchGradient
+from promptlimit.tasks._problem import BatchProblem as BatchProblem
+from promptlimit.tasks._problem import Lengths as Lengths
 from promptlimit.tasks._problem import RiskProblem as RiskProblem
+from promptlimit.tasks._problem import as_head as as_head
 from promptlimit.tasks._problem import batch_gradient as batch_gradient
 from promptlimit.tasks._problem import exact_objectives as exact_objectives
 from promptlimit.tasks._problem import kind_of as kind_of
-from promptlimit.tasks._problem import merged as merged
 from promptlimit.tasks._problem import on as on
 from promptlimit.tasks._problem import require_fitting_task as require_fitting_task
 from promptlimit.tasks._problem import require_lengths as require_lengths

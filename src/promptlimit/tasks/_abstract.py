@@ -1,61 +1,27 @@
 """In-context tasks as data: the law of prompts, queries and labels, and the loss."""
 
 import abc
-from collections.abc import Callable
 from numbers import Real
-from typing import Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, Number
+from promptlimit._arrays import Number
 from promptlimit._inputs import require_dimension
-from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure
-
-Lengths: TypeAlias = Number | ArrayLike
-"""One prompt length, or many."""
-
-
-class Batches(NamedTuple):
-    """The runs that `sgd` trains together: one length per member, the same heads for all.
-
-    Attributes:
-        lengths: the prompt length of each member.
-        keys: one per member; the batch of step k is a function of (key, length, k).
-        size: number of prompts per batch.
-        kernels: "softmax" or "linear", for each head.
-        sampling: "tokens", or "law" where prompts need not be realised.
-    """
-
-    lengths: tuple[int, ...]
-    keys: tuple[PRNGKeyArray, ...]
-    size: int
-    kernels: tuple[KernelName, ...]
-    sampling: Literal["tokens", "law"]
-
-
-BatchGradient: TypeAlias = Callable[
-    [
-        UInt32[Array, ""],
-        Float[Array, "members heads token_dim query_dim"],
-        Float[Array, "members heads output_dim token_dim"],
-    ],
-    tuple[Array, Array],
-]
-r"""The gradient in $U$ and $V$ of twice the mean loss over a batch, at a step, $U$ and $V$."""
 
 
 class AbstractTask(eqx.Module):
     r"""An in-context task: a law over prompts $\mu$, the law of a query given $\mu$, and a loss.
 
     The risk of an attention $T$ is $R_L=E_\mu\,E_{z_1,\dots,z_L\sim\mu}\,E_{z\sim\nu_\mu}\,
-    \ell(T[\hat\mu_L](\text{masked }z),\,z)$ (section 4 of the paper, where $\nu_\mu=\mu$; other
-    query laws are its Remark 4.1).
+    \ell(T[\hat\mu_L](\mathrm{query}(z)),\,z)$ (section 4 of the paper, where $\nu_\mu=\mu$;
+    Remark 4.1 allows other query laws).
 
     **A user-defined task** implements four methods. In this example each prompt has a hidden mean,
     the tokens scatter about it, and the attention should return that mean from the tokens alone:
@@ -105,7 +71,7 @@ class AbstractTask(eqx.Module):
 
     @property
     def query_dim(self) -> int:
-        """The dimension of a query: what `query_of` leaves of a token."""
+        """The dimension of the vector that `query_of` returns."""
         dim = require_dimension(self, "token_dim")
         token = jax.ShapeDtypeStruct((dim,), jnp.result_type(float))
         query = jax.eval_shape(self.query_of, token)
@@ -125,7 +91,7 @@ class AbstractTask(eqx.Module):
     def loss(
         self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
     ) -> Float[Array, ""]:
-        r"""Return $\ell(\text{output}, z)$, with the whole token $z$ in view."""
+        r"""Return $\ell(\text{output}, z)$, $z$ the whole query token."""
 
     def closed_risk(
         self,
@@ -135,8 +101,8 @@ class AbstractTask(eqx.Module):
         r"""Return $R_L$ by a formula, differentiable in the attention; None if not known.
 
         Args:
-            attention: whose risk; read it through `attention.single_head()`.
-            length: $L$, traced, so that one program serves all: divide by it, also by infinity.
+            attention: $T$; `attention.single_head()` gives its matrices.
+            length: $L$, traced and possibly infinite.
         """
         return None
 
@@ -145,16 +111,6 @@ class AbstractTask(eqx.Module):
 
         Args:
             length: $L$, which may be infinite.
-        """
-        return None
-
-    def batch_gradient(self, batches: Batches) -> BatchGradient | None:  # noqa: ARG002
-        r"""Return the gradient that `sgd` descends, by prompts drawn in a way of the task's own.
-
-        None: prompts are drawn by `draw`, and not in law.
-
-        Args:
-            batches: which prompts, and for which heads.
         """
         return None
 
@@ -174,6 +130,14 @@ def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, Abstr
             f"of {type(task).__name__} must return tokens of dimension {task.token_dim}, its "
             f"`token_dim`, got dimension {tokens.dim}.",
         )
+    token = jax.ShapeDtypeStruct((queries.dim,), jnp.result_type(float))
+    query = jax.eval_shape(task.query_of, token)
+    if query.shape != (task.query_dim,):
+        raise ArgumentError(
+            "draw",
+            f"of {type(task).__name__} must return query tokens with queries of dimension "
+            f"{task.query_dim}, its `query_dim`, got dimension {query.shape[0]}.",
+        )
     return tokens, queries
 
 
@@ -187,7 +151,7 @@ def loss_of(
 
 
 def require_real_number(task: AbstractTask, method: str, value: object) -> None:
-    """Refuse what a method of a task returns unless it is one real number, traced or not."""
+    """Raise an error unless a method of a task returned one real number, traced or not."""
     numeric = isinstance(value, Real) or jnp.issubdtype(
         getattr(value, "dtype", np.object_), jnp.floating
     )

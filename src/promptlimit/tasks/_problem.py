@@ -1,144 +1,49 @@
-"""Problems of risk and their quantities, which the rules of each task compute."""
+"""Problems of risk, the quantities that rules compute for them, and checks of arguments."""
 
-import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from numpy.typing import NDArray
 
-from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import in_double, require_dimension, to_device, type_name
-from promptlimit._quadrature import REPLICATES
-from promptlimit.attention import AbstractAttention, AbstractHead
+from promptlimit._arrays import ArrayLike, Number, checked_lengths
+from promptlimit._inputs import in_double, require_dimension, type_name
+from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
-from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
+from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._objectives import ArrayMoments, Estimate, Objectives
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
 """The most points of one set; the sequence itself ends at 2**30."""
 
-SHARPNESS_RANGES = (16.0, 40.0)
-"""How far weight statistics are tabulated: as a rule, and when that is not enough."""
+Lengths: TypeAlias = Number | ArrayLike
+"""One prompt length, or many."""
 
 
-class Estimate(NamedTuple):
-    """A mean over points: its value, its error, and the number of points, 0 in closed form."""
-
-    value: float
-    error: float
-    points: int
-
-
-ArrayMoments: TypeAlias = tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]
-"""Several arrays, such as the gradients of a risk, and their errors."""
-
-MatrixRisk: TypeAlias = Callable[
-    [Float[Array, "token_dim query_dim"], Float[Array, "output_dim token_dim"]], Float[Array, ""]
+BatchGradient: TypeAlias = Callable[
+    [
+        UInt32[Array, ""],
+        Float[Array, "members heads token_dim query_dim"],
+        Float[Array, "members heads output_dim token_dim"],
+    ],
+    tuple[Array, Array],
 ]
-"""A risk as a function of $U$ and $V$."""
-
-
-class AbstractObjective(eqx.Module):
-    r"""A risk $R_L$ as a function of the attention: what gradients and flows descend.
-
-    An argument of compiled programs: keep as arrays what changes from call to call, such as $L$.
-    """
-
-    @abc.abstractmethod
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $R_L$, differentiable in the arrays of the attention; NaN where not known."""
-
-    @property
-    def of_matrices(self) -> MatrixRisk | None:
-        """The risk as a function of U and V, where it depends on nothing else; None by default.
-
-        One compiled program then serves both kernels.
-        """
-        return None
-
-    @property
-    def lower_bound(self) -> float:
-        """A number that no risk is below, 0 by default: losses are not negative."""
-        return 0.0
-
-    def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
-        """Return the largest sharpness that tables are used at, 0 without tables."""
-        return 0.0
-
-
-Formula: TypeAlias = Callable[[Any, AbstractAttention, Float[Array, ""]], Float[Array, ""]]
-"""A risk in closed form, as a function of the task, the attention and the length."""
-
-
-class FormulaObjective(AbstractObjective):
-    """A risk in closed form at one length.
-
-    Attributes:
-        formula: the risk.
-        task: the law of prompts and queries, and the loss.
-        length: $L$, the number of tokens of a prompt.
-    """
-
-    formula: Formula = eqx.field(static=True)
-    task: AbstractTask
-    length: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the value of the formula."""
-        return self.formula(self.task, attention, self.length)
-
-
-@dataclasses.dataclass(frozen=True)
-class Objectives:
-    """The risk at one length as functions of the attention, one per point set.
-
-    Attributes:
-        make: a function of the largest sharpness of tables and of the replicate, the index of an
-            independent point set, that returns the risk.
-        is_closed_form: whether the risk has no error and all replicates are equal.
-    """
-
-    make: Callable[[float, int], AbstractObjective]
-    is_closed_form: bool = False
-
-    @classmethod
-    def closed(cls, objective: AbstractObjective) -> "Objectives":
-        """Return a risk in closed form."""
-        return cls(lambda _sharpness, _replicate: objective, is_closed_form=True)
-
-    @classmethod
-    def formula(cls, formula: Formula, task: AbstractTask, length: float) -> "Objectives":
-        """Return a risk by a formula, at one length."""
-        return cls.closed(FormulaObjective(formula, task, to_device(length, jnp.float64)))
-
-    def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
-        """Return the risk over one point set."""
-        return self.make(max_sharpness, replicate)
-
-    def replicates(self) -> list[AbstractObjective]:
-        """Return the risk over each of the independent point sets; one in closed form."""
-        count = 1 if self.is_closed_form else REPLICATES
-        return [self(SHARPNESS_RANGES[-1], replicate) for replicate in range(count)]
+r"""The gradient in $U$ and $V$ of twice the mean loss over a batch, at a step, $U$ and $V$."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RiskProblem:
-    """A validated problem: an attention on a task, over prompts of some lengths.
+    """A validated problem: an attention on a task, over prompts of some lengths, [n].
 
-    Attributes:
-        attention: the attention that predicts, in double precision.
-        task: the law of prompts and queries, and the loss, in double precision; of a class that
-            the obstacle of a rule has checked.
-        lengths: the numbers of tokens of a prompt, [n].
+    Attention and task are in double precision. Rules read attributes of the task whose class
+    their obstacle has checked.
     """
 
     attention: AbstractAttention
@@ -162,12 +67,12 @@ class RiskProblem:
 
     @cached_property
     def head(self) -> AbstractHead | None:
-        """The one head that the attention is, if it is one."""
+        """The attention as one head, None where it is not one."""
         return self.attention.single_head()
 
     @cached_property
     def heads(self) -> tuple[AbstractHead, ...] | None:
-        """The heads that the attention is the sum of, if it is such a sum."""
+        """The heads whose sum, with a residual, is the attention; None where it has none."""
         heads = self.attention.as_heads()
         return None if heads is None else tuple(heads)
 
@@ -179,12 +84,7 @@ class RiskProblem:
 
 @dataclasses.dataclass(frozen=True)
 class BayesProblem:
-    """A validated problem: a task, over prompts of some lengths.
-
-    Attributes:
-        task: the law of prompts and queries, and the loss.
-        lengths: the numbers of tokens of a prompt, [n].
-    """
+    """A validated problem: a task, over prompts of some lengths, [n]."""
 
     task: Any
     lengths: NDArray[np.float64]
@@ -197,15 +97,23 @@ class BayesProblem:
 
 @dataclasses.dataclass(frozen=True)
 class BatchProblem:
-    """Batches of prompts of a task.
+    """The runs that `sgd` trains together on a task: one length per member, the same heads for all.
 
     Attributes:
         task: the law of prompts and queries, and the loss.
-        batches: the lengths, keys and kernels.
+        lengths: the prompt length of each member.
+        keys: one per member; the batch of step k is a function of (key, length, k).
+        size: number of prompts per batch.
+        kernels: "softmax" or "linear", for each head.
+        sampling: "tokens", or "law" where sums over tokens are drawn instead of tokens.
     """
 
     task: Any
-    batches: Batches
+    lengths: tuple[int, ...]
+    keys: tuple[PRNGKeyArray, ...]
+    size: int
+    kernels: tuple[KernelName, ...]
+    sampling: Literal["tokens", "law"]
 
     @property
     def subject(self) -> str:
@@ -250,12 +158,7 @@ BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity(
 def on(
     *classes: type[AbstractTask], obstacle: Callable[[Any], str | None] = applies_always
 ) -> Callable[[Any], str | None]:
-    """Return the obstacle of a rule for tasks of some classes.
-
-    Args:
-        *classes: the classes of tasks.
-        obstacle: the obstacle for such a task.
-    """
+    """Return the obstacle of a rule for tasks of some classes, and `obstacle` for such a task."""
     names = " and ".join(one.__name__ for one in classes)
 
     def whole(problem: Any) -> str | None:
@@ -264,11 +167,6 @@ def on(
         return obstacle(problem)
 
     return whole
-
-
-def not_one_head(problem: RiskProblem) -> str | None:
-    """Return the obstacle of a rule for one head."""
-    return None if problem.head is not None else "the attention is not one head"
 
 
 def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] | str:
@@ -297,12 +195,8 @@ def exact_objectives(
     return rule.compute(dataclasses.replace(problem, lengths=lengths), Effort(points=points))[0]
 
 
-def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
-    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
-
-    None where no rule of `BATCH_GRADIENT` applies.
-    """
-    problem = BatchProblem(task, batches)
+def batch_gradient(problem: BatchProblem) -> BatchGradient | None:
+    """Return the gradient of a batch by a rule of `BATCH_GRADIENT`; None where none applies."""
     rule = BATCH_GRADIENT.first(problem, "estimate")
     return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
@@ -343,13 +237,13 @@ def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Ris
     return Risk(value, error, kind, lengths, samples)
 
 
-def merged(attention: AbstractAttention) -> AbstractHead:
-    """Return the one head that an attention is; differentiable."""
+def as_head(attention: AbstractAttention) -> AbstractHead:
+    """Return an attention as one head, or raise an error; differentiable."""
     head = attention.single_head()
     if head is None:
         raise ArgumentError(
             "attention",
-            f"must be one head, as its `single_head` says, got {type(attention).__name__}.",
+            f"must be one head, got {type(attention).__name__}, whose `single_head` is None.",
         )
     return head
 
@@ -368,7 +262,7 @@ def require_task(task: object) -> None:
         raise ArgumentError(
             "task",
             f"must be an in-context task, got {type_name(task)}. "
-            "Make one of LinearRegression, or of your own subclass of AbstractTask.",
+            "Pass a LinearRegression, or an instance of your own subclass of AbstractTask.",
         )
 
 

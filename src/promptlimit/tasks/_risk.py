@@ -14,26 +14,23 @@ from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
-from promptlimit.tasks._abstract import (
-    AbstractTask,
-    BatchGradient,
-    Lengths,
-    require_real_number,
+from promptlimit.tasks._abstract import AbstractTask, require_real_number
+from promptlimit.tasks._objectives import (
+    ArrayMoments,
+    Estimate,
+    Objectives,
+    gradient_moments,
+    mean_over_sets,
 )
-from promptlimit.tasks._averages import gradient_moments, mean_over_sets
 from promptlimit.tasks._problem import (
-    BATCH_GRADIENT,
     BAYES_EXCESS,
     BAYES_RISK,
     OBJECTIVE,
     RISK,
     RISK_GRADIENT,
     USUAL_POINTS,
-    ArrayMoments,
-    BatchProblem,
     BayesProblem,
-    Estimate,
-    Objectives,
+    Lengths,
     RiskProblem,
     checked_risk_problem,
     kind_of,
@@ -314,18 +311,3 @@ def _no_bayes_formula(problem: BayesProblem) -> str | None:
 def _bayes_formulas(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
     risks = (unwrap(problem.task.bayes_risk(length)) for length in problem.lengths.tolist())
     return [Estimate(float(risk), 0.0, 0) for risk in risks]
-
-
-def _no_method(problem: BatchProblem) -> str | None:
-    found = problem.task.batch_gradient(problem.batches)
-    return "its `batch_gradient` returns None" if found is None else None
-
-
-@BATCH_GRADIENT.rule(
-    kind="estimate",
-    scope="a task with a method `batch_gradient`",
-    method="that method",
-    obstacle=_no_method,
-)
-def _by_method(problem: BatchProblem, _effort: Effort) -> BatchGradient:
-    return unwrap(problem.task.batch_gradient(problem.batches))

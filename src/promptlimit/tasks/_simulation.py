@@ -18,17 +18,8 @@ from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._abstract import AbstractTask, drawn, loss_of
-from promptlimit.tasks._problem import (
-    OBJECTIVE,
-    RISK,
-    RISK_GRADIENT,
-    USUAL_POINTS,
-    AbstractObjective,
-    ArrayMoments,
-    Estimate,
-    Objectives,
-    RiskProblem,
-)
+from promptlimit.tasks._objectives import AbstractObjective, ArrayMoments, Estimate, Objectives
+from promptlimit.tasks._problem import OBJECTIVE, RISK, RISK_GRADIENT, USUAL_POINTS, RiskProblem
 
 _DEFAULT_SAMPLES = 2**14
 _MEMORY_BUDGET = 2**26

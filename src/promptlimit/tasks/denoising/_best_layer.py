@@ -1,8 +1,8 @@
 r"""The best layer $f_L(z)=cz+vA_L$ at each length, $A_L$ a softmax head with $U=(u/s)I$, $V=I$.
 
-At infinite length and equal norms it has $u=1$, $v=a$, $c=1-2a$, which is Bayes (Proposition 4.4 of
-the sequel); finite prompts need a smaller gate u. The excess is quadratic in $(v,c)$, which are
-solved for, and u is searched.
+At infinite length and equal norms $u=1$, $v=a$, $c=1-2a$ is the Bayes predictor (Proposition 4.4 of
+the sequel); finite prompts need a smaller gate u. The excess is quadratic in $(v,c)$: they solve a
+linear system, and a search finds u.
 """
 
 import math
@@ -14,9 +14,7 @@ from scipy.optimize import fminbound
 from promptlimit._arrays import Array, numpy_only
 from promptlimit.errors import ArgumentError
 from promptlimit.results import TunedLayers
-from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._problem import require_lengths
-from promptlimit.tasks.denoising._points import bayes_predictions
+from promptlimit.tasks._problem import Lengths, require_lengths
 from promptlimit.tasks.denoising._prompts import (
     QueryRule,
     TiltedHeads,
@@ -31,8 +29,8 @@ from promptlimit.tasks.denoising._task import (
 from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
-_FIRST_LOOKS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
-"""Gates at which the search starts; it does not go beyond them."""
+_FIRST_GATES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
+"""Gates at which the search starts; their range bounds it."""
 
 _NEAR = 0.004
 """Width of the parabola that ends the search."""
@@ -42,13 +40,13 @@ _NEAR = 0.004
 def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
     r"""Return the best layer $cz+vA_L$ at each length, $A_L$ at tilt $(u/s)z$: u, v, c and excess.
 
-    Such a layer acts alike in all directions, so that `InContextDenoising` has the same best layer
-    as `Denoising`. Exact: no prompt is drawn. Gates are searched from 0 to 1.6; in one dimension,
+    Such a layer commutes with rotations, so `InContextDenoising` has the same best layer as
+    `Denoising`. Exact: no prompt is drawn. Gates are searched from 0 to 1.6; in one dimension,
     where a gate only selects a sign, larger ones can be better still.
 
     Args:
         task: the mixture.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Seconds each,
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Each takes seconds,
             half a minute for three components in more than two dimensions.
 
     >>> import math, promptlimit as pl
@@ -79,7 +77,7 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
 
 
 def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, float, float]:
-    """Return u, v, c, the excess and its error: a search on few queries, a parabola on many."""
+    """Return u, v, c, the excess and its error: search with few queries, refine with many."""
     coarse, fine = (_scalar_rule(task, step, length) for step in (_COARSE, _FINE))
 
     def excess(gate: float, rule: QueryRule = coarse) -> float:
@@ -101,10 +99,10 @@ def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, 
 
 
 def _gates_in_reach(task: AbstractDenoising, rule: QueryRule) -> tuple[float, ...]:
-    """Return the gates to try: large ones are left out where means are very far apart."""
+    """Return the gates to try, without large ones where means are very far apart."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
-    gates = tuple(gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST)
+    gates = tuple(gate for gate in _FIRST_GATES if gate * sharpness <= 0.6 * SHARPEST)
     if gates[-1] < 1.0:
         raise ArgumentError(
             "task",
@@ -132,9 +130,9 @@ def _solved(
 ) -> tuple[float, float, float]:
     r"""Return the best v and c at a gate, and their excess.
 
-    About Bayes' $v_0=a$, $c_0=1-2a$, where $r=c_0z+v_0A-f^*$ is small, the excess is
+    Around the Bayes values $v_0=a$, $c_0=1-2a$, where $r=c_0z+v_0A-f^*$ is small, the excess is
     $E|r+\delta_vA+\delta_cz|^2+2vE\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$ with
-    $b=E\varepsilon$, $n=E|\varepsilon|^2$: no large numbers cancel in long prompts.
+    $b=E\varepsilon$, $n=E|\varepsilon|^2$. No large numbers cancel in long prompts.
     """
     eye, share = np.eye(task.token_dim), task.noise_variance / task.query_variance
     tilt = gate / task.query_variance * eye
@@ -142,7 +140,7 @@ def _solved(
     limit, bias, spread = reading.limit, reading.bias[:, 0], reading.square[:, 0]
     start = np.array([share, 1.0 - 2.0 * share])
     outputs = start[0] * limit + start[1] * rule.points
-    missed = outputs - bayes_predictions(task, rule.points)
+    missed = outputs - task.bayes_predictions(rule.points)
 
     def mean(left: Array, right: Array) -> float:
         return float(rule.weights @ np.sum(left * right, axis=1))
@@ -151,7 +149,7 @@ def _solved(
     drift = np.array([mean(column, bias) for column in design])
     square = np.array([[mean(x, y) for y in design] for x in design])
     noise = float(rule.weights @ spread)
-    # In (delta_v, delta_c): H/2 delta = -slope, all of it at the start.
+    # Half the Hessian and half the slope in (delta_v, delta_c), at the start.
     hessian = square + np.array([[2.0 * drift[0] + noise, drift[1]], [drift[1], 0.0]])
     slope = np.array([mean(missed, column) for column in design]) + start[0] * drift
     slope[0] += mean(missed, bias) + start[0] * noise

@@ -13,7 +13,7 @@ from promptlimit.tasks.denoising._task import (
 )
 
 _EQUAL = 1e-10
-"""How far norms may be apart, relatively, to be equal."""
+"""The relative difference up to which norms are equal."""
 
 Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
@@ -21,14 +21,11 @@ Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 def bayes_heads(task: AbstractTask) -> MultiHead:
     r"""Return two heads that are the Bayes predictor over an infinite prompt (Theorem 4.1).
 
-    For two means of equal norm, noisy prompts, and any weights. With $a=x/s$, $\delta=m_1-m_2$
-    and $P$ the projection on the span of the means, head i has
+    For two means of equal norm, noisy prompts, any weights and $d\ge2$. With $a=x/s$,
+    $\delta=m_1-m_2$ and $P$ the projection on the span of the means, head i has
     $V_i=a\,\Pi_i+\frac a2(I-P)$, $\Pi_i$ the projection on $m_i$ along $m_j$, and
     $U_i=\frac g{xs}I+\frac{x-g}{xs}\,m_j\delta^\top/\langle m_j,\delta\rangle$. Opposite means span
-    a line, and take one more direction, so that d must be at least 2.
-
-    Args:
-        task: the mixture.
+    a line and need one more direction.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -38,8 +35,8 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
     if not isinstance(task, Denoising):
         raise ArgumentError(
             "task",
-            f"must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads "
-            "know the means; `bayes_layer` does not, and takes InContextDenoising too.",
+            f"must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads depend "
+            "on the means; those of `bayes_layer` do not.",
         )
     _require_equal_norms(task, "Theorem 4.1")
     _require_theorem(task)
@@ -86,13 +83,11 @@ def _opposite_heads(task: AbstractDenoising) -> Matrices:
 
 
 def bayes_layer(task: AbstractTask) -> Layer:
-    r"""Return the head with a residual that is Bayes for every mixture of equal norms (4.4).
+    r"""Return the head with a residual that is Bayes over an infinite prompt (Proposition 4.4).
 
-    $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with $U=I/s$, $V=I$, the same for all means.
-    Over prompts of noisy tokens $c=1-2a$, over clean ones $c=(g/s)^2$.
-
-    Args:
-        task: any number of components, with means of one norm.
+    For any number of means of equal norm: $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with
+    $U=I/s$, $V=I$, which do not depend on the means. Over prompts of noisy tokens $c=1-2a$, over
+    clean ones $c=(g/s)^2$.
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -112,11 +107,8 @@ def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
     r"""Return the linear head that is closest to Bayes over infinite prompts, for any means.
 
     Linear attention of any depth is $z\mapsto Az$ there, and $A^*=E[XX^\top]E[ZZ^\top]^{-1}$ is the
-    closest (Theorem 4.1 says that it is not Bayes). With $M$ the second moment of a token of the
-    prompt, $V=I$ and $U=M^{-1}A^*$.
-
-    Args:
-        task: the mixture.
+    closest; by Theorem 4.1 it is not Bayes. With $M$ the second moment of a token of the prompt,
+    $V=I$ and $U=M^{-1}A^*$.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -133,7 +125,7 @@ def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
 
 
 def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
-    """Refuse means of different norms: no head has their offsets in the gate of Bayes."""
+    """Raise an error for means of different norms, whose offsets no head has in its gate."""
     norms = np.linalg.norm(task.means, axis=1)
     if np.ptp(norms) > _EQUAL * norms.max():
         raise ArgumentError(
@@ -144,12 +136,12 @@ def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
 
 
 def _require_theorem(task: Denoising) -> None:
-    """Refuse other tasks that Theorem 4.1 does not cover."""
+    """Raise an error for other tasks that Theorem 4.1 does not cover."""
     if task.weights.size != 2:
         raise ArgumentError(
             "task",
             f"must have two components for Theorem 4.1, got {task.weights.size}. "
-            "`bayes_layer` takes any number of equal norm.",
+            "`bayes_layer` accepts any number of equal norm.",
         )
     if task.clean_prompt or task.noise_variance == 0.0 or task.token_dim == 1:
         wrong = (
@@ -160,7 +152,7 @@ def _require_theorem(task: Denoising) -> None:
         raise ArgumentError(
             "task",
             "must have noisy prompts in two dimensions or more for Theorem 4.1, got "
-            f"{wrong}. `bayes_layer` has a residual and takes it.",
+            f"{wrong}. `bayes_layer`, which has a residual, accepts it.",
         )
     if not np.any(task.means[0] != task.means[1]):
         raise ArgumentError("task", "must have two different means for Theorem 4.1, got one twice.")

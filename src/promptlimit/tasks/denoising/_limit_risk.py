@@ -1,7 +1,7 @@
 r"""The risk of an attention that denoises over an infinite prompt, and its excess over Bayes.
 
-$E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$: the first term, the excess, is averaged itself, so
-that it keeps its digits where it is small compared with the second.
+$E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged directly, so
+it keeps its digits where it is much smaller than the second.
 """
 
 import dataclasses
@@ -17,25 +17,29 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
-from promptlimit._quadrature import normal_rule
+from promptlimit._quadrature import haar_rotations, normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
-from promptlimit.tasks._averages import evaluate, over_replicates, to_tolerance
-from promptlimit.tasks._problem import USUAL_POINTS, AbstractObjective, Estimate, RiskProblem
+from promptlimit.tasks._objectives import (
+    AbstractObjective,
+    Estimate,
+    evaluate,
+    over_replicates,
+    to_tolerance,
+)
+from promptlimit.tasks._problem import USUAL_POINTS, RiskProblem
 from promptlimit.tasks.denoising._points import (
     QueryPoints,
     bayes_denoising_risk,
-    bayes_predictions,
-    gates,
     is_scalar,
     query_points,
-    softmax_rows,
     span,
 )
 from promptlimit.tasks.denoising._task import (
     AbstractDenoising,
     InContextDenoising,
+    softmax_rows,
 )
 
 _MOST_POINTS = 2**18
@@ -50,73 +54,72 @@ class LimitObjective(AbstractObjective):
     Attributes:
         task: the mixture $\mu$.
         queries: $z_i$, $w_i$ and $f^*(z_i)$.
-        least: $R^*$, the risk of the Bayes predictor.
-        turns: $Q_i$, orthogonal, where each prompt turns the mixture; None where it stays.
+        bayes_risk: $R^*$.
+        rotations: $Q_i$, orthogonal, where each prompt has its own; None for one mixture.
     """
 
     task: AbstractDenoising
     queries: QueryPoints
-    least: Float[Array, ""]
-    turns: Float[Array, "points d d"] | None = None
+    bayes_risk: Float[Array, ""]
+    rotations: Float[Array, "points d d"] | None = None
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         law, limit = self.task.token_law, limit_map(attention, self.task)
         points, weights, bayes = self.queries
-        if self.turns is not None:
+        if self.rotations is not None:
             outputs = jax.vmap(lambda turn, z: turn.T @ attention(Affine(law, turn), turn @ z))(
-                self.turns, points
+                self.rotations, points
             )
         elif limit is not None:
             outputs = limit(self.task, points)
         else:
             outputs = jax.vmap(lambda z: attention(law, z))(points)
-        return self.least + 0.5 * weights @ jnp.sum((outputs - bayes) ** 2, axis=1)
+        return self.bayes_risk + 0.5 * weights @ jnp.sum((outputs - bayes) ** 2, axis=1)
 
 
 def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> LimitObjective:
-    """Return the risk over one set of queries, and of rotations where prompts have their own."""
+    """Return the risk over one set of queries, and of rotations where each prompt has its own."""
     if isinstance(task, InContextDenoising):
-        turns, queries = _turned_queries(task, points, replicate)
+        rotations, queries = _rotated_queries(task, points, replicate)
     else:
-        turns, queries = None, query_points(task, points, replicate=replicate)
-    return LimitObjective(task, queries.to_device(), least(task), turns)
+        rotations, queries = None, query_points(task, points, replicate=replicate)
+    return LimitObjective(task, queries.to_device(), bayes_risk_array(task), rotations)
 
 
-def _turned_queries(
+def _rotated_queries(
     task: AbstractDenoising, points: int, replicate: int
 ) -> tuple[Array, QueryPoints]:
-    """Return Sobol' points for the query and the orthogonal matrix together."""
+    """Return Sobol' points for the rotation and the query together."""
     d, parts = task.token_dim, task.weights.size
     normals, weights = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
-    turns, corners = np.linalg.qr(normals[:, d : d + d * d].reshape(-1, d, d))
-    turns *= np.sign(np.diagonal(corners, axis1=1, axis2=2))[:, None, :]
+    rotations = haar_rotations(normals[:, d : d + d * d], d)
     ranks = np.argsort(np.argsort(normals[:, -1])) / points
     part = np.minimum(np.searchsorted(np.cumsum(task.weights), ranks, "right"), parts - 1)
     queries = task.means[part] + math.sqrt(task.query_variance) * normals[:, :d]
-    return to_device(turns), QueryPoints(queries, weights, bayes_predictions(task, queries))
+    return to_device(rotations), QueryPoints(queries, weights, task.bayes_predictions(queries))
 
 
-def least(task: AbstractDenoising) -> Float[Array, ""]:
-    """Return the Bayes risk, for objectives."""
+def bayes_risk_array(task: AbstractDenoising) -> Float[Array, ""]:
+    """Return the Bayes risk as an array, for objectives."""
     return to_device(bayes_denoising_risk(task, USUAL_POINTS).value)
 
 
 def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     """Return half the mean squared distance to the Bayes predictor over an infinite prompt.
 
-    Point sets grow four times until their means agree to the tolerance. Heads and Bayes see a query
-    along few directions (`projected_excess`); other attentions are called at every query.
+    Point sets grow fourfold until their means agree to the tolerance. Heads are averaged in few
+    dimensions (`projected_excess`); other attentions are evaluated at every query.
     """
     attention, task = problem.attention, problem.task
-    turned = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
-    limit = None if turned else limit_map(attention, task)
+    rotated = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
+    limit = None if rotated else limit_map(attention, task)
 
     def excess(count: int, replicate: int) -> float:
         if limit is not None:
             return projected_excess(limit, task, count, replicate)
         objective = limit_objective(task, count, replicate)
-        return float(evaluate(dataclasses.replace(objective, least=jnp.zeros(())), attention))
+        return float(evaluate(dataclasses.replace(objective, bayes_risk=jnp.zeros(())), attention))
 
     def mean(count: int) -> Estimate:
         return over_replicates(partial(excess, count), count)
@@ -129,10 +132,10 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
 class LimitMap:
     r"""The map of heads over an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
-    In NumPy for known matrices, in jax for traced ones.
+    NumPy arrays, or jax arrays while jax traces them.
 
     Attributes:
-        matrix: $A$, with the residual and all that is linear in the query, [d, d].
+        matrix: $A$, the residual and every other linear term, [d, d].
         tilts: $U_h$ of the softmax heads, [d, d] each.
         values: their $V_h$, [d, d] each.
     """
@@ -154,10 +157,9 @@ class LimitMap:
 def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
     r"""Return the map of an attention over the infinite prompt; None where it has no heads.
 
-    With one covariance $tI$ for all components the quadratic terms of the gates cancel: a softmax
-    head is $tV_hU_hz$ plus $V_h$ times the mean of the $m_k$ with weights
-    $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear head is
-    $V_hE[z'z'^\top]U_hz$.
+    With one covariance $tI$ for all components a softmax head is $tV_hU_hz$ plus $V_h$ times the
+    mean of the $m_k$ with weights $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear
+    head is $V_hE[z'z'^\top]U_hz$.
     """
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
@@ -185,10 +187,10 @@ def _host(matrix: Array) -> AnyArray:
 def projected_excess(
     limit: LimitMap, task: AbstractDenoising, points: int, replicate: int
 ) -> float:
-    r"""Return $\frac12E|f-f^*|^2$ over one point set in the directions that gates see.
+    r"""Return $\frac12E|f-f^*|^2$ over one point set in the span of the gates' directions.
 
     $f-f^*=Bz+c(Pz)$ with $B=A-\frac gsI$ and P the projection on the span of all $m_k-m_1$ and
-    $U_h^\top(m_k-m_1)$; across it the query is normal and adds $s\,|B(I-P)|^2$. Two components and
+    $U_h^\top(m_k-m_1)$; the part of the query across it adds $s\,|B(I-P)|^2$. Two components and
     heads with the gate of Bayes are one integral in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
@@ -202,7 +204,7 @@ def projected_excess(
     rest = dataclasses.replace(limit, matrix=linear)
     for weight, mean in zip(task.weights, task.means, strict=True):
         queries = mean + math.sqrt(s) * nodes @ basis
-        missed = rest(task, queries) - (x / s) * gates(task, queries) @ task.means
+        missed = rest(task, queries) - (x / s) * task.gates(queries) @ task.means
         excess += weight * float(masses @ np.sum(missed**2, axis=1))
     return 0.5 * excess
 

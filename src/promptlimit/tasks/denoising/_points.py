@@ -1,4 +1,4 @@
-r"""Queries of a denoising task with weights for averages, and its Bayes predictor there."""
+r"""Queries of a denoising task with weights for averages, and its Bayes risk."""
 
 import math
 from typing import Any, NamedTuple
@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import LATTICE_RADIUS, normal_rule
-from promptlimit.tasks._averages import over_replicates
-from promptlimit.tasks._problem import Estimate
+from promptlimit.tasks._objectives import Estimate, over_replicates
 from promptlimit.tasks.denoising._task import AbstractDenoising
 
 
 class QueryPoints(NamedTuple):
-    r"""Queries $z_i$ with weights of sum one, so that $E\,h(Z)\approx\sum_iw_ih(z_i)$.
+    r"""Queries $z_i$ with weights of sum one: $E\,h(Z)\approx\sum_iw_ih(z_i)$.
 
     Attributes:
         points: $z_i$, [n, d].
@@ -27,53 +26,34 @@ class QueryPoints(NamedTuple):
     bayes: Any
 
     def to_device(self) -> "QueryPoints":
-        """Return the same as arrays of jax, for compiled programs."""
+        """Return the same as jax arrays, for compiled programs."""
         return QueryPoints(*map(to_device, self))
 
 
 def query_points(
     task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = LATTICE_RADIUS
 ) -> QueryPoints:
-    """Return `count` queries, the same number about each mean.
+    """Return queries, the same number around each mean.
 
     Args:
-        task: whose queries.
-        count: of points over all components, rounded down to a multiple of their number.
-        replicate: which of the point sets that differ by a shift, or by a scrambling.
-        radius: how far lattices go from each mean, in standard deviations of a query.
+        task: the mixture.
+        count: number of queries, rounded down to a multiple of the number of components.
+        replicate: the index of a point set; sets differ by a shift or a scrambling.
+        radius: extent of lattices around each mean, in standard deviations of a query.
     """
     share = max(1, count // task.weights.size)
     nodes, masses = normal_rule(task.token_dim, share, replicate=replicate, radius=radius)
     points = task.means[:, None] + math.sqrt(task.query_variance) * nodes
     weights = task.weights[:, None] * masses
     flat = points.reshape(-1, task.token_dim)
-    return QueryPoints(flat, weights.ravel(), bayes_predictions(task, flat))
-
-
-def gates(task: AbstractDenoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
-    s = task.query_variance
-    half_squares = 0.5 * np.sum(task.means**2, axis=1)
-    return softmax_rows(np.log(task.weights) + (queries @ task.means.T - half_squares) / s)
-
-
-def softmax_rows(logits: Any) -> Any:
-    """Return the softmax of each row, of NumPy or of jax."""
-    shares = logits.__array_namespace__().exp(logits - logits.max(axis=1, keepdims=True))
-    return shares / shares.sum(axis=1, keepdims=True)
-
-
-def bayes_predictions(task: AbstractDenoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return $f^*(z)=\frac gsz+\frac xs\sum_k\beta_km_k$ in NumPy, [n, d], for queries [n, d]."""
-    g, x, s = task.within_variance, task.noise_variance, task.query_variance
-    return (g / s) * queries + (x / s) * gates(task, queries) @ task.means
+    return QueryPoints(flat, weights.ravel(), task.bayes_predictions(flat))
 
 
 def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
-    $C_\beta$ is the covariance of the means under the posterior of the component. The gate
-    sees the query along differences of means only, so that two components are one integral in every
+    $C_\beta$ is the covariance of the means under the posterior of the component. The posterior
+    depends on the query along differences of means only: two components are one integral in every
     dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
@@ -84,7 +64,7 @@ def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
         nodes, masses = normal_rule(basis.shape[0], points, replicate=replicate)
         scatter = 0.0
         for weight, mean in zip(task.weights, task.means, strict=True):
-            shares = gates(task, mean + math.sqrt(s) * nodes @ basis)
+            shares = task.gates(mean + math.sqrt(s) * nodes @ basis)
             variance = shares @ np.sum(centred**2, axis=1) - np.sum((shares @ centred) ** 2, axis=1)
             scatter += weight * float(masses @ variance)
         return 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
@@ -98,6 +78,6 @@ def is_scalar(matrix: NDArray[np.float64]) -> bool:
 
 
 def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an orthonormal basis of what the rows span, one vector a row."""
+    """Return an orthonormal basis of the span of the rows, one vector per row."""
     _, lengths, axes = np.linalg.svd(rows, full_matrices=False)
     return axes[lengths > 1e-12 * max(lengths.max(initial=0.0), np.finfo(float).tiny)]

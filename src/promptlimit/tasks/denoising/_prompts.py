@@ -1,13 +1,13 @@
 r"""The risk of softmax heads that denoise over prompts of L tokens, exactly.
 
 The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, with $A_L^h$ the output of head h before its value matrix.
-With $\varepsilon_h=A_L^h-A^h$ its error about the limit, and prompt and query independent,
+With $\varepsilon_h=A_L^h-A^h$, its deviation from the limit, and prompt and query independent,
 
 $$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon_h\rangle
 +\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}$$
 
-(derived here). Heads of one tilt are merged; the terms of one head follow from the moments of
-selection, those of two heads from a double integral, or vanish where $V_h^\top V_j=0$.
+(derived here). Heads of one tilt are added up. The terms of one head follow from the moments of
+selection; those of two heads are a double integral, and vanish where $V_h^\top V_j=0$.
 """
 
 import math
@@ -23,21 +23,21 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import unwrap
 from promptlimit.tasks.denoising._points import (
-    bayes_predictions,
     is_scalar,
     query_points,
-    softmax_rows,
     span,
 )
-from promptlimit.tasks.denoising._task import AbstractDenoising
+from promptlimit.tasks.denoising._task import AbstractDenoising, softmax_rows
 from promptlimit.weights import SHARPEST, MixtureTokens, cross_moment, selection
 
 _REACH = 6.5
-"""Standard deviations of a query that lattices cover at least."""
+"""The least extent of lattices around each mean, in standard deviations of a query."""
 
 _LIGHT = 1e-4
+"""Weight of a query below which the cross moments of two heads are computed roughly."""
+
 _SELDOM = 1e-6
-"""Weight of a query below which the cross moments of two heads, the most work, are left out."""
+"""Weight of a query below which these cross moments, most of the work, are left out."""
 
 _SAME = 1e-12
 _MOST_PLACES = 2e6
@@ -46,7 +46,7 @@ _ANGLES = 24
 
 
 class TiltedHeads(NamedTuple):
-    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], those of one tilt merged; a residual $C$."""
+    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], each tilt once, and a residual $C$."""
 
     tilts: Array
     values: Array
@@ -54,14 +54,14 @@ class TiltedHeads(NamedTuple):
 
 
 def tilted_heads(attention: AbstractAttention) -> TiltedHeads:
-    """Return the heads of an attention whose heads are all softmax heads."""
+    """Return the heads of an attention; all of them must be softmax heads."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
-    merged: dict[bytes, list[Array]] = {}
+    by_tilt: dict[bytes, list[Array]] = {}
     for head in heads:
         tilt, value = as_float64(head.key_query) + 0.0, as_float64(head.value)
-        place = merged.setdefault(tilt.tobytes(), [tilt, np.zeros_like(value)])
+        place = by_tilt.setdefault(tilt.tobytes(), [tilt, np.zeros_like(value)])
         place[1] = place[1] + value
-    tilts, values = (np.stack(column) for column in zip(*merged.values(), strict=True))
+    tilts, values = (np.stack(column) for column in zip(*by_tilt.values(), strict=True))
     dim = tilts.shape[1]
     return TiltedHeads(
         tilts, values, np.zeros((dim, dim)) if residual is None else as_float64(residual)
@@ -69,14 +69,14 @@ def tilted_heads(attention: AbstractAttention) -> TiltedHeads:
 
 
 class QueryRule(NamedTuple):
-    """Queries and weights for their average, in two halves that each are such a rule.
+    """A quadrature rule for averages over queries, in two halves that are rules themselves.
 
     Attributes:
-        points: [n, d].
+        points: queries, [n, d].
         weights: of sum one, [n].
-        half: which of the two, 0 or 1, [n].
-        doubt: the error of the whole in units of the distance of the halves; a lattice is much
-            closer than its halves are.
+        half: the half of each query, 0 or 1, [n].
+        doubt: the error of the whole in units of the difference of the halves; a whole lattice is
+            much more accurate than its halves.
     """
 
     points: Array
@@ -90,15 +90,15 @@ def query_rule(
 ) -> QueryRule:
     r"""Return queries for averages over the outputs of these heads.
 
-    Up to two dimensions they are a lattice. In more, heads that act alike in all directions across
-    the means depend on the place of a query among the means and on its size across: the product of
-    a lattice and of radii. Other heads take Sobol' points. In long prompts the excess comes from
-    queries about $\sqrt{0.9\log L}$ standard deviations out.
+    A lattice up to two dimensions. In more dimensions, heads that are multiples of the identity
+    across the span of the means take the product of a lattice in the span and of radii across it;
+    other heads take Sobol' points. In long prompts the excess comes from queries about
+    $\sqrt{0.9\log L}$ standard deviations out.
 
     Args:
         task: the mixture.
         heads: the softmax heads.
-        step: of lattices, in standard deviations of a query.
+        step: spacing of lattices, in standard deviations of a query.
         longest: the largest number of tokens of a prompt.
     """
     reach = max(_REACH, 4.0 + math.sqrt(0.9 * math.log(min(longest, 1e40))))
@@ -110,7 +110,7 @@ def query_rule(
     if task.weights.size == 2 and all(is_scalar(matrix) for matrix in matrices):
         return _polar_rule(task, step, reach)
     among = span(task.means)
-    if len(among) <= 2 and all(_acts_alike_across(matrix, among) for matrix in matrices):
+    if len(among) <= 2 and all(_is_scalar_across(matrix, among) for matrix in matrices):
         outside = sd * np.linalg.svd(among)[2][len(among)]
         first, second = (radius_gauss(dim - len(among), count) for count in (_RADII, _RADII + 1))
         halves = (first[0][:, None] * outside, first[1]), (second[0][:, None] * outside, second[1])
@@ -122,8 +122,8 @@ def query_rule(
     return QueryRule(points, weights / 2, half, doubt=1.0)
 
 
-def _acts_alike_across(matrix: Array, among: Array) -> bool:
-    """Return whether a matrix is a number across a span, and mixes nothing into it."""
+def _is_scalar_across(matrix: Array, among: Array) -> bool:
+    """Return whether a matrix is block diagonal and a multiple of the identity across a span."""
     across = np.eye(len(matrix)) - among.T @ among
     number = np.trace(across @ matrix) / np.trace(across)
     mixed = np.abs([across @ matrix - number * across, matrix @ across - number * across])
@@ -139,8 +139,8 @@ def _lattice(
 ) -> QueryRule:
     """Return the product of a lattice in the span of a basis and of a rule across it.
 
-    Each half of the lattice has its own rule across, points and masses, so that the distance of the
-    halves shows the error of both factors.
+    Each half of the lattice has its own rule across, points and masses, so the difference of the
+    halves measures the error of both factors.
     """
     sd = math.sqrt(task.query_variance)
     centres = task.means @ basis.T / sd
@@ -160,7 +160,7 @@ def _lattice(
 
 
 def _too_far(task: AbstractDenoising) -> ValueError:
-    """Return the error for means whose scores have exponentials beyond double precision."""
+    """Return the error for means so far apart that exponentials of scores overflow."""
     far = np.hypot.reduce(task.means / math.sqrt(task.query_variance), axis=1).max()
     return ArgumentError(
         "task",
@@ -172,9 +172,10 @@ def _too_far(task: AbstractDenoising) -> ValueError:
 def _polar_rule(task: AbstractDenoising, step: float, reach: float) -> QueryRule:
     r"""Return queries for heads that are multiples of the identity.
 
-    Their tilts depend on $(\langle z,e\rangle,|z|)$ alone, e from mean to mean. In the plane of the
-    midpoint's part n across e and of the size r of all else, angles cost nothing. `best_layer` is
-    3.5 to 5 times as fast as with `_lattice` and radii.
+    Their outputs depend on $(\langle z,e\rangle,|z|)$ alone, e along the difference of the means.
+    Polar coordinates in the plane of n, the midpoint's direction across e, and of the norm r of the
+    rest make the moments of selection depend on the radius alone. `best_layer` is 3.5 to 5 times as
+    fast as with `_lattice` and radii.
     """
     first, second = task.means
     distance = float(np.linalg.norm(first - second))
@@ -221,21 +222,21 @@ def prompt_excess(
     *,
     spacing: str = "coarse",
 ) -> tuple[Array, Array]:
-    r"""Return $E|f_L-f^*|^2$ at each length, and its error by the two halves of the rule.
+    r"""Return $E|f_L-f^*|^2$ at each length, and its error from the two halves of the rule.
 
     Args:
         task: the mixture.
         heads: the softmax heads.
-        lengths: L, [l]; from 1 on, or infinite.
+        lengths: L, [l], which may be infinite.
         rule: queries, from `query_rule`.
-        spacing: of `cross_moment`, for two heads; rough at light queries.
+        spacing: the argument of `cross_moment`, for two heads.
     """
     readings = [
         head_reading(task, tilt, value, lengths, rule.points)
         for tilt, value in zip(heads.tilts, heads.values, strict=True)
     ]
     outputs = rule.points @ heads.residual.T + sum(reading.limit for reading in readings)
-    missed = outputs - bayes_predictions(task, rule.points)
+    missed = outputs - task.bayes_predictions(rule.points)
     bias = sum(reading.bias for reading in readings)
     terms = (missed**2).sum(axis=1)[:, None] + 2.0 * np.einsum("ni,nli->nl", missed, bias)
     terms = terms + sum(reading.square for reading in readings)

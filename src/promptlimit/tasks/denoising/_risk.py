@@ -1,8 +1,8 @@
 r"""The rules for the risks of denoising.
 
-Risks over infinite prompts are those of `_limit_risk`, over prompts of L tokens those of
-`_prompts`. Gradients at finite L exist for one softmax head and a residual on two components, over
-fixed queries and tables of selection. Linear heads have a closed form.
+`_limit_risk` computes risks over infinite prompts, `_prompts` those over L tokens. At finite L,
+one softmax head with a residual on two components is differentiable, by fixed queries and tables of
+selection. Linear heads have a closed form.
 """
 
 import math
@@ -17,23 +17,21 @@ from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._objectives import AbstractObjective, Estimate, Objectives
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
     BAYES_RISK,
     OBJECTIVE,
     RISK,
     USUAL_POINTS,
-    AbstractObjective,
     BayesProblem,
-    Estimate,
-    Objectives,
     RiskProblem,
     on,
     some_finite,
 )
 from promptlimit.tasks.denoising._limit_risk import (
+    bayes_risk_array,
     is_rotation_invariant,
-    least,
     limit_excess,
     limit_objective,
 )
@@ -48,19 +46,19 @@ from promptlimit.tasks.denoising._task import (
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
-"""Of lattices of queries, in standard deviations, until two halves agree."""
+"""Spacings of lattices of queries, in standard deviations, tried until two halves agree."""
 
 _ROUGH = 1e-3
-"""The tolerance from which the cross moments of two heads may be rough: they are better still."""
+"""The tolerance from which rough cross moments of two heads are accurate enough."""
 
 _QUERY_RADIUS = 6.0
-"""How far the queries of gradients go, in standard deviations."""
+"""Extent of the queries of gradients, in standard deviations."""
 
 _FARTHEST = 25.0
-"""How far apart means may be, in standard deviations of a token: tables are finer the farther."""
+"""Largest distance of means, in standard deviations of a token: tables grow with it."""
 
 _REACH_SHARE = 0.5
-"""How far tables of selection go, as a share of those of one Gaussian: they have two axes."""
+"""Range of tables of selection, as a share of those of one Gaussian: they have two axes."""
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
@@ -80,11 +78,11 @@ def _no_limit(problem: RiskProblem) -> str | None:
 def _not_alike(problem: RiskProblem) -> str | None:
     """Return why the attention is not a sum of heads of one kernel, and of a residual.
 
-    On `InContextDenoising` turning the mixture must change nothing.
+    On `InContextDenoising` it must also commute with rotations.
     """
     require_outputs(problem.attention, problem.task.token_dim)
-    turned = isinstance(problem.task, InContextDenoising)
-    if turned and not is_rotation_invariant(problem.attention):
+    rotated = isinstance(problem.task, InContextDenoising)
+    if rotated and not is_rotation_invariant(problem.attention):
         return "its matrices are not all multiples of the identity"
     if problem.heads is None:
         return "it does not implement `as_heads`"
@@ -156,7 +154,7 @@ def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]
 def _prompt_objective(
     task: Denoising, length: float, points: int, max_sharpness: float, replicate: int
 ) -> "PromptObjective":
-    """Return the risk to descend: fixed queries, and selection from tables."""
+    """Return the risk at one length, over fixed queries and with tables of selection."""
     queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
     separation = float(np.linalg.norm(task.means[0] - task.means[1]))
     (table,) = selection_tables(
@@ -165,7 +163,7 @@ def _prompt_objective(
         (length,),
         _REACH_SHARE * max_sharpness,
     )
-    return PromptObjective(table, task, queries.to_device(), least(task))
+    return PromptObjective(table, task, queries.to_device(), bayes_risk_array(task))
 
 
 @BAYES_EXCESS.rule(
@@ -178,7 +176,7 @@ def _prompt_objective(
 @BAYES_EXCESS.rule(
     kind="limit",
     scope=_LIMIT_SCOPE,
-    method="a mean over queries, in the few directions that gates see",
+    method="a mean over queries, in the few directions that gates depend on",
     obstacle=_IN_THE_LIMIT,
 )
 def _excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
@@ -265,7 +263,7 @@ def _finite_prompt(problem: BayesProblem) -> str | None:
     obstacle=on(Denoising),
 )
 def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
-    """Return the risk of `bayes`, at every length: the law is known without the prompt."""
+    """Return the risk of the Bayes predictor, which does not depend on the length."""
     risk = bayes_denoising_risk(problem.task, unwrap(effort.points))
     return [risk] * problem.lengths.size
 
@@ -277,23 +275,23 @@ class PromptObjective(AbstractObjective):
         table: the moments of selection at L.
         task: the mixture.
         queries: with weights of sum one, and the Bayes predictor.
-        least: the Bayes risk.
+        bayes_risk: $R^*$.
     """
 
     table: SelectionTable
     task: Denoising
     queries: QueryPoints
-    least: Float[Array, ""]
+    bayes_risk: Float[Array, ""]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         head, residual = _only_head(attention), attention.residual_matrix()
         excess = jax.vmap(lambda z, target: self._excess(head, residual, z, target))
         points, weights, bayes = self.queries
-        return self.least + 0.5 * weights @ excess(points, bayes)
+        return self.bayes_risk + 0.5 * weights @ excess(points, bayes)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness at any query, in the units of other tables."""
+        """Return the largest sharpness at any query, in units of the range of the tables."""
         tilts = self.queries.points @ _only_head(attention).key_query.T
         largest = jnp.sqrt(self.task.token_variance * jnp.max(jnp.sum(tilts**2, axis=1)))
         return float(largest) / _REACH_SHARE
@@ -301,7 +299,7 @@ class PromptObjective(AbstractObjective):
     def _excess(
         self, head: AbstractHead, residual: Array | None, query: Array, target: Array
     ) -> Array:
-        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ there."""
+        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ at a query."""
         tilt, s = head.key_query @ query, self.task.token_variance
         first, second = to_device(self.task.means)
         prior = jnp.log(to_device(self.task.weights))
@@ -364,7 +362,7 @@ def _linear_risk(
     def covariance(left: Array, right: Array) -> Array:
         plain = left.T @ right
         p = 0.5 * (plain + plain.T)
-        pulled = means @ p  # (P m_k)', one a row
+        pulled = means @ p  # (P m_k)', one per row
         sizes = jnp.sum(pulled * means, axis=1) + t * jnp.trace(p)
         tilted = means.T @ ((weights * sizes)[:, None] * means) + t * eye * (weights @ sizes)
         crossed = t * means.T @ (weights[:, None] * pulled)

@@ -1,6 +1,7 @@
 r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more as the query."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,10 +21,10 @@ _LARGEST = 1e60
 
 
 class AbstractDenoising(AbstractTask):
-    r"""The denoising of a token of a Gaussian mixture.
+    r"""Denoising of a token of a Gaussian mixture.
 
     A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The query is $Z$, and
-    the loss is $\frac12|f(Z)-X|^2$. The task keeps its numbers in double precision.
+    the loss is $\frac12|f(Z)-X|^2$. Parameters are stored in double precision.
     """
 
     means: Float[np.ndarray, "components d"]
@@ -57,7 +58,7 @@ class AbstractDenoising(AbstractTask):
 
     @property
     def query_dim(self) -> int:
-        """The dimension of a query, a token's."""
+        """The dimension of a query, $d$."""
         return self.token_dim
 
     @property
@@ -67,7 +68,7 @@ class AbstractDenoising(AbstractTask):
 
     @property
     def token_variance(self) -> float:
-        r"""The variance $s$ of the prompt's tokens within a component."""
+        r"""The variance of the tokens of a prompt within their component, $s$."""
         return self.query_variance
 
     @property
@@ -82,7 +83,7 @@ class AbstractDenoising(AbstractTask):
 
     @property
     def pair_law(self) -> Mixture:
-        r"""The law of $(Z, X)$ on $\mathbb R^{2d}$: a query and its answer."""
+        r"""The law of $(Z, X)$ on $\mathbb R^{2d}$: a query and its clean token."""
         g, s = self.within_variance, self.query_variance
         covariance = np.kron([[s, g], [g, g]], np.eye(self.token_dim))
         twice = jnp.tile if is_traced(self.means) else np.tile
@@ -96,24 +97,48 @@ class AbstractDenoising(AbstractTask):
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
         return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
 
+    def gates(self, queries: Any) -> Any:
+        r"""Return the posterior of the component of each query, [n, d] to [n, components] (11).
+
+        $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$, in NumPy or jax.
+        """
+        means, weights, xp = self._arrays_like(queries)
+        scores = queries @ means.T - 0.5 * (means**2).sum(axis=1)[None]
+        return softmax_rows(xp.log(weights)[None] + scores / self.query_variance)
+
+    def bayes_predictions(self, queries: Any) -> Any:
+        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$, [n, d] (10).
+
+        The best prediction from a query where the means are known, in NumPy or jax.
+        """
+        g, x, s = self.within_variance, self.noise_variance, self.query_variance
+        means, _, _ = self._arrays_like(queries)
+        return (g / s) * queries + (x / s) * self.gates(queries) @ means
+
+    def _arrays_like(self, queries: Any) -> tuple[Any, Any, Any]:
+        """Return means and weights in the namespace and dtype of the queries, and the namespace."""
+        if isinstance(queries, np.ndarray):
+            return self.means, self.weights, np
+        dtype = queries.dtype
+        return to_device(self.means, dtype), to_device(self.weights, dtype), jnp
+
     def _mixture(self, variance: float) -> Mixture:
         return _of_gaussians(self.weights, self.means, variance * np.eye(self.token_dim))
 
 
 class Denoising(AbstractDenoising):
-    r"""The denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
+    r"""Denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
 
-    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The prompt holds noisy
-    tokens, the query is one more, and the loss is $\frac12|f(Z)-X|^2$, so that `mse` is the squared
-    error without a factor. The law is the same for all prompts: weights may depend on it, and the
-    least risk does not depend on the length.
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The prompt consists of
+    noisy tokens, the query is one more, the loss is $\frac12|f(Z)-X|^2$, and `mse` $E|f(Z)-X|^2$.
+    All prompts have the same law, so the Bayes risk does not depend on the length.
 
     Args:
         means: $m_k$, one per row, shape `[components, d]`; at least two.
         weights: $\pi_k$, positive, with sum one.
         within_variance: $g=\gamma^2$, of a clean token within its component; may be 0.
         noise_variance: $x=\xi^2$, of the added noise; may be 0 where g is not.
-        clean_prompt: whether the prompt holds clean tokens; the query stays noisy.
+        clean_prompt: whether the tokens of the prompt are clean; the query stays noisy.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -139,27 +164,18 @@ class Denoising(AbstractDenoising):
 
     @property
     def token_variance(self) -> float:
-        r"""The variance of the prompt's tokens within a component: $s$, or $g$ of clean ones."""
+        r"""The variance of the tokens of a prompt within their component: $s$, or $g$ if clean."""
         return self.within_variance if self.clean_prompt else self.query_variance
 
     @full_precision
     def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
-        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ (10).
-
-        The gate is $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$ (11).
-        One query per call, for `vmap` and `grad`.
-
-        Args:
-            query: $z$, shape `[d]`.
-        """
+        r"""Return $f^*(z)$, the best denoiser, at one query, shape `[d]`; differentiable."""
         z = float_array("query", query, rank=1)
         require_shape("query", z, (self.token_dim,), "that of a token")
-        g, x, s = self.within_variance, self.noise_variance, self.query_variance
-        means, weights = to_device(self.means, z.dtype), to_device(self.weights, z.dtype)
-        return _bayes(means, weights, (g / s, x / s, s), z)
+        return self.bayes_predictions(z[None])[0]
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Mixture, Mixture]:  # noqa: ARG002  # one law for all
-        """Return the law of a token, and that of the query with its answer."""
+        """Return the law of a token, and the joint law of a query and its clean token."""
         return self.token_law, self.pair_law
 
 
@@ -169,21 +185,17 @@ def _of_gaussians(
     return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
 
 
-@jax.jit
-def _bayes(
-    means: Array, weights: Array, variances: tuple[Array, Array, Array], z: Array
-) -> Float[Array, " d"]:
-    kept, pulled, s = variances  # g/s, x/s and s
-    offsets = jnp.log(weights) - jnp.sum(means**2, axis=1) / (2 * s)
-    gate = jax.nn.softmax(offsets + means @ z / s)
-    return kept * z + pulled * (gate @ means)
+def softmax_rows(logits: Any) -> Any:
+    """Return the softmax of each row, in NumPy or jax."""
+    shares = logits.__array_namespace__().exp(logits - logits.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
 
 
 class InContextDenoising(AbstractDenoising):
-    r"""The denoising of a token of a mixture that only the prompt shows (section 4.4).
+    r"""Denoising of a token of a mixture that has to be read off the prompt (section 4.4).
 
-    As `Denoising`, but each prompt has its own means $Qm_k$, Q orthogonal and drawn uniformly:
-    weights cannot depend on them.
+    As `Denoising`, with means $Qm_k$ for each prompt, Q orthogonal and uniform: the weights of an
+    attention cannot depend on them.
 
     Args:
         means: $m_k$ before the rotation, one per row, shape `[components, d]`.
@@ -200,20 +212,8 @@ class InContextDenoising(AbstractDenoising):
     2 4
     """
 
-    def __init__(
-        self,
-        means: ArrayLike,
-        weights: ArrayLike,
-        *,
-        within_variance: Number,
-        noise_variance: Number,
-    ):
-        super().__init__(
-            means, weights, within_variance=within_variance, noise_variance=noise_variance
-        )
-
     def draw(self, *, key: PRNGKeyArray) -> tuple[Affine, Affine]:
-        """Return the law of a token, and that of the query with its answer, rotated by one Q."""
+        """Return the laws of a token and of a query with its clean token, rotated by one Q."""
         dtype = jnp.result_type(float)
         turn = jax.random.orthogonal(key, self.token_dim, dtype=dtype)
         both = jnp.kron(jnp.eye(2, dtype=dtype), turn)
@@ -250,7 +250,7 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
         if centres.shape[1] == 0:
             raise ArgumentError("means", "must have at least one column, got none.")
         shares = float_array("weights", weights, rank=1)
-        require_shape("weights", shares, centres.shape[:1], "one weight a row of `means`")
+        require_shape("weights", shares, centres.shape[:1], "one weight per row of `means`")
         require_weights("weights", shares)
     if (largest := float(np.abs(np.asarray(centres)).max())) > _LARGEST:
         raise ArgumentError(

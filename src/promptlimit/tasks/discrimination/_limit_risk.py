@@ -1,9 +1,9 @@
 r"""The logistic risk of a score over the infinite prompt, as a number and as a function.
 
-The score reads covariates through two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$,
-which are Gaussian given the class: the risk is $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an
-integral over the plane for every dimension. The trapezoid rule is exact to rounding where scores
-spread over a few units; shifted by a part of its step it measures its own error.
+The score depends on two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$, which are
+Gaussian given the class: the risk is $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an integral
+over the plane in every dimension. The trapezoid rule is exact to rounding where scores spread over
+a few units; a second rule, shifted by a part of the step, measures the error.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,13 @@ from promptlimit._inputs import to_device
 from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._objectives import AbstractObjective, Estimate, Objectives
 from promptlimit.tasks._problem import (
     BAYES_RISK,
     OBJECTIVE,
     RISK,
-    AbstractObjective,
     BayesProblem,
-    Estimate,
-    Objectives,
     RiskProblem,
-    not_one_head,
     on,
     some_finite,
 )
@@ -39,7 +36,7 @@ _LEAST, _MOST = 2**12, 2**20
 _DIGITS = 1e-12
 
 PlaneFunction = Callable[[Float[Array, "2"], Array], Any]
-"""A function of a point of the plane and of a parameter, to one array or several."""
+"""A function of a point of the plane and a parameter that returns one array or several."""
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -50,10 +47,11 @@ def plane_mean(
     cov: Float[Array, "2 2"],
     parameter: Array,
 ) -> Any:
-    r"""Return $E\,F(p;\theta)$ for $p\sim N(m,C)$, $C$ singular or not.
+    r"""Return $E\,F(p;\theta)$ for $p\sim N(m,C)$, where $C$ may be singular.
 
-    Its derivatives are those of Price: $\partial_m=E\,\nabla F$ and $\partial_C=E\,\nabla^2F/2$,
-    which hold where a root of C has none; they are means again, and so have derivatives too.
+    Derivatives are those of Price's theorem, $\partial_m=E\,\nabla F$ and
+    $\partial_C=E\,\nabla^2F/2$. They exist where a square root of C is not differentiable, and are
+    such means again.
     """
     variances, axes = jnp.linalg.eigh(cov)
     root = axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]
@@ -64,7 +62,7 @@ def plane_mean(
 @plane_mean.defjvp
 def _price(function: PlaneFunction, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     def with_derivatives(p: Array, parameter: Array) -> tuple[Array, Array]:
-        """Return F, and its derivatives in (m, C, θ) behind one another along a last axis."""
+        """Return F, and its derivatives in (m, C, θ), concatenated along a last axis."""
         slope = jax.jacfwd(function)
         by_cov = 0.5 * jax.jacfwd(slope)(p, parameter)
         parts = slope(p, parameter), by_cov, jax.jacfwd(function, argnums=1)(p, parameter)
@@ -94,7 +92,7 @@ class ScoreObjective(AbstractObjective):
     nodes: tuple[Float[Array, "n 2"], Float[Array, " n"]]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk of the head that the attention is."""
+        """Return the risk of one head."""
         w, b, r, s, s0 = self.task.coordinates(attention)
         directions = jnp.stack([w, s])
         cov = directions @ to_device(self.task.cov) @ directions.T
@@ -107,7 +105,9 @@ class ScoreObjective(AbstractObjective):
 
 
 def _no_limit(problem: RiskProblem) -> str | None:
-    return not_one_head(problem) or some_finite(problem)
+    if problem.head is None:
+        return "the attention is not one head"
+    return some_finite(problem)
 
 
 @OBJECTIVE.rule(
@@ -117,7 +117,7 @@ def _no_limit(problem: RiskProblem) -> str | None:
     obstacle=on(Discrimination, obstacle=_no_limit),
 )
 def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the risk to descend; replicates are shifted nodes."""
+    """Return the risk as a function; replicates are shifted nodes."""
 
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
         nodes, weights = normal_rule(2, unwrap(effort.points), replicate=replicate)
@@ -142,7 +142,7 @@ def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 @BAYES_RISK.rule(
     kind="exact",
     scope="`Discrimination`",
-    method="one integral: a prompt tells nothing about the score of the discriminant",
+    method="one integral: the score of the discriminant does not depend on the prompt",
     obstacle=on(Discrimination),
 )
 def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
@@ -153,9 +153,9 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 def limit_risk(
     task: Discrimination, coordinates: ScoreCoordinates, *, tolerance: float, points: int | None
 ) -> Estimate:
-    """Return the risk of a score: the mean of two shifted rules, and their distance as its error.
+    """Return the risk of a score: the mean of two shifted rules, and their difference as its error.
 
-    Nodes are added until the error is rounding, or within the tolerance where that takes too many.
+    Nodes are added until the error is rounding, or below the tolerance where that needs too many.
     """
     count = _LEAST if points is None else points
     while True:
@@ -170,7 +170,7 @@ def limit_risk(
 def _plane_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int, replicate: int
 ) -> float:
-    """Return the risk by one rule, in NumPy: nothing is compiled for one number."""
+    """Return the risk by one rule, in NumPy, without compiling a program."""
     w, b, r, s, s0 = (as_float64(part) for part in coordinates)
     nodes, weights = normal_rule(2, points, replicate=replicate)
     directions = np.stack([w, s])

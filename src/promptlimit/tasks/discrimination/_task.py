@@ -23,15 +23,16 @@ from promptlimit.tasks._abstract import AbstractTask
 
 
 class ScoreCoordinates(NamedTuple):
-    r"""An infinite prompt's score $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$.
+    r"""The score of an infinite prompt as a function of the covariates x.
 
-    The effective coordinates of one head on `Discrimination`: all that its risk depends on at
-    $L=\infty$ (equations 6 and 7 of the paper on mixtures).
+    $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$. These are the effective
+    coordinates of one head on `Discrimination`: its risk at $L=\infty$ depends on nothing else
+    (equations 6 and 7 of the paper on mixtures).
 
     Attributes:
         slope: $w$, [d].
         intercept: $b$.
-        gain: $r$, what the gate multiplies.
+        gain: $r$, the factor of the gate.
         gate_slope: $s$, [d].
         gate_intercept: $s_0=\log(\pi_+/\pi_-)$.
     """
@@ -55,18 +56,17 @@ class Discrimination(AbstractTask):
 
     Tokens are $(x, y)$ in $\mathbb R^{d+1}$: $y=\pm1$ with probabilities $\pi_\pm$ and
     $x\sim N(m_y,\Gamma)$ given $y$. The query is $(x, 0)$, the last coordinate of the output is the
-    score $f$, and the loss is the logistic one, $\log(1+e^{-yf})$. The least of all risks has the
-    score of the classical discriminant (`bayes`), and one softmax head over an infinite prompt
-    can have it too (`bayes_head`).
+    score $f$, and the loss is logistic, $\log(1+e^{-yf})$. The classical discriminant has the
+    smallest risk (`bayes`), and one softmax head over an infinite prompt attains it (`bayes_head`).
 
-    Risks are exact: a double integral for the infinite prompt, in any dimension, and for L tokens
-    the law of the score, averaged over queries (`output_law`; minutes beyond two dimensions).
-    `Risk.mse` says nothing here, since no error is squared: read `value`.
+    Risks are exact: a double integral over an infinite prompt, in any dimension; over L tokens the
+    law of the score, averaged over queries (minutes beyond two dimensions). The loss is not a
+    squared error: use `value` of a `Risk`, not `mse`.
 
     Args:
         means: $m_{+1}$ and $m_{-1}$, in this order, shape `[2, d]`.
         weights: $\pi_+$ and $\pi_-$.
-        cov: $\Gamma$, of either class, positive definite, shape `[d, d]`.
+        cov: $\Gamma$, the same for both classes, positive definite, shape `[d, d]`.
 
     >>> import math, numpy as np, promptlimit as pl
     >>> task = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
@@ -96,10 +96,10 @@ class Discrimination(AbstractTask):
                 )
             dim = centres.shape[1]
             probabilities = float_array("weights", weights, rank=1)
-            require_shape("weights", probabilities, (2,), "one weight a class")
+            require_shape("weights", probabilities, (2,), "one weight per class")
             require_weights("weights", probabilities)
             covariance = float_array("cov", cov, rank=2)
-            require_shape("cov", covariance, (dim, dim), "one row and column a covariate")
+            require_shape("cov", covariance, (dim, dim), "one row and column per covariate")
             require_covariance("cov", covariance)
         self.means, self.weights, self.cov = (
             np.asarray(array, np.float64) for array in (centres, probabilities, covariance)
@@ -127,12 +127,12 @@ class Discrimination(AbstractTask):
 
     @property
     def token_dim(self) -> int:
-        """The dimension of a token: the covariates' and one for the label."""
+        """The dimension of a token: covariates and a label."""
         return self.means.shape[1] + 1
 
     @property
     def prompt(self) -> Mixture:
-        r"""The law of a token: mean $(m_y,y)$ and covariance $\Gamma\oplus0$, by weight $\pi_y$."""
+        r"""The law of a token: $N((m_y,y),\ \Gamma\oplus0)$ with weight $\pi_y$."""
         xp = jnp if is_traced(self.means) else np
         cov = xp.pad(self.cov, ((0, 1), (0, 1)))
         labels = (1.0, -1.0)
@@ -143,7 +143,7 @@ class Discrimination(AbstractTask):
         return Mixture(self.weights, classes)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:  # noqa: ARG002
-        """Return the law of a token twice: all prompts and queries follow the same."""
+        """Return the law of a token twice: prompts and queries have the same law."""
         return self.prompt, self.prompt
 
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
@@ -163,7 +163,7 @@ class Discrimination(AbstractTask):
 
     @property
     def bayes(self) -> ScoreCoordinates:
-        r"""The score of least risk, $\log P(y=1\mid x)/P(y=-1\mid x)=\langle w_*,x\rangle+b_*$.
+        r"""The score of smallest risk, $\log P(y=1\mid x)/P(y=-1\mid x)=\langle w_*,x\rangle+b_*$.
 
         $w_*=\Gamma^{-1}(m_{+1}-m_{-1})$ and $b_*=s_0-\langle w_*,m_{+1}+m_{-1}\rangle/2$ (5).
         """
@@ -175,11 +175,11 @@ class Discrimination(AbstractTask):
     def bayes_head(self) -> SoftmaxAttention:
         r"""Return a softmax head whose score over an infinite prompt is the Bayes score.
 
-        Its gate is constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. Unbalanced classes:
-        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ makes the intercept. Balanced ones:
-        $v_{22}=0$, $v_{21}$ is $w_*$ moved along the midpoint $\bar m$ until it meets it in
-        $\langle v_{21},\bar m\rangle=b_*$, and $U_{11}=w_*v_{21}^\top$ over
-        $\langle v_{21},\Gamma v_{21}\rangle$.
+        Its gate is constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. For unbalanced classes
+        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ fits the intercept. For balanced ones
+        $v_{22}=0$, $v_{21}$ is $w_*$ plus the multiple of the midpoint $\bar m$ for which
+        $\langle v_{21},\bar m\rangle=b_*$, and
+        $U_{11}=w_*v_{21}^\top/\langle v_{21},\Gamma v_{21}\rangle$.
         """
         slope, intercept = self.bayes.slope, float(self.bayes.intercept)
         centre, prior = self.means.mean(axis=0), self.weights[0] - self.weights[1]
@@ -202,10 +202,7 @@ class Discrimination(AbstractTask):
             w = U_11 Γ v_21,   b = <v_21, m_-1> - v_22,
             r = <v_21, δ> + 2 v_22,   s = 2 u_12 + U_11 δ.
 
-        Linear attention has $w=(E[zz^\top]U)^\top v$ in the covariates, and nothing else.
-
-        Args:
-            attention: one head over tokens $(x, y)$.
+        Linear attention has $w=(E[zz^\top]U)^\top v$ on the covariates; b, r and s are zero.
         """
         head = attention.single_head()
         if head is None or head.token_dim != self.token_dim or head.query_dim != self.token_dim:
@@ -227,8 +224,8 @@ def block_head(
     Args:
         query_block: $U_{11}$, [d, d], a block of $U^\top$.
         label_block: $u_{12}$, [d], the score of a label.
-        value_block: $v_{21}$, [d], what covariates add to the score.
-        label_value: $v_{22}$, what a label adds.
+        value_block: $v_{21}$, [d], the value of covariates.
+        label_value: $v_{22}$, the value of a label.
     """
     blocks = {"query_block": query_block, "label_block": label_block, "value_block": value_block}
     for name, given in blocks.items():

@@ -2,11 +2,9 @@
 
 from promptlimit.tasks.regression._batch_gradient import RegressionGradient as RegressionGradient
 from promptlimit.tasks.regression._bayes import ridge_risk as ridge_risk
-from promptlimit.tasks.regression._law_sums import law_sums as law_sums
 from promptlimit.tasks.regression._optimum import LINEAR_OPTIMUM as LINEAR_OPTIMUM
 from promptlimit.tasks.regression._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks.regression._optimum import linear_optimum as linear_optimum
-from promptlimit.tasks.regression._packed_sums import packed_sums as packed_sums
 from promptlimit.tasks.regression._points import Nodes as Nodes
 from promptlimit.tasks.regression._points import node_sets as node_sets
 from promptlimit.tasks.regression._risk import LinearRisk as LinearRisk

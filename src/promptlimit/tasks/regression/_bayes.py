@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from promptlimit.depth import bartlett_factors
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._averages import over_replicates
-from promptlimit.tasks._problem import BAYES_RISK, BayesProblem, Estimate, on
+from promptlimit.tasks._objectives import Estimate, over_replicates
+from promptlimit.tasks._problem import BAYES_RISK, BayesProblem, on
 from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression
 
 
@@ -24,7 +24,7 @@ def _ridge_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 def _fixed(problem: BayesProblem) -> LinearRegression:
-    """Return the regression; one of the same spectrum, where a rotation changes no risk."""
+    """Return the regression, or one with the same spectrum: the Bayes risk ignores rotations."""
     rotated = problem.task
     if not isinstance(rotated, RotatedRegression):
         return problem.task
@@ -65,8 +65,8 @@ def _unexplained(
 ) -> NDArray[np.float64]:
     r"""Return $\mathrm{tr}\,\Sigma_q\,\mathrm{Cov}(w\mid X)$ for $X^\top X=BB^\top$, B [n, d, m].
 
-    $s^2(BB^\top+\lambda I)^{-1}$ when B is square; $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$
-    when the prompt has fewer tokens than directions, which also holds without noise.
+    The covariance is $s^2(BB^\top+\lambda I)^{-1}$ for square B. For fewer tokens than dimensions
+    it is $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$, also without noise.
     """
     dim, tokens = factor.shape[1:]
     ridge = noise / prior

@@ -1,13 +1,13 @@
-r"""The sums of `token_sums`, exactly in law, without whole tokens (derived in docs/training.md).
+r"""The sums of `token_sums`, drawn exactly in law without whole tokens.
 
-Tokens enter a head's prediction through two directions, $e_1\parallel a$ and $e_2$ completing
-span(a, b). A softmax head needs the tokens' two coordinates there; along the other directions its
-sums are Gaussian given those. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of
-its Bartlett factor. No prompt is realised, so heads do not share prompts.
+The prediction of a head depends on its tokens along $e_1\parallel a$ and $e_2$, which span(a, b). A
+softmax head needs the two coordinates of every token; along other directions its sums are Gaussian
+given those. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of a Bartlett factor.
+Heads do not share prompts. Derived in docs/training.md.
 
-On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms over tokens, 2.5 to 2.8 times
-as long) and 0.38 ms for a linear one (3.9 ms, 10 to 13 times). At L = 100 the factors are about 2,
-at L = 10 they are 1.2 and 0.7.
+On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms over tokens) and 0.38 ms for
+a linear one (3.9 ms). At L = 100 both are about twice as fast as over tokens, at L = 10 they gain
+nothing.
 """
 
 import math
@@ -19,16 +19,12 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import compute_once, normal_pairs, threefry, uniform
-from promptlimit.rules import Effort
-from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
-from promptlimit.tasks.regression._batch_gradient import (
+from promptlimit.tasks.regression._token_sums import (
     PredictionSlopes,
     PromptStream,
-    RegressionGradient,
     in_blocks,
     largest_block,
 )
-from promptlimit.tasks.regression._task import LinearRegression
 
 ATTEMPTS = 8
 """Draws per number: all are rejected once in 1e10 times, and the last one is then used."""
@@ -45,12 +41,12 @@ class Frame(NamedTuple):
 
 
 def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame:
-    """Return the frame of directions $a$ and $b$; where they leave it open, any."""
+    """Return the frame of directions $a$ and $b$; an arbitrary one where they are parallel."""
     size = jnp.linalg.norm(score, axis=-1, keepdims=True)
     axis = jnp.zeros_like(score).at[..., 0].set(1.0)
     first = jnp.where(size > 0, score / jnp.where(size > 0, size, 1.0), axis)
     least = jax.nn.one_hot(jnp.argmin(jnp.abs(first), axis=-1), score.shape[-1], dtype=score.dtype)
-    # Twice: after one subtraction, what rounding leaves along e_1 may be as large as the rest.
+    # Twice: after one subtraction the rounding error along e_1 may be as large as the rest.
     aside, other = _without(first, _without(first, value)), _without(first, least)
     enough = _dot(aside, aside) > np.float32(1e-12) * _dot(value, value)
     second = jnp.where(enough, aside, other)
@@ -86,7 +82,7 @@ def _head(own: Frame, head: int) -> Frame:
 
 
 def _rest(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
-    """Return two standard normal vectors a prompt, [batch, dim]."""
+    """Return two standard normal vectors per prompt, [batch, dim]."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + dim) * batch
     index = np.uint32(start) + jnp.arange(dim * batch, dtype=jnp.uint32)
@@ -128,7 +124,7 @@ def _linear(
 def _softmax(
     prompts: PromptStream, step: Array, heads: list[Frame], rest: tuple[Array, Array]
 ) -> list[tuple[Array, Array]]:
-    """Return the sums of each softmax head: along its frame from tokens, beyond it Gaussian."""
+    """Return the sums of each softmax head: over tokens along its frame, Gaussian across it."""
     if not heads:
         return []
     (length,), batch = prompts.lengths, prompts.batch
@@ -170,7 +166,7 @@ def _statistics(
 def _completed(
     statistics: Float[Array, "batch 7"], own: Frame, rest: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Return the sums in all directions: Gaussian, with the covariance above, beyond the frame."""
+    """Return the sums in all directions: Gaussian with covariance c across the frame."""
     first, second, third, fourth, c11, c12, c22 = (statistics[:, i, None] for i in range(7))
     outside = [_without(own.second, _without(own.first, vector)) for vector in rest]
     left = jnp.sqrt(jnp.maximum(c22 - c12**2 / c11, 0.0))
@@ -184,7 +180,7 @@ def _dot(x: Array, y: Array) -> Array:
 
 
 def _without(direction: Array, vector: Array) -> Array:
-    """Return the vector less its part along a unit direction."""
+    """Return the vector minus its part along a unit direction."""
     return vector - _dot(direction, vector) * direction
 
 
@@ -198,10 +194,10 @@ def chi_square(
 
     Args:
         degrees: of freedom.
-        count: how many.
+        count: how many numbers.
         key: two words.
         step: the first word of the counters.
-        start: where the second words start; `2 * ATTEMPTS * count` of them are used.
+        start: the first of the second words, of which `2 * ATTEMPTS * count` are used.
     """
     index = np.uint32(start) + jnp.arange(ATTEMPTS * count, dtype=jnp.uint32)
     x = normal_pairs(key, step, index).real.reshape(ATTEMPTS, count)
@@ -215,23 +211,7 @@ def chi_square(
     v = base**3
     bound = 0.5 * x**2 + d * (1.0 - v + jnp.log(jnp.where(base > 0, v, 1.0)))
     kept = (base > 0) & (jnp.log(u) < bound)
-    # The first that is kept; the last when none is.
+    # The first accepted draw; the last where none is accepted.
     kept = kept.at[-1].set(True)
     chosen = jax.nn.one_hot(jnp.argmax(kept, axis=0), ATTEMPTS, axis=0, dtype=x.dtype)
     return np.float32(2.0 * d) * jnp.sum(chosen * jnp.maximum(v, 0.0), axis=0)
-
-
-def _tokens(problem: BatchProblem) -> str | None:
-    if problem.batches.sampling != "law":
-        return "tokens are drawn"
-    return None if len(problem.batches.lengths) == 1 else "several lengths share a program"
-
-
-@BATCH_GRADIENT.rule(
-    kind="estimate",
-    scope="`LinearRegression` with sampling in law",
-    method="sums over tokens drawn in law",
-    obstacle=on(LinearRegression, obstacle=_tokens),
-)
-def _gradient_in_law(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
-    return RegressionGradient.of(problem, law_sums)

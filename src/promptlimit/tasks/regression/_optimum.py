@@ -1,4 +1,4 @@
-"""What linear attention learns: its best parameters on Gaussian regression, one layer or many."""
+"""The best linear attention on Gaussian regression, with one layer or many."""
 
 import dataclasses
 import math
@@ -24,8 +24,7 @@ from promptlimit.depth import (
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Result, axis, derived, variable
 from promptlimit.rules import Effort, Quantity, computes, unwrap
-from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._problem import kind_of, on, require_lengths
+from promptlimit.tasks._problem import Lengths, kind_of, on, require_lengths
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._task import (
     LinearRegression,
@@ -47,14 +46,14 @@ class LinearOptimum(Result):
         value: the risk, half the mean squared error.
         error: 0: a closed form.
         kind: "exact", or "limit" when all lengths are infinite.
-        bound: the least risk of any polynomial of the prompt's second moment that the layers could
-            be; above Bayes', and below `value` where no real steps are that polynomial.
+        bound: the smallest risk over all polynomials of the prompt's second moment of the same
+            degree; below `value` where real steps do not attain it.
         steps: $\beta_l$ for each layer, with $B_l=\beta_lI$; None where B is not a multiple of the
             identity.
-        covariate_steps: how far each layer moves the covariates; None where they stay.
+        covariate_steps: the step of each layer on the covariates; None where they stay fixed.
         key_query: $U$ of each layer.
-        value_matrix: $V$ of each layer; the last one predicts the label, of which the others
-            subtract a step.
+        value_matrix: $V$ of each layer; the last layer predicts the label, the others subtract
+            their steps from it.
     """
 
     lengths: float | np.ndarray = axis("length", "L", scale="log")
@@ -77,7 +76,7 @@ class LinearOptimum(Result):
     def attention(self) -> LinearAttention | Stack:
         """The attention at one length: one head, or a `Stack` whose last output predicts.
 
-        It has the precision in force. Of many lengths select one first: `.at(40).attention`.
+        It has jax's current precision. Select one length first: `.at(40).attention`.
         """
         if np.ndim(self.lengths):
             raise ArgumentError(
@@ -96,11 +95,7 @@ class LinearOptimum(Result):
 class OptimumProblem:
     """A validated problem: the best linear layers on a regression at one length.
 
-    Attributes:
-        task: the regression, of the class that the obstacle of a rule has checked.
-        length: the number of tokens of a prompt.
-        depth: the number of layers.
-        moving: whether the layers move the covariates.
+    With `moving`, the layers move the covariates too.
     """
 
     task: Any
@@ -116,12 +111,12 @@ class OptimumProblem:
 
     @property
     def degree(self) -> int:
-        """The degree in the prompt's second moment of the polynomial that the layers are."""
+        """The degree of the layers as a polynomial of the prompt's second moment."""
         return moving_degree(self.depth) if self.moving else self.depth
 
     @property
     def scale(self) -> float | None:
-        """The covariance where it is a multiple of the identity, as that multiple."""
+        r"""$\lambda$ where the covariance is $\lambda I$, else None."""
         if isinstance(self.task, RotatedRegression):
             return None
         scale = float(self.task.covariance[0, 0])
@@ -155,15 +150,15 @@ def linear_optimum(
     $V=\kappa\,\mathrm{diag}(0,1)$ with
     $\Gamma=(1+\frac1L)\Sigma+\frac1L(\mathrm{tr}\Sigma+s^2/\tau^2)I$ and
     $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ (Zhang et al. 2024 without noise; Remark 5.3 at
-    $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). The law of the query does not
-    matter. The factor $\kappa$ balances U and V, as gradient flow does; any other has the same
-    risk. The attention comes in the precision in force, its risk in double.
+    $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). The optimum does not depend on the
+    law of the query. The factor $\kappa$ balances U and V, as gradient flow does; any other has the
+    same risk.
 
     **K layers** with a residual are K steps of gradient descent, $p(S)=\prod_l(1-\beta_lS)$ (von
-    Oswald et al. 2023, Ahn et al. 2023). The best steps are found from exact moments of the
-    prompt's second moment S: at finite L for $\Sigma=\lambda I$, and at $L=\infty$ for covariances
-    that vary from prompt to prompt. They are the best among $B_l=\beta_lI$. With a fixed $\Sigma$
-    one layer is enough at $L=\infty$, and all K are that layer.
+    Oswald et al. 2023, Ahn et al. 2023). The best steps, among $B_l=\beta_lI$, follow from exact
+    moments of the prompt's second moment S: at finite L for $\Sigma=\lambda I$, and at $L=\infty$
+    for `RotatedRegression`. With a fixed $\Sigma$ one layer is enough at $L=\infty$, and all K
+    layers are equal.
 
     Args:
         task: the regression, `LinearRegression` or `RotatedRegression`.
@@ -248,7 +243,7 @@ def _finite(problem: OptimumProblem) -> str | None:
     obstacle=on(LinearRegression, obstacle=_several_layers),
 )
 def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
-    """Return the best layer alone, or K times it over an infinite prompt, which it solves."""
+    """Return the best layer, repeated K times over an infinite prompt."""
     task, length, depth = problem.task, problem.length, problem.depth
     S = task.covariance
     dim = S.shape[0]
@@ -306,14 +301,14 @@ def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
 def _deep_optimum(
     problem: OptimumProblem, spectrum: Spectrum, ridge: Fraction, *, scale: float, load: float
 ) -> LinearOptimum:
-    """Return the stack of the best steps; those of a finite spectrum are taken again and again.
+    """Return the stack of the best steps, repeated where the spectrum has fewer nodes than layers.
 
     Args:
         problem: the regression, the length and the layers.
-        spectrum: of the prompt's second moment, in units of `scale`.
+        spectrum: that of the prompt's second moment, in units of `scale`.
         ridge: c of `Spectrum`.
         scale: the unit of eigenvalues.
-        load: the unit of F in twice the risk.
+        load: the factor of F in twice the risk.
     """
     depth, dim, noise = problem.depth, problem.task.token_dim - 1, problem.task.noise_variance
     shifts = None
@@ -324,7 +319,7 @@ def _deep_optimum(
         best = best_steps(spectrum, ridge)
     steps = np.resize(best.steps, depth) / scale
     moves = np.zeros(depth) if shifts is None else shifts
-    # As large as each other, as gradient flow keeps them.
+    # U and V of each layer have the same norm, as under gradient flow.
     sizes = np.sqrt(np.hypot(steps, math.sqrt(dim) * moves) / math.sqrt(dim))
     balances = np.where(sizes > 0.0, sizes, 1.0)
     rows = zip(steps, moves, balances, strict=True)

@@ -1,8 +1,8 @@
 r"""Sums over the tokens of prompts of several lengths in one program, for accelerators.
 
-The tokens of all lengths lie behind one another in chunks, the last chunk of a length filled up
-with tokens that count for nothing: as many kernels as for one length. On one H200, 24,000 steps of
-both kernels take 6.3 s at 19 lengths (42 s one by one) and 1.8 s at 3 lengths (6.7 s).
+The tokens of all lengths are concatenated in chunks, the last chunk of each length padded, so the
+program launches as many kernels as for one length. On one H200, 24,000 steps of both kernels take
+6.3 s at 19 lengths (42 s one by one) and 1.8 s at 3 lengths (6.7 s).
 """
 
 from typing import NamedTuple
@@ -14,24 +14,20 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from promptlimit._inputs import to_device
 from promptlimit._normals import normal_pairs
-from promptlimit.rules import Effort
-from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
-from promptlimit.tasks.regression._batch_gradient import (
+from promptlimit.tasks.regression._token_sums import (
     PredictionSlopes,
     PromptStream,
-    RegressionGradient,
 )
-from promptlimit.tasks.regression._task import LinearRegression
 
 _CHUNK = 32
 
 
 class Chunks(NamedTuple):
-    """Where the tokens of each length lie.
+    """The layout of tokens of several lengths in chunks.
 
     Attributes:
-        member: which length a chunk belongs to.
-        counts: which of its places hold a token.
+        member: the index of the length of each chunk.
+        counts: whether a place of a chunk holds a token.
         place: the number of the token within its prompt.
         table: the chunks of each length, the last repeated.
     """
@@ -43,7 +39,7 @@ class Chunks(NamedTuple):
 
 
 def chunks(lengths: tuple[int, ...]) -> Chunks:
-    """Return where the tokens of prompts of these lengths lie.
+    """Return the layout of prompts of these lengths.
 
     >>> laid = chunks((10, 40))
     >>> print(laid.member, laid.counts.sum(axis=1), laid.table.tolist())
@@ -83,7 +79,7 @@ def packed_sums(
 def _planes(
     prompts: PromptStream, laid: Chunks, step: Array
 ) -> list[Float[Array, "1 batch chunks places"]]:
-    """Return one array a coordinate of the tokens."""
+    """Return the coordinates of the tokens, one array each."""
     shape = (prompts.pairs, prompts.batch, *laid.place.shape)
     lengths = np.array(prompts.lengths, np.uint32)[laid.member][None, None, :, None]
     plane, row = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
@@ -135,7 +131,8 @@ def _halves(rows: list[Array]) -> tuple[list[Array], list[Array]]:
 def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members heads batch"]:
     """Return sums over the tokens of each member: one reduction for all rows, one over chunks.
 
-    Chunks of other members are left out, not multiplied by zero: what has diverged stays alone.
+    Chunks of other members are left out, not multiplied by zero, so a diverged member does not
+    affect others.
     """
     zeros = (np.float32(0.0),) * len(rows)
     within = jax.lax.reduce(
@@ -145,18 +142,3 @@ def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members
     repeated = np.diff(laid.table, axis=1, prepend=-1) == 0
     sums = jnp.sum(jnp.where(to_device(repeated), np.float32(0.0), parts), axis=-1)
     return jnp.moveaxis(sums, -1, 1)
-
-
-def _one_length(problem: BatchProblem) -> str | None:
-    several = len(problem.batches.lengths) > 1
-    return None if several else "there is one length"
-
-
-@BATCH_GRADIENT.rule(
-    kind="estimate",
-    scope="`LinearRegression` at several lengths in one program",
-    method="the same tokens, all lengths in chunks",
-    obstacle=on(LinearRegression, obstacle=_one_length),
-)
-def _packed_gradient(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
-    return RegressionGradient.of(problem, packed_sums)

@@ -1,14 +1,14 @@
 r"""Points for averages over the weights and the query of a regression.
 
-`node_sets` follows the law of $(x_q, w)$: scrambled Sobol' points, the radius of the query on a
-coordinate of its own. It serves many heads, such as those along a flow.
+`node_sets` follows the law of $(x_q, w)$: scrambled Sobol' points whose first coordinate is the
+radius of the query. The points serve many heads, such as those along a flow.
 
-`tail_node_sets` is made for one head. Its risk hangs on queries and weights for which the sharpness
-$\sigma$ reaches $\sqrt{2\log L}$, and a plain sequence can miss all of them. These points reach out
-to them and carry the ratio of densities as a mass.
+`tail_node_sets` is for one head. The risk over long prompts depends on queries and weights whose
+sharpness $\sigma$ reaches $\sqrt{2\log L}$, and a plain sequence can miss all of them. These points
+cover them and have the ratio of densities as a mass.
 
-Both sets hold each draw with $w$ and with $-w$, so that the gradient out of the block structure,
-which is odd in w, is exactly zero where it should be.
+Both sets contain each draw with $w$ and with $-w$, so the gradient out of the block structure,
+which is odd in w, is exactly zero for a block head.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ class Nodes(eqx.Module):
         root: C with $C^\top C=\Sigma$, [d, d].
         weights: $Cw$, [d, points].
         label: $\langle w,x_q\rangle$, [points].
-        mass: what each point counts for, [points]; the mean of mass times F is near $E\,F$.
-        distinct: the first `distinct` queries and masses repeat in the rest, with other weights.
+        mass: the weight of each point, [points]; the mean of mass times F is near $E\,F$.
+        distinct: the number of distinct queries and masses, which repeat with other weights.
     """
 
     query: NDArray[np.float64]
@@ -53,7 +53,7 @@ class Nodes(eqx.Module):
 
 
 def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return C with $C^\top C=\Sigma$, its rows along the axes of $\Sigma$, the longest first."""
+    r"""Return C with $C^\top C=\Sigma$, its rows along the axes of $\Sigma$, longest first."""
     variances, axes = np.linalg.eigh(covariance)
     return (np.sqrt(np.maximum(variances, 0.0)) * axes).T[::-1]
 
@@ -61,14 +61,14 @@ def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
 def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[Nodes]:
     r"""Yield disjoint sets of points from the law of $(x_q, w)$; together they are one larger set.
 
-    The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius comes from the first coordinate of the
-    sequence, whose points lie most evenly: an isotropic head reads nothing else of the query. Each
-    query meets 4d weights of two sizes, along the axes of a random frame and against them, whose
-    second moment is that of the law. Without a label row the risk depends on no other.
+    The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius, the only part of the query that an
+    isotropic head depends on, is the first coordinate of the sequence, which is the most even. Each
+    query comes with 4d weights of two sizes along $\pm$ the axes of a random frame, whose second
+    moment is that of the law; without a label row the risk depends on that moment alone.
 
     Args:
-        task: provides the laws.
-        points: about the size of one set, which has a power of two of queries.
+        task: the regression.
+        points: the approximate size of one set; the number of queries is a power of two.
         replicate: the index of an independent scrambling of the sequence.
     """
     from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
@@ -82,7 +82,7 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
         radius, mass = stretched_radii(dim, uniform, place)
         query = query_root.T @ (radius * _directions(normals[:dim]))
         sizes, shares = _size_pairs(dim, normals[dim])
-        # The axes of a mirror: one direction for each query makes an orthonormal frame.
+        # The columns of a Householder reflection are an orthonormal frame.
         mirror = _directions(normals[dim + 1 :])
         frame = np.eye(dim)[:, :, None] - 2.0 * mirror[:, None] * mirror[None]
         frame = math.sqrt(task.prior_variance) * frame[:, None] * sizes[:, None]
@@ -99,9 +99,9 @@ def _size_pairs(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     r"""Return pairs of sizes of normal vectors and their shares, both [2, points].
 
-    The pairs $a<b$ solve $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for uniform s. With
-    shares that make the mean square $d$, pairs have the law of $\chi_d$ together, and every pair
-    its second moment. Both conditions hold where $x\,e^{-x/d}$ agrees at $a^2$ and $b^2$.
+    The pairs $a<b$ solve $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for uniform s, which
+    hold where $x\,e^{-x/d}$ agrees at $a^2$ and $b^2$. With shares that make the mean square $d$,
+    all pairs together have the law of $\chi_d$, and each pair has its second moment.
     """
     from scipy.special import gammainc, lambertw, ndtr  # noqa: PLC0415  # scipy loads slowly
 
@@ -125,7 +125,7 @@ def tail_node_sets(
     points: int,
     replicate: int,
 ) -> Iterator[Nodes]:
-    r"""Yield disjoint sets of points that reach the sharp queries of one head.
+    r"""Yield disjoint sets of points that cover the sharp queries of one head.
 
     Write $x_q=R^\top z$, $R^\top R=\Sigma_q$, and $z=\hat t\,e+z_\perp$ with $e$ along $Ru$. Given
     $t_2=\langle u,x_q\rangle=|Ru|\,\hat t$, the vector $p=C(Ax_q+t_2w)$, with
@@ -139,7 +139,7 @@ def tail_node_sets(
     $(x_q,w)$ moves with $p$ as its conditional mean does, and $\hat t$ is stretched.
 
     Args:
-        task: provides the laws.
+        task: the regression.
         key_query: $U$.
         length: L, finite.
         points: the size of one set, a power of two.

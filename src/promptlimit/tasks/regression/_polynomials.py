@@ -1,7 +1,7 @@
 r"""Averages over $(w, x_q)$ that are polynomials in the parameters of a head, in closed form.
 
 Given $w$, tokens are $N(0,\Gamma_w)$. With $t=U(x_q,0)$, v the last row of V and $y=\langle w,x_q
-\rangle$, every risk here is made of $c=v^\top\Gamma_wt$, the prediction over an infinite prompt,
+\rangle$, the risks are functions of $c=v^\top\Gamma_wt$, the prediction over an infinite prompt,
 $\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
 """
 
@@ -16,7 +16,7 @@ from promptlimit.tasks.regression._task import LinearRegression
 
 
 class _Law(NamedTuple):
-    """A regression as an argument of compiled programs, so that one program serves all."""
+    """A regression as an argument of compiled programs."""
 
     S: Array
     H: Array
@@ -40,14 +40,14 @@ class _Law(NamedTuple):
 
 
 class _QueryForm(NamedTuple):
-    r"""The form $\langle a+Bw+n\,m,\ x_q\rangle$, or many; n as in `averages`."""
+    r"""One form $\langle a+Bw+n\,m,\ x_q\rangle$ or many, n as in `averages`."""
 
     a: Float[Array, "*many d"]
     B: Float[Array, "*many d d"]
     m: Float[Array, "*many d"]
 
     def less_label(self) -> "_QueryForm":
-        r"""Return the form less $y=\langle w,x_q\rangle$."""
+        r"""Return the form minus $y=\langle w,x_q\rangle$."""
         return self._replace(B=self.B - jnp.eye(self.B.shape[-1], dtype=self.B.dtype))
 
 
@@ -147,9 +147,9 @@ def linear_risk(
 ) -> Float[Array, ""]:
     r"""Return the risk of $\langle r,q\rangle+\sum_hv_h^\top\hat\Gamma U_hq$ at $q=(x_q,0)$.
 
-    Linear heads that read the same tokens and a residual, r its last row; at infinity softmax heads
-    too. With $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the prediction has the mean
-    $c=\langle r,q\rangle+\sum_hc_{hh}$ over prompts, and by Isserlis' theorem (derived here)
+    For linear heads and a residual with last row r; at infinite length for softmax heads too. With
+    $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the mean prediction over prompts is
+    $c=\langle r,q\rangle+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
 
     $$2R_L=s^2+E(c-y)^2+\frac1L\sum_{h,g}E\big[c_{hg}c_{gh}
     +v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g\big],$$
@@ -178,7 +178,7 @@ def _linear_risk(
 
 
 def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
-    """Return the mean of the product of two forms, added up over the axes before the last."""
+    """Return the mean of the product of two forms, summed over all axes before the last."""
 
     def weighed(one: Array, other: Array) -> Array:
         return jnp.einsum("...i,ij,...j->", one, law.H, other)
@@ -265,12 +265,12 @@ def _sharpness_averages(law: _Law, key_query: Array, value_row: Array) -> dict[s
     SAHB, ASAH, BHB, Sg, Bu = SAH @ B, A.T @ SAH, B.T @ HB, SAH @ u, HB.T @ u
     au, beta, gamma = a @ Hu, jnp.sum(A * SAH), u @ Hu
 
-    # k'Hk tr(GH): even with even parts, then odd with odd.
+    # k'Hk tr(GH): products of even parts, then of odd parts.
     square = (a @ Ha) * (beta + gamma * n1)
     square += beta * prior * jnp.trace(BHB) + gamma * jnp.sum(BHB * W)
     square += b**2 * gamma * (beta * n2 + gamma * n3) + 2 * b * au * (beta * n1 + gamma * n2)
     square += 4 * prior * (Ha @ (B @ Sg)) + 4 * b * (Bu @ (W @ Sg))
-    # k'HGHk: a line or two for each term of G.
+    # k'HGHk: the terms of G in order.
     along = Ha @ (ASAH @ a) + 2 * b * n1 * (Hu @ (ASAH @ a))
     along += b**2 * n2 * (Hu @ (ASAH @ u)) + prior * jnp.sum(HB * (ASAH @ B))
     along += 2 * prior * ((SAH @ a) @ Bu + au * jnp.trace(SAHB))

@@ -14,19 +14,21 @@ from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._averages import gradient_moments
-from promptlimit.tasks._problem import (
-    OBJECTIVE,
-    RISK,
-    RISK_GRADIENT,
+from promptlimit.tasks._objectives import (
     SHARPNESS_RANGES,
     AbstractObjective,
     ArrayMoments,
     Estimate,
     MatrixRisk,
     Objectives,
+    gradient_moments,
+)
+from promptlimit.tasks._problem import (
+    OBJECTIVE,
+    RISK,
+    RISK_GRADIENT,
     RiskProblem,
-    merged,
+    as_head,
     on,
     require_points,
 )
@@ -52,7 +54,7 @@ from promptlimit.tasks.regression._task import LinearRegression, require_regress
 
 
 class LinearRisk(eqx.Module):
-    r"""The risk $R_L(U, v)$ of linear attention, of softmax too at $L=\infty$: a polynomial.
+    r"""The risk $R_L(U, v)$ of linear attention, and of softmax at $L=\infty$: a polynomial.
 
     Attributes:
         task: the regression.
@@ -81,19 +83,19 @@ def risk_function(
 ) -> SoftmaxRisk | LinearRisk:
     r"""Return $R_L$ as a function of $(U, v)$, v the last row of V, for `jit` and `grad`.
 
-    Linear attention, and either attention at $L=\infty$, have a polynomial for a risk, without
+    The risk of linear attention, and of either attention at $L=\infty$, is a polynomial without
     error. Softmax at finite length averages over fixed points $(w, x_q)$, closed under
-    $w\to-w$; its cost does not depend on L. Where a point's sharpness exceeds `max_sharpness` the
-    risk is NaN: check `.sharpness(U)` and pass a larger range, up to 40.
+    $w\to-w$; its cost does not depend on L. The risk is NaN where the sharpness at a point exceeds
+    `max_sharpness`: check `.sharpness(U)` and pass a larger range, up to 40.
 
     Args:
         task: the regression.
         length: $L$, a whole number from 1 to 1e30, or `math.inf`.
         kernel: "softmax" or "linear".
         points: a power of two.
-        replicate: which of the independent point sets; the spread over them is the error.
-        max_sharpness: the range of the weight statistics, which take seconds to tabulate once.
-        folder: where to keep those tables between processes.
+        replicate: the index of an independent point set; the spread over them is the error.
+        max_sharpness: the range of the tables of weight statistics, computed once in seconds.
+        folder: where to keep the tables between processes.
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
@@ -119,13 +121,13 @@ def risk_function(
 
 
 class RegressionObjective(AbstractObjective):
-    """The risk of one softmax head as a function of (U, v), read off an attention."""
+    """The risk of one softmax head as a function of an attention."""
 
     risk: SoftmaxRisk
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk of the head that the attention is."""
-        head = merged(attention)
+        """Return the risk of an attention that is one head."""
+        head = as_head(attention)
         return self._at(head.key_query, head.value)
 
     def _at(self, key_query: Array, value: Array) -> Float[Array, ""]:
@@ -138,18 +140,18 @@ class RegressionObjective(AbstractObjective):
 
     @property
     def lower_bound(self) -> float:
-        """Half the noise variance, which no predictor beats."""
+        """Half the noise variance."""
         return 0.5 * float(self.risk.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return the largest sharpness at any point."""
-        return float(self.risk.sharpness(merged(attention).key_query))
+        return float(self.risk.sharpness(as_head(attention).key_query))
 
 
 def _heads_risk(
     task: LinearRegression, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the risk of heads that read the prompt's second moment, and of a residual."""
+    """Return the risk of linear heads and a residual; of any heads over infinite prompts."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     key_query = jnp.stack([head.key_query for head in heads])
     value_row = jnp.stack([head.value[-1] for head in heads])
@@ -183,9 +185,9 @@ def _not_heads(problem: RiskProblem) -> str | None:
     obstacle=on(LinearRegression, obstacle=_not_heads),
 )
 def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the risks over lines without slopes, tabulated together for all lengths.
+    """Return the risks with level lines, tabulated together for all lengths.
 
-    The widest tables are followed by their last values: few points reach so far.
+    The widest tables are continued by their last values: few points exceed them.
     """
     task, softmax = problem.task, _is_softmax(problem)
 
@@ -207,7 +209,7 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 
 
 def _regressors(problem: RiskProblem) -> list[Regressor | None]:
-    """Return the head at each length, None at infinity, its weight statistics tabulated."""
+    """Return the head at each length, None at infinity; tabulate several lengths together."""
     head, finite = unwrap(problem.head), problem.finite
     regressor = Regressor(problem.task, finite[0], head.key_query, head.value[-1])
     if len(finite) > 1 and isotropic_block(regressor) is None:
@@ -240,7 +242,7 @@ def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 @RISK_GRADIENT.rule(
     kind="exact",
     scope="`LinearRegression`, one softmax head",
-    method="a mean over $(w, x_q)$, points made for the head",
+    method="a mean over $(w, x_q)$, with points for this head",
     obstacle=on(LinearRegression, obstacle=_not_softmax),
 )
 def _softmax_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:

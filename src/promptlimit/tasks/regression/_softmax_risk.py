@@ -5,8 +5,8 @@ Given $(w, x_q)$ the mean square over prompts is, with the symbols of `_polynomi
 $$E[(\text{prediction}-y_q)^2\mid w,x_q]=(c-y)^2+s^2+f\,P(\sigma^2)+c^2\varrho(\sigma^2),\qquad
 f=v^\top\Gamma_wv-2c(c-y),$$
 
-$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is
-divided by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in
+$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. No term is
+divided by $\sigma$, so value and gradient are smooth where the tilt vanishes. Derived in
 docs/tasks.md.
 """
 
@@ -35,12 +35,12 @@ _STATISTICS = ("participation", "cubic_participation", "participation_square")
 def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> None:
     """Tabulate the weight statistics of risks at several lengths together.
 
-    Twenty lengths take as long as one or two. Flows, training runs and risks at those lengths use
-    the tables, which live as long as the process.
+    Twenty lengths take as long as one or two. Later flows, training runs and risks at these lengths
+    in the same process use the tables.
 
     Args:
-        lengths: prompt lengths, whole numbers from 1 to 1e30, several.
-        max_sharpness: how far the tables go; flows use 16.
+        lengths: prompt lengths, whole numbers from 1 to 1e30.
+        max_sharpness: the range of the tables; flows use 16.
 
     >>> import promptlimit as pl
     >>> pl.tasks.tabulate_risks([10, 20], max_sharpness=2.0)
@@ -54,7 +54,7 @@ def risk_statistics(
 ) -> WeightInterpolant:
     r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
 
-    The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
+    The tables of the three statistics have the same pieces, so their combination is a table too.
     """
     interpolant = weight_interpolant(
         length, max_sharpness=max_sharpness, statistics=_STATISTICS, folder=folder
@@ -66,17 +66,17 @@ def risk_statistics(
 
 
 def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
-    """Return the statistics without length and errors, so that one program serves all lengths."""
+    """Return the statistics without length and errors: one compiled program for all lengths."""
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
 def with_arrays(tree: TreeT) -> TreeT:
-    """Return a tree with arrays in place of floats: one compiled program serves all values."""
+    """Return a tree with arrays in place of floats: one compiled program for all values."""
     return jax.tree.map(lambda leaf: to_device(leaf) if isinstance(leaf, float) else leaf, tree)
 
 
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
-    r"""Return the statistics off by their errors: values by `error`, slopes by `slope_error`.
+    r"""Return the statistics changed by their errors: values by `error`, slopes by `slope_error`.
 
     $\varrho$ is the sum of $P$, six times $E\,S_3$ and six times $E\,S_2^2$, none above $P$.
     """
@@ -90,19 +90,19 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 
 
 class PointMeans(NamedTuple):
-    r"""Weighted means over points, of which `combined` makes the risk.
+    r"""Weighted means over points, the terms of `SoftmaxRisk.combined`.
 
-    A bar is the mean over w in closed form, given the query; $P_0=P(\bar\sigma^2)$. Functions of
-    the query alone are averaged first, and the points carry the difference.
+    A bar is the mean over w given the query, in closed form, and $P_0=P(\bar\sigma^2)$: the points
+    average differences from functions of the query alone.
 
     Attributes:
-        participation, excess, sharpness: of $P_0$, $\varrho_0$ and $\bar\sigma^2$, over the mean
-            mass, so that constants have themselves as means.
+        participation, excess, sharpness: means of $P_0$, $\varrho_0$ and $\bar\sigma^2$, divided by
+            the mean mass.
         factor, square: of $\bar f$ and $\overline{c^2}$.
         factor_sharpness: of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
         square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
         finite: of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
-        beyond: of $f(1-P)+c^2(1-\varrho)$ at the points whose sharpness the tables do not cover.
+        beyond: of $f(1-P)+c^2(1-\varrho)$ at points whose sharpness exceeds the tables.
     """
 
     participation: Float[Array, "*sets"]
@@ -133,21 +133,20 @@ class SoftmaxRisk(eqx.Module):
 
     $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
 
-    and only the last term is a sum over points. It vanishes as the prompt grows.
+    and only the last term, which vanishes as the prompt grows, is a sum over points.
 
-    Flows use lines of slope 0: sloping ones are closer at given parameters, but with few points the
-    risk then falls without bound far out. Values use the multiple of the slopes at which point sets
-    agree best.
+    Values use the multiple of the slopes at which point sets agree best: it reduces the error of
+    block heads over short prompts eightfold. Flows use level lines: with few points and sloping
+    lines the risk decreases without bound at large parameters.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         nodes: the points.
         slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$; None for
-            level lines without averages over w, which take twice the time and gain nothing at the
-            points of flows.
-        clipped: whether the statistics keep their last value beyond the tables, where they are NaN
-            otherwise.
+            level lines without averages over w, which take 1.9 times as long and gain nothing at
+            the points of flows.
+        clipped: whether the statistics keep their last value beyond the tables; else they are NaN.
         saturated: whether they are 1 there, their limit, in place of their last value.
     """
 
@@ -237,9 +236,9 @@ class SoftmaxRisk(eqx.Module):
     ) -> Float[Array, "*sets"]:
         r"""Return the risk from means over points, the polynomial part in closed form.
 
-        The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means`
-        may cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
-        The risk is linear in `slope_share`.
+        Exact values replace the means over points of $f\,\ell$ and $c^2\ell$. The heights of the
+        lines $\ell=h+\kappa\sigma^2$ fit `all_means`, the means over all points. The risk is linear
+        in `slope_share`.
         """
         exact = averages(self.task, key_query, value_row)
         slopes = _slopes(self.statistics, exact.sharpness)
@@ -255,7 +254,7 @@ class SoftmaxRisk(eqx.Module):
         return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
 
     def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
-        r"""Return the terms of the means.
+        r"""Return the terms of the means at each point.
 
         With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
@@ -305,7 +304,7 @@ def scores(
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
 ) -> Scores:
-    """Return the tilts of a head at the points, and their sharpness."""
+    """Return the scores of a head at the points, and their sharpness."""
     root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
     q, t2 = root @ key_query[:-1, :-1] @ query, key_query[-1, :-1] @ query
     p = q + t2[None] * weights
@@ -317,7 +316,7 @@ def _slopes(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     r"""Return the slopes in $\sigma^2$ of lines near P and $\varrho$, given $m=E\,\sigma^2$.
 
-    The mean slope from 0 to 3m by two nodes of Gauss: a chord, but smooth at m = 0.
+    The mean slope from 0 to 3m by two Gauss nodes, which is smooth at m = 0.
     """
     nodes = to_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)

@@ -1,19 +1,31 @@
-r"""The exact risk of stacks on Gaussian regression: prompts enter by their second moment alone.
+r"""The exact risk of stacks on Gaussian regression, which depends on second moments alone.
 
-Given w, tokens are centred and Gaussian. A layer of linear heads reads the second moment
-$\hat\Gamma$ of its tokens; over an infinite prompt so does one of softmax heads, and there
-$\hat\Gamma=\Gamma_w$. A stack then maps the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$, and with
-$k$ the last row of $P_K$ less its last entry
+Given w, tokens are centred and Gaussian. A layer of linear heads depends on its tokens through
+their second moment $\hat\Gamma$ alone; so does a layer of softmax heads over an infinite prompt,
+where $\hat\Gamma=\Gamma_w$. A stack then maps the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$, and
+with $k$ the last row of $P_K$ without its last entry
 
 $$2R=s^2+E\,(k-w)^\top\Sigma_q(k-w),$$
 
-a mean over w, and over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$ where L is finite. That no
-prompt is drawn makes the deep flow over an infinite prompt an ordinary differential equation.
+a mean over w, and over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$ where L is finite.
+
+The mean is a closed form where residual and heads are $\mathrm{diag}(\rho I,\rho')$,
+$U=\mathrm{diag}(uI,0)$ and $V=\mathrm{diag}(\alpha I,b)$: all matrices are then functions of the
+second moment S of the covariates. At an eigenvalue $\lambda$ of S the covariates before layer l
+have the factor g, the labels t, and the prediction is f times the answer of the first tokens:
+
+$$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
+t\gets(\rho'+bu\,\lambda g^2)t$$
+
+(summed over heads), from $g=t=1$, $f=0$. The error is $p=1-f$: gradient descent when covariates
+stay (von Oswald et al. 2023; Ahn et al. 2023), GD++ when they move.
 """
 
 import math
 import warnings
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +36,18 @@ from numpy.typing import NDArray
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import normal_gauss, product_rule, sobol_normals
 from promptlimit.attention import AbstractAttention, require_affine_limit
-from promptlimit.depth import bartlett_factors
+from promptlimit.depth import MOST_STEPS, bartlett_factors, wishart_spectrum
 from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
 from promptlimit.rules import Effort, OutOfScope
-from promptlimit.tasks._averages import mean_over_sets, to_tolerance
-from promptlimit.tasks._problem import (
-    OBJECTIVE,
-    RISK,
+from promptlimit.tasks._objectives import (
     AbstractObjective,
     Estimate,
     Objectives,
-    RiskProblem,
-    on,
+    mean_over_sets,
+    to_tolerance,
 )
-from promptlimit.tasks.regression._commuting import commuting_risk
+from promptlimit.tasks._problem import OBJECTIVE, RISK, RiskProblem, on
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
 
 _SEED = 20_240_207
@@ -52,7 +61,7 @@ class StackObjective(AbstractObjective):
     Attributes:
         second_moments: of the tokens of a prompt.
         weights: $w$.
-        query_covariances: $\Sigma_q$, one a point or one for all.
+        query_covariances: $\Sigma_q$, one per point or one for all.
         masses: of the points.
         noise_variance: $s^2$.
     """
@@ -80,10 +89,10 @@ class StackObjective(AbstractObjective):
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
-    """Return why the attention does not read prompts through second moments alone.
+    """Return why the attention does not depend on second moments alone.
 
-    Linear heads do at every length, softmax heads over an infinite prompt. The heads of one layer
-    on `LinearRegression` have rules of their own.
+    Linear heads do at every length, softmax heads over an infinite prompt. Other rules apply to
+    one layer on `LinearRegression`.
     """
     if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
         return OutOfScope("the attention is not a stack")
@@ -114,8 +123,8 @@ def _stack_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def stack_objectives(problem: RiskProblem, length: float, points: int) -> Objectives:
     r"""Return the risk at one length as a function of the stack.
 
-    In closed form where Gauss-Hermite nodes integrate the polynomial in w without error: its degree
-    is $2(3^K-1)$ at most, for which $3^K$ nodes an axis are enough.
+    In closed form where few Gauss-Hermite nodes integrate the polynomial in w exactly: its degree
+    is at most $2(3^K-1)$, for which $3^K$ nodes per axis are enough.
     """
     task, depth = problem.task, len(_layers(problem))
     fixed = task.rotation_dim == 0 and math.isinf(length)
@@ -162,23 +171,23 @@ def _objective(
     weights: NDArray[np.float64],
     *,
     masses: NDArray[np.float64] | None = None,
-    turns: NDArray[np.float64] | None = None,
+    rotations: NDArray[np.float64] | None = None,
     shapes: NDArray[np.float64] | None = None,
 ) -> StackObjective:
     r"""Return the objective at these points and their mirror images.
 
-    The second moment is $MNM^\top$ for tokens $z=M(g,\epsilon)$, N that of $(g,\epsilon)$. At $-w$
-    it is the one at w with the sign of the label changed, so that what is odd in w vanishes.
+    The second moment is $MNM^\top$ for tokens $z=M(g,\epsilon)$, N that of $(g,\epsilon)$. The
+    moment at $-w$ is that at w with the sign of the label changed, so terms odd in w vanish.
 
     Args:
         task: the regression.
         weights: $w$, [points, d].
         masses: of the points; equal when None.
-        turns: normals for the rotations, where prompts have their own.
+        rotations: normals of the rotations, where each prompt has its own.
         shapes: $N$, the identity when None.
     """
     points, dim = weights.shape
-    covariance, query = task.covariances(np.zeros((points, 0)) if turns is None else turns)
+    covariance, query = task.covariances(np.zeros((points, 0)) if rotations is None else rotations)
     variances, axes = np.linalg.eigh(covariance)
     root = axes * np.sqrt(np.maximum(variances, 0.0))[..., None, :]
     tokens = np.zeros((points, dim + 1, dim + 1))
@@ -206,12 +215,12 @@ def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObj
 def _limit_objective(
     task: AbstractGaussianRegression, points: int, replicate: int
 ) -> StackObjective:
-    """Return the limit risk; the weights have exactly their second moment, as linear maps need."""
+    """Return the limit risk, over weights with exactly the second moment of their law."""
     dim = task.token_dim - 1
     normals = sobol_normals(dim + task.rotation_dim, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
     weights = np.linalg.solve(np.linalg.cholesky(second), normals[:, :dim].T).T
-    return _objective(task, math.sqrt(task.prior_variance) * weights, turns=normals[:, dim:])
+    return _objective(task, math.sqrt(task.prior_variance) * weights, rotations=normals[:, dim:])
 
 
 def _finite_objective(
@@ -224,4 +233,87 @@ def _finite_objective(
     )
     weights = math.sqrt(task.prior_variance) * normals[:, :dim]
     shapes = factor @ factor.mT / length
-    return _objective(task, weights, turns=normals[:, dim:], shapes=shapes)
+    return _objective(task, weights, rotations=normals[:, dim:], shapes=shapes)
+
+
+class ScalarLayer(NamedTuple):
+    r"""The numbers of a layer: $\rho,\rho'$, and per head u, u', alpha, b."""
+
+    residual: tuple[float, float]
+    heads: list[tuple[float, float, float, float]]
+
+
+def scalar_layers(attention: AbstractAttention) -> list[ScalarLayer] | None:
+    """Return the layers where every matrix is diag(a I, a'), else None."""
+    layers = []
+    for layer in attention.as_layers() or (attention,):
+        residual, heads = layer.residual_matrix(), layer.as_heads() or ()
+        kept = (0.0, 0.0) if residual is None else _scalars(residual)
+        pairs = [(_scalars(head.key_query), _scalars(head.value)) for head in heads]
+        known = [(*u, *v) for u, v in pairs if u is not None and v is not None]
+        if kept is None or not pairs or len(known) < len(pairs):
+            return None
+        layers.append(ScalarLayer(kept, known))
+    return layers
+
+
+def _scalars(matrix: object) -> tuple[float, float] | None:
+    host = np.asarray(matrix, np.float64)
+    if host.shape[0] != host.shape[1] or host.shape[0] < 2:
+        return None
+    scales = host[0, 0].item(), host[-1, -1].item()
+    diagonal = np.append(np.full(host.shape[0] - 1, scales[0]), scales[1])
+    return scales if np.array_equal(host, np.diag(diagonal)) else None
+
+
+def commuting_risk(
+    attention: AbstractAttention, task: AbstractGaussianRegression, length: float
+) -> float | None:
+    r"""Return the risk in closed form; None where layers do not commute or the degree is too high.
+
+    $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ in the limit, on the axes of $\Sigma$; at
+    finite L, where $\Sigma=\lambda I$, the mean F of `promptlimit.depth` over a Wishart spectrum.
+    """
+    layers = scalar_layers(attention)
+    if layers is None or any(head[1] for layer in layers for head in layer.heads):
+        return None
+    noise, prior, dim = task.noise_variance, task.prior_variance, task.token_dim - 1
+    unrotated = np.eye(dim).reshape(1, -1)[:, : task.rotation_dim]
+    sigma, query = (law.reshape(-1, dim, dim)[0] for law in task.covariances(unrotated))
+    if math.isinf(length):
+        variances, axes = np.linalg.eigh(sigma)
+        loads = np.einsum("ji,jk,ki->i", axes, query, axes)
+        return (noise + prior * float(loads @ (1 - _answers(layers, variances)) ** 2)) / 2
+    degree, scale = _degree(layers), float(sigma[0, 0])
+    isotropic = task.rotation_dim == 0 and np.array_equal(sigma, scale * np.eye(dim))
+    if not isotropic or scale == 0.0 or degree > MOST_STEPS:
+        return None
+    spectrum = wishart_spectrum(dim, int(length), max(degree, 1))
+    ridge = Fraction(noise) / (Fraction(prior) * Fraction(scale) * int(length))
+    mean = spectrum.mean(ridge, 1 - _answers(layers, scale * (1 + spectrum.nodes[0])))
+    return (noise + prior * float(np.trace(query)) / dim * mean) / 2
+
+
+def _answers(layers: list[ScalarLayer], variances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return f after the last layer at each eigenvalue."""
+    covariates, labels = np.ones_like(variances), np.ones_like(variances)
+    answers = np.zeros_like(variances)
+    for (kept, kept_label), heads in layers:
+        second = variances * covariates**2
+        step = sum(b * u for u, _, _, b in heads) * second
+        answers = kept_label * answers + step * labels
+        labels = (kept_label + step) * labels
+        covariates = (kept + sum(alpha * u for u, _, alpha, _ in heads) * second) * covariates
+    return answers
+
+
+def _degree(layers: list[ScalarLayer]) -> int:
+    """Return an upper bound of the degree of f in the eigenvalue."""
+    covariates = labels = answers = 0
+    for _, heads in layers:
+        second = 1 + 2 * covariates
+        if any(b * u for u, _, _, b in heads):
+            answers, labels = max(answers, second + labels), labels + second
+        if any(alpha * u for u, _, alpha, _ in heads):
+            covariates += second
+    return answers

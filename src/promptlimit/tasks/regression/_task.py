@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, Number, numpy_only
 from promptlimit._inputs import float_array, require_shape, to_device
+from promptlimit._quadrature import haar_rotations
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import (
     AbstractMeasure,
@@ -26,9 +27,9 @@ from promptlimit.tasks._abstract import AbstractTask
 class AbstractRegression(AbstractTask):
     r"""Linear regression in context: each prompt has its own weights $w\sim N(0,\tau^2I)$.
 
-    Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$; the query is $(x_q, 0)$, the
+    Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$. The query is $(x_q, 0)$, the
     prediction is the last coordinate of the output, and the loss is half its squared error against
-    $y_q$, which is as noisy as the labels of the prompt.
+    the noisy label $y_q$.
     """
 
     noise_variance: eqx.AbstractVar[float]
@@ -64,26 +65,26 @@ class AbstractGaussianRegression(AbstractRegression):
     @property
     @abc.abstractmethod
     def rotation_dim(self) -> int:
-        """How many standard normals the covariance of a prompt is made of; 0 for a fixed one."""
+        """How many standard normals determine the covariance of a prompt; 0 for a fixed one."""
 
     @abc.abstractmethod
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
-        r"""Return $\Sigma$ and $\Sigma_q$ of prompts made of these normals; of all, if fixed."""
+        r"""Return $\Sigma$ and $\Sigma_q$, one per row of normals unless they are fixed."""
 
 
 class LinearRegression(AbstractGaussianRegression):
     r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$ (section 5).
 
-    Tokens are Gaussian given $w$, so risks are exact at every length. Single precision would show
-    in them: the task keeps its numbers in double.
+    Tokens are Gaussian given $w$, so risks are exact at every length. Parameters are stored in
+    double precision.
 
     Args:
         covariance: $\Sigma$, shape `[d, d]`, positive semi-definite.
-        noise_variance: $s^2$, of the labels in the prompt and of the query's.
+        noise_variance: $s^2$, of labels.
         prior_variance: $\tau^2$, of each entry of $w$.
-        query_covariance: $\Sigma_q$, of $x_q$, when it is not $\Sigma$ (Remark 4.1).
+        query_covariance: $\Sigma_q$, of $x_q$; $\Sigma$ when None (Remark 4.1).
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -120,12 +121,12 @@ class LinearRegression(AbstractGaussianRegression):
 
     @property
     def token_dim(self) -> int:
-        """The dimension of a token: the covariates' and one for the label."""
+        """The dimension of a token: covariates and a label."""
         return self.covariance.shape[0] + 1
 
     @property
     def rotation_dim(self) -> int:
-        """None: the covariance is fixed."""
+        """0: the covariance is fixed."""
         return 0
 
     def covariances(
@@ -143,12 +144,13 @@ class LinearRegression(AbstractGaussianRegression):
 class RotatedRegression(AbstractGaussianRegression):
     r"""In-context linear regression where each prompt has its own $\Sigma=O\Lambda O^\top$.
 
-    The rotation O is uniform (Haar) and new for every prompt, so that no weights can hold
-    $\Sigma^{-1}$: over an infinite prompt one layer does not solve the regression, and depth pays.
+    The rotation O is uniform and new for every prompt, so the weights of an attention cannot
+    contain $\Sigma^{-1}$: over an infinite prompt one layer does not solve the regression, and more
+    layers reduce the risk.
 
     Args:
         spectrum: the eigenvalues $\Lambda$ of the covariance, at least one of them positive.
-        noise_variance: $s^2$, of the labels in the prompt and of the query's.
+        noise_variance: $s^2$, of labels.
         prior_variance: $\tau^2$, of each entry of $w$.
 
     >>> import math, promptlimit as pl
@@ -182,29 +184,25 @@ class RotatedRegression(AbstractGaussianRegression):
 
     @property
     def token_dim(self) -> int:
-        """The dimension of a token: the covariates' and one for the label."""
+        """The dimension of a token: covariates and a label."""
         return self.spectrum.size + 1
 
     @property
     def rotation_dim(self) -> int:
-        """The entries of the matrix whose orthogonal factor is the rotation."""
+        """$d^2$: a rotation is the orthogonal factor of a matrix of standard normals."""
         return self.spectrum.size**2
 
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "points d d"], Float[np.ndarray, "points d d"]]:
-        r"""Return $O\Lambda O^\top$, twice, for the rotations made of these normals."""
-        dim = self.spectrum.size
-        rotations, triangles = np.linalg.qr(normals.reshape(-1, dim, dim))
-        signs = np.sign(np.diagonal(triangles, axis1=1, axis2=2))
-        rotations = rotations * signs[:, None, :]
+        r"""Return $O\Lambda O^\top$, twice, for the rotations given by these normals."""
+        rotations = haar_rotations(normals, self.spectrum.size)
         rotated = (rotations * self.spectrum) @ rotations.mT
         return rotated, rotated
 
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:
         scales = to_device(self.spectrum, dtype=jnp.result_type(float))
-        rotation, signs = jnp.linalg.qr(jax.random.normal(key, (scales.size,) * 2))
-        rotation = rotation * jnp.sign(jnp.diag(signs))[None]
+        rotation = jax.random.orthogonal(key, scales.size, dtype=scales.dtype)
         law = _joint((rotation * scales[None]) @ rotation.T, self.noise_variance)
         return law, law
 
@@ -212,14 +210,14 @@ class RotatedRegression(AbstractGaussianRegression):
 class CovariateRegression(AbstractRegression):
     r"""In-context linear regression with covariates from any measure.
 
-    The paper treats Gaussian ones; here softmax attention keeps a limit of its own, which linear
-    attention misses. Risks are simulated.
+    Unless covariates are Gaussian, softmax and linear attention have different limits. Risks are
+    simulated.
 
     Args:
         covariates: the law of $x$.
-        noise_variance: $s^2$, of the labels in the prompt and of the query's.
+        noise_variance: $s^2$, of labels.
         prior_variance: $\tau^2$, of each entry of $w$.
-        query_covariates: the law of $x_q$, when it is not that of $x$ (Remark 4.1).
+        query_covariates: the law of $x_q$; that of $x$ when None (Remark 4.1).
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]))
@@ -256,7 +254,7 @@ class CovariateRegression(AbstractRegression):
 
     @property
     def token_dim(self) -> int:
-        """The dimension of a token: the covariates' and one for the label."""
+        """The dimension of a token: covariates and a label."""
         return self.covariates.dim + 1
 
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Product, Product]:  # noqa: ARG002
@@ -266,7 +264,7 @@ class CovariateRegression(AbstractRegression):
 
 def _joint(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
     r"""Return the law of $(x, s\,\epsilon)$."""
-    # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
+    # An explicit dtype, as jax may reuse a NumPy array in the precision of an earlier call.
     if isinstance(covariance, np.ndarray):
         block = np.pad(covariance, (0, 1))
         block[-1, -1] = noise_variance
@@ -305,10 +303,10 @@ def _variances(noise: Number, prior: Number) -> tuple[float, float]:
 
 
 def require_regression(task: object) -> None:
-    """Refuse a task that has no closed forms."""
+    """Raise an error unless the task is a `LinearRegression`."""
     if not isinstance(task, LinearRegression):
         raise ArgumentError(
             "task",
             f"must be a LinearRegression, got {type(task).__name__}. "
-            "Other tasks are simulated: `risk` and `risk_gradient` take them with a key.",
+            "`risk` and `risk_gradient` simulate other tasks where they get a key.",
         )
