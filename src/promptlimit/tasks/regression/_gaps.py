@@ -101,7 +101,7 @@ class _Head:
         positive = np.maximum(squared, np.finfo(np.float64).tiny ** 0.5)
         rows = np.eye(self.value.shape[1]) if self.wrt == "value" else self.value
         outputs = rows[:, :-1] @ mean[0] + rows[:, -1:] * mean[1]
-        columns = [times_covariance(row[:-1, None], row[-1]) for row in rows]
+        columns = [times_covariance(row[:-1, None], row[-1:]) for row in rows]
         spread = sum(r[:-1] @ x + r[-1] * y for r, (x, y) in zip(rows, columns, strict=True))
         along = np.sum(outputs**2, axis=0) / positive
         sharpness = np.sqrt(squared)
