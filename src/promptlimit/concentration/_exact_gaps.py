@@ -23,7 +23,8 @@ from promptlimit.concentration._sharpness_law import (
     product_at,
     sharpness_law,
 )
-from promptlimit.errors import KindUnavailableError
+from promptlimit.concentration._task_gaps import SupportsTasks, is_task, task_exponent
+from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapExponent
@@ -268,8 +269,8 @@ def log_scale(sharpness: Array, lengths: Array) -> Array:
 @numpy_only("Call it outside and pass what it returns.")
 def gap_exponent(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
-    queries: AbstractMeasure | ArrayLike,
+    measure: AbstractMeasure | SupportsTasks,
+    queries: AbstractMeasure | ArrayLike | None = None,
 ) -> GapExponent:
     r"""Return $\kappa$ of $E\|T_L-T\|^2\sim L^{-\kappa}$, up to logarithms, for Gaussian tokens.
 
@@ -282,6 +283,9 @@ def gap_exponent(
     For a mixture of Gaussian queries the broadest component determines the rate; for finitely many
     queries, and for linear attention, it is 1. Derived in docs/gaps.md.
 
+    A `LinearRegression` in place of the measure gives the rate of the gap over its prompts and
+    queries. If scores read labels, it is no power: see `GapExponent.rho`.
+
     Raises:
         KindUnavailableError: no formula for the rate of this problem is known.
 
@@ -290,6 +294,10 @@ def gap_exponent(
     >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
     GapExponent(kind='limit', value=0.618034, tau=1)
     """
+    if is_task(measure):
+        return task_exponent(attention, measure, queries)
+    if queries is None:
+        raise ArgumentError("queries", "must be a measure or an array [n, query_dim], got none.")
     problem = checked_problem(attention, measure, np.ones(0), queries=queries)
     if problem.is_linear:
         return GapExponent(1.0, 0.0)

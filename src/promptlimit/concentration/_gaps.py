@@ -1,9 +1,8 @@
 """The squared distance between finite and infinite prompts, averaged over queries."""
 
-import dataclasses
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,15 @@ from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
+from promptlimit.concentration._curves import GapValues, curve_of
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
-from promptlimit.errors import KindUnavailableError, OutsideDomainError
+from promptlimit.concentration._task_gaps import (
+    SupportsTasks,
+    is_task,
+    task_curve,
+    task_problem,
+)
+from promptlimit.errors import ArgumentError, KindUnavailableError, OutsideDomainError
 from promptlimit.finite import (
     GRADIENT_MOMENTS,
     PROMPT_MOMENTS,
@@ -40,7 +46,7 @@ _COPIES = 8
 _LARGEST_CHUNK = 256
 
 
-GAPS: "Quantity[Problem, GapValues]" = Quantity(
+GAPS: Quantity[Problem, GapValues] = Quantity(
     "output_gap", returns="`concentration.GapValues`: value and error [n], at finite lengths"
 )
 """The rules of `output_gap` and `gradient_gap`."""
@@ -50,9 +56,9 @@ GAPS: "Quantity[Problem, GapValues]" = Quantity(
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
-    queries: AbstractMeasure | ArrayLike,
-    lengths: ArrayLike,
+    measure: AbstractMeasure | SupportsTasks,
+    queries: AbstractMeasure | ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
     *,
     including_query: bool = False,
     kind: str = "auto",
@@ -68,8 +74,9 @@ def output_gap(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
-        queries: the law of the query: a measure, or an array [n, query_dim] with equal weights.
+        measure: $\mu$, the law of a token; or a task, over whose prompts and queries to average.
+        queries: the law of the query: a measure, or an array [n, query_dim] with equal weights;
+            left out for a task.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
         kind: "auto" (exact where possible, else estimate), "exact", "asymptotic" (leading order in
@@ -86,24 +93,18 @@ def output_gap(
     >>> print(gap.kind, gap.value)
     exact [3.19156163e-01 1.48542052e-02 5.53775683e-08]
     """
-    problem = checked_problem(
-        attention,
-        measure,
-        increasing_lengths(lengths),
-        queries=queries,
-        including_query=including_query,
-        sub_gaussian=sub_gaussian,
-    )
-    return _curve(problem, kind, Effort(key, samples))
+    given = _Given(queries, including_query, sub_gaussian)
+    effort = Effort(key, samples)
+    return _curve(attention, measure, lengths, given, wrt=None, kind=kind, effort=effort)
 
 
 @computes(GAPS)
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
-    queries: AbstractMeasure | ArrayLike,
-    lengths: ArrayLike,
+    measure: AbstractMeasure | SupportsTasks,
+    queries: AbstractMeasure | ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
     *,
     wrt: str,
     including_query: bool = False,
@@ -118,8 +119,8 @@ def gradient_gap(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
-        queries: the law of the query: a measure, or an array [n, query_dim].
+        measure: $\mu$, the law of a token; or a task, over whose prompts and queries to average.
+        queries: the law of the query: a measure, or an array [n, query_dim]; left out for a task.
         lengths: $L$, increasing.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
             "value_weight" or "output".
@@ -136,56 +137,42 @@ def gradient_gap(
     >>> print(gap.kind, gap.value)
     exact [0.2481419  0.01459002]
     """
+    given = _Given(queries, including_query, sub_gaussian)
+    effort = Effort(key, samples)
+    return _curve(attention, measure, lengths, given, wrt=str(wrt), kind=kind, effort=effort)
+
+
+class _Given(NamedTuple):
+    """Arguments that describe the queries and tails of a law, and that a task does not take."""
+
+    queries: AbstractMeasure | ArrayLike | None
+    including_query: bool
+    sub_gaussian: float | None
+
+
+def _curve(
+    attention: AbstractAttention,
+    law: AbstractMeasure | SupportsTasks,
+    lengths: ArrayLike | None,
+    given: _Given,
+    *,
+    wrt: str | None,
+    kind: str,
+    effort: Effort,
+) -> GapCurve:
+    if lengths is None:
+        raise ArgumentError("lengths", "must be one prompt length or several, got none.")
+    if is_task(law):
+        return task_curve(task_problem(attention, law, lengths, wrt, given._asdict()), kind, effort)
+    if given.queries is None:
+        raise ArgumentError(
+            "queries",
+            "must be a measure or an array [n, query_dim], got none. Only a task has its own.",
+        )
     problem = checked_problem(
-        attention,
-        measure,
-        increasing_lengths(lengths),
-        queries=queries,
-        wrt=str(wrt),
-        including_query=including_query,
-        sub_gaussian=sub_gaussian,
+        attention, law, increasing_lengths(lengths), wrt=wrt, **given._asdict()
     )
-    return _curve(problem, kind, Effort(key, samples))
-
-
-@dataclasses.dataclass(frozen=True)
-class GapValues:
-    """Gaps at finite lengths.
-
-    Attributes:
-        value: mean squared distances from the limit, [n].
-        error: their errors, [n].
-        cov: covariance of estimates, [n, n]; None for other kinds.
-        limit_square: mean square of the limit, as estimated; None for other kinds.
-        samples: how many prompts were simulated.
-    """
-
-    value: Array
-    error: Array
-    cov: Array | None = None
-    limit_square: float | None = None
-    samples: int = 0
-
-
-def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
-    rule = GAPS.choose(problem, kind, effort)
-    lengths = problem.lengths
-    finite = lengths[np.isfinite(lengths)]
-    gaps = GapValues(np.zeros(0), np.zeros(0))
-    if finite.size:
-        rule, gaps = GAPS.compute(rule, problem.with_lengths(finite), kind, effort)
-        if np.shape(gaps.value) != finite.shape or np.shape(gaps.error) != finite.shape:
-            raise TypeError(
-                f"a rule of {GAPS.name} must return values and errors for {finite.size} lengths, "
-                f"got shapes {np.shape(gaps.value)} and {np.shape(gaps.error)}"
-            )
-    beyond = (0, lengths.size - finite.size)
-    value, error = np.pad(gaps.value, beyond), np.pad(gaps.error, beyond)
-    cov = None if gaps.cov is None else np.pad(gaps.cov, beyond)
-    square = limit_square(problem)
-    square = gaps.limit_square if square is None else square
-    scale = float("nan") if square is None else square
-    return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, gaps.samples)
+    return curve_of(GAPS, problem, kind, effort, limit_square(problem))
 
 
 def limit_square(problem: Problem) -> float | None:

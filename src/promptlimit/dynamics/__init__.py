@@ -11,6 +11,8 @@ from promptlimit.dynamics._comparison import trajectory_gap as trajectory_gap
 from promptlimit.dynamics._cost import finished_lengths as finished_lengths
 from promptlimit.dynamics._cost import training_cost as training_cost
 from promptlimit.dynamics._flow import gradient_flow as gradient_flow
+from promptlimit.dynamics._flow_rate import FlowRate as FlowRate
+from promptlimit.dynamics._flow_rate import flow_rate as flow_rate
 from promptlimit.dynamics._flow_report import flow_report as flow_report
 from promptlimit.dynamics._plan import FlowPlan as FlowPlan
 from promptlimit.dynamics._plan import TrainingPlan as TrainingPlan

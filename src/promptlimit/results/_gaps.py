@@ -59,16 +59,34 @@ class GapCurve(Result):
 
 
 class GapExponent(Result):
-    r"""The rate at which a gap falls: $L^{-\kappa}$ up to logarithms.
+    r"""The rate at which a gap falls: $L^{-\kappa}$ up to logarithms, or slower than every power.
 
     Attributes:
-        value: $\kappa$.
+        value: $\kappa$; 0 where the gap falls more slowly than every power.
         tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, the largest standard deviation of scores that
             one Gaussian direction of the queries makes; 0 when queries or tokens are bounded.
+        rho: where positive, the gap falls like $e^{-\sqrt{2\ln L}/\rho}$.
     """
 
     value: float
     tau: float
+    rho: float = 0.0
+
+    @property
+    @derived()
+    def law(self) -> str:
+        """The form of the rate: "power" or "stretched" (slower than every power)."""
+        return "stretched" if self.rho > 0.0 else "power"
+
+    @property
+    @derived()
+    def onset(self) -> float:
+        r"""About the length up to which a stretched law looks like $1/L$.
+
+        $\ln L^*=\frac{3\sqrt3}4\rho^{-2}$, up to prefactors; infinite for a power.
+        """
+        exponent = 0.75 * math.sqrt(3.0) / self.rho**2 if self.rho > 0.0 else math.inf
+        return math.exp(exponent) if exponent < 709.0 else math.inf
 
     @property
     @derived()

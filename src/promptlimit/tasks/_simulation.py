@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from promptlimit._quadrature import student_factor
 from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
+from promptlimit.concentration import TASK_GAPS, GapValues, TaskGapProblem
 from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
@@ -55,8 +56,51 @@ def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMom
     ]
 
 
+@TASK_GAPS.rule(kind="estimate", scope="any task", method="prompts simulated")
+def _gaps(problem: TaskGapProblem, effort: Effort) -> GapValues:
+    """Return the mean square distance from the limit and its standard error, at each length."""
+    if problem.wrt is not None and not hasattr(problem.attention, problem.wrt):
+        raise ArgumentError(
+            "wrt",
+            f"must name an array of {type(problem.attention).__name__}, got {problem.wrt!r}.",
+        )
+    program = partial(_squared_gaps, problem.wrt)
+    with jax.enable_x64(True):
+        found = [_over_prompts(program, problem, one, effort) for one in problem.lengths.tolist()]
+    means, errors = (np.array([moments[i] for moments, _ in found]) for i in (0, 1))
+    samples = found[-1][1]
+    return GapValues(means[:, 0], errors[:, 0], limit_square=float(means[-1, 1]), samples=samples)
+
+
+def _squared_gaps(
+    wrt: str | None, simulation: RiskSimulation, keys: Key[Array, "prompts 3"]
+) -> list[Array]:
+    """Return squared distances from the limit, and squared limits, of outputs or a gradient."""
+    attention, task = simulation.attention, simulation.task
+
+    def output(array: Array | None, prompt: AbstractMeasure, query: Array) -> Array:
+        moved = attention
+        if wrt is not None:
+            moved = eqx.tree_at(lambda one: getattr(one, wrt), attention, array)
+        return moved(prompt, query)
+
+    def read(prompt: AbstractMeasure, query: Array) -> Array:
+        if wrt is None:
+            return output(None, prompt, query)
+        return jax.jacobian(output)(getattr(attention, wrt), prompt, query)
+
+    def one(own: Key[Array, " 3"]) -> tuple[Array, Array]:
+        law, token = _draw(task, math.inf, own)
+        prompt, _ = _draw(task, simulation.length, own)
+        query = task.query_of(token)
+        limit = read(law, query)
+        return jnp.sum((read(prompt, query) - limit) ** 2), jnp.sum(limit**2)
+
+    return list(jax.vmap(one)(keys))
+
+
 def _over_prompts(
-    program: Program, problem: RiskProblem, length: float, effort: Effort
+    program: Program, problem: RiskProblem | TaskGapProblem, length: float, effort: Effort
 ) -> tuple[ArrayMoments, int]:
     """Return means over prompts, their standard errors, and the number of prompts.
 

@@ -1,0 +1,57 @@
+"""A gap at several lengths: what rules return, and the result made of it."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.results import GapCurve
+from promptlimit.rules import Effort, Quantity
+
+
+@dataclasses.dataclass(frozen=True)
+class GapValues:
+    """Gaps at finite lengths.
+
+    Attributes:
+        value: mean squared distances from the limit, [n].
+        error: of them, [n].
+        cov: covariance of estimates, [n, n]; None for other kinds.
+        limit_square: mean square of the limit where the rule computes it, else None.
+        samples: how many prompts were simulated.
+    """
+
+    value: Array
+    error: Array
+    cov: Array | None = None
+    limit_square: float | None = None
+    samples: int = 0
+
+
+def curve_of(
+    quantity: Quantity[Any, GapValues],
+    problem: Any,
+    kind: str,
+    effort: Effort,
+    limit_square: float | None = None,
+) -> GapCurve:
+    """Return the gap of a problem at its lengths; at infinite ones it is zero."""
+    rule = quantity.choose(problem, kind, effort)
+    lengths = problem.lengths
+    finite = lengths[np.isfinite(lengths)]
+    gaps = GapValues(np.zeros(0), np.zeros(0))
+    if finite.size:
+        rule, gaps = quantity.compute(rule, problem.with_lengths(finite), kind, effort)
+        if np.shape(gaps.value) != finite.shape or np.shape(gaps.error) != finite.shape:
+            raise TypeError(
+                f"a rule of {quantity.name} must return values and errors for {finite.size} "
+                f"lengths, got shapes {np.shape(gaps.value)} and {np.shape(gaps.error)}"
+            )
+    beyond = (0, lengths.size - finite.size)
+    value, error = np.pad(gaps.value, beyond), np.pad(gaps.error, beyond)
+    cov = None if gaps.cov is None else np.pad(gaps.cov, beyond)
+    square = gaps.limit_square if limit_square is None else limit_square
+    scale = math.nan if square is None else square
+    return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, gaps.samples)

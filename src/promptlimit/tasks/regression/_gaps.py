@@ -1,0 +1,472 @@
+r"""Gaps of one softmax head, averaged over the prompts and queries of Gaussian regressions.
+
+Write $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$, $\Gamma_w$ for the covariance of a token given
+w, $t=U(x_q,0)$ and $\sigma^2=t^\top\Gamma_wt$. Given $(w,x_q)$ the gap of the outputs is
+
+$$|V\Gamma_wt|^2\,\frac{E(A-\sigma)^2-E\,S_2}{\sigma^2}+\mathrm{tr}(V\Gamma_wV^\top)\,E\,S_2 ,$$
+
+and gaps of gradients are sums of other statistics (docs/gaps.md). If scores do not read labels,
+$u=0$, the sharpness does not depend on w, which integrates out. If they do, $\sigma$ contains the
+product $(u\cdot x_q)w$ of Gaussians, its tail is exponential, and the gap, about the probability
+that $\sigma$ exceeds $\sqrt{2\ln L}$, falls more slowly than every power of L.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit._inputs import to_device
+from promptlimit._quadrature import REPLICATES, normal_gauss, radius_gauss, standard_error
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.concentration import (
+    GAPS,
+    TASK_EXPONENTS,
+    TASK_GAPS,
+    GapValues,
+    TaskGapProblem,
+    gap_exponent,
+)
+from promptlimit.errors import ArgumentError
+from promptlimit.finite import checked_problem
+from promptlimit.measures import Gaussian
+from promptlimit.results import GapExponent, Kind
+from promptlimit.rules import Effort, OutOfScope, Rule
+from promptlimit.tasks._problem import LARGEST_POINTS
+from promptlimit.tasks.regression._points import Nodes, covariance_factor, tail_node_sets
+from promptlimit.tasks.regression._task import LinearRegression
+from promptlimit.weights import max_sharpness, weight_interpolant
+
+Array = NDArray[np.float64]
+
+_RTOL = 1e-3
+_SET = 4096
+_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
+_BEYOND = 1e-7
+_REACH, _CLOSE = 12.0, 1e-9
+_GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
+"""Of the product rule: steps in two variables and the number of radii."""
+_CHUNK = 2**18
+
+
+# ---------------------------------------------------------------- the gap at points
+
+
+@dataclasses.dataclass(frozen=True)
+class _Terms:
+    r"""The gap at points as $\sum_sE[s](\sigma)\,c_s$.
+
+    Attributes:
+        sharpness: $\sigma$, [points].
+        coefficients: $c_s$ by the name of the statistic s, [points] each.
+        limit_square: the square of the limit, [points].
+    """
+
+    sharpness: Array
+    coefficients: dict[str, Array]
+    limit_square: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """One softmax head on a regression, and the parameter whose gradient is compared."""
+
+    task: LinearRegression
+    key_query: Array
+    value: Array
+    wrt: str | None
+
+    @property
+    def label_row(self) -> Array:
+        """u, the part of the scores that reads labels."""
+        return self.key_query[-1, :-1]
+
+    def terms(self, nodes: Nodes) -> _Terms:
+        """Return the gap at points, as a sum over weight statistics."""
+        noise = self.task.noise_variance
+
+        def times_covariance(x: Array, y: Array) -> tuple[Array, Array]:
+            r"""Return $\Gamma_w(x,y)$ for columns x [d, points] and numbers y [points]."""
+            seen = nodes.root @ x + nodes.weights * y
+            return nodes.root.T @ seen, np.sum(nodes.weights * seen, axis=0) + noise * y
+
+        tilt = self.key_query[:-1, :-1] @ nodes.query, self.label_row @ nodes.query
+        mean = times_covariance(*tilt)
+        squared = np.sum(tilt[0] * mean[0], axis=0) + tilt[1] * mean[1]
+        positive = np.maximum(squared, np.finfo(np.float64).tiny ** 0.5)
+        rows = np.eye(self.value.shape[1]) if self.wrt == "value" else self.value
+        outputs = rows[:, :-1] @ mean[0] + rows[:, -1:] * mean[1]
+        columns = [times_covariance(row[:-1, None], row[-1:]) for row in rows]
+        spread = sum(r[:-1] @ x + r[-1] * y for r, (x, y) in zip(rows, columns, strict=True))
+        along = np.sum(outputs**2, axis=0) / positive
+        sharpness = np.sqrt(squared)
+        if self.wrt != "key_query":
+            copies = self.value.shape[0] if self.wrt == "value" else 1
+            return _Terms(
+                sharpness,
+                {"score_error": copies * along, "participation": copies * (spread - along)},
+                copies * np.sum(outputs**2, axis=0),
+            )
+        twice = times_covariance(*mean)
+        n = (np.sum(mean[0] ** 2, axis=0) + mean[1] ** 2) / positive
+        x = np.sum(outputs * (rows[:, :-1] @ twice[0] + rows[:, -1:] * twice[1]), axis=0) / positive
+        trace = np.trace(self.task.covariance) + np.sum(nodes.weights**2, axis=0) + noise
+        both = sum(np.sum(x_part**2, axis=0) + y_part**2 for x_part, y_part in columns)
+        size = np.sum(nodes.query**2, axis=0)
+        p, product = along, along * n
+        coefficients = {
+            "spread_error": product,
+            "residual": trace * p + spread * n + 2.0 * x - 4.0 * product,
+            "spread_participation": 2.0 * product - 2.0 * x,
+            "participation_square": both - 2.0 * x + product,
+            "coupling": both + trace * spread - 2.0 * x + 2.0 * product - trace * p - spread * n,
+        }
+        return _Terms(sharpness, {k: size * c for k, c in coefficients.items()}, size * both)
+
+
+def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array, Array]:
+    """Return the sum of the gap over points, and the part from beyond the tables, [n] each.
+
+    Beyond `end` the statistics keep their last value.
+    """
+    names = tuple(terms.coefficients)
+    table = weight_interpolant(lengths, max_sharpness=end, statistics=names)
+    total, beyond = np.zeros((2, lengths.size))
+    outside = terms.sharpness > end
+    for start in range(0, mass.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        with jax.enable_x64(True):
+            squared = to_device(np.minimum(terms.sharpness[part], end) ** 2)
+            statistics = {name: np.asarray(value) for name, value in table(squared).items()}
+        gaps = sum(
+            (mass[part] * terms.coefficients[name][part])[:, None] * statistics[name]
+            for name in names
+        )
+        total += gaps.sum(axis=0)
+        beyond += np.abs(gaps[outside[part]]).sum(axis=0)
+    return total, beyond
+
+
+def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
+    """Return the end of tables beyond which points carry a negligible part of every gap."""
+    ranges = [end for end in _RANGES if end <= max_sharpness(names)]
+    for end in ranges[:-1]:
+        total, beyond = measure(end)
+        if np.all(beyond <= _BEYOND * np.abs(total)):
+            return end
+    return ranges[-1]
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _head(problem: TaskGapProblem) -> _Head | str:
+    """Return the head of a problem, or why the rules do not apply."""
+    head, task = problem.head, problem.task
+    if not isinstance(task, LinearRegression):
+        return OutOfScope("the rule is for LinearRegression")
+    if head is None or head.kernel != "softmax":
+        return "the attention is not one softmax head"
+    if problem.wrt not in {None, "key_query", "value"}:
+        raise ArgumentError(
+            "wrt", f"must be 'key_query' or 'value' on a task, got {problem.wrt!r}."
+        )
+    return _Head(task, np.asarray(head.key_query), np.asarray(head.value), problem.wrt)
+
+
+def _require(problem: TaskGapProblem) -> _Head:
+    head = _head(problem)
+    if isinstance(head, str):
+        raise TypeError("a rule must not compute where its obstacle holds")
+    return head
+
+
+def _without_labels(problem: TaskGapProblem) -> str | None:
+    head = _head(problem)
+    if isinstance(head, str):
+        return head
+    return "scores read labels" if head.label_row.any() else None
+
+
+def _by_moments(kind: Kind, problem: TaskGapProblem) -> str | None:
+    reason = _without_labels(problem)
+    if reason is not None:
+        return reason
+    if problem.wrt == "key_query" and kind == "bound":
+        return "the bound is not averaged over tasks for gradients in the key-query matrix"
+    found = [
+        GAPS.first(one, kind)
+        for _, one in itertools.islice(_reduced(_require(problem), problem.lengths), 1)
+    ]
+    return next((one for one in found if isinstance(one, str)), None)
+
+
+def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, object]]:
+    r"""Yield shares and gaps over Gaussian tokens, whose mean is the gap on the task, for $u=0$.
+
+    Scores do not depend on w. Outputs are linear in w: the rows $v=(v_1,b)$ of V over tokens
+    $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$ become $(v_1,0)$, $\tau b(e_i,0)$ and $(0,b)$. The
+    gradient in U is of degree two in w and its square of degree four, which a cubature of degree
+    five averages exactly.
+    """
+    task, dim = head.task, head.task.covariance.shape[0]
+    queries = Gaussian(np.zeros(dim + 1), _blocks(task.query_covariance, 0.0))
+    key_query = np.zeros((dim + 1, dim + 1))
+    key_query[:dim, :dim] = head.key_query[:dim, :dim]
+    if head.wrt != "key_query":
+        rows = np.eye(dim + 1) if head.wrt == "value" else head.value
+        copies = head.value.shape[0] if head.wrt == "value" else 1
+        label = math.sqrt(task.prior_variance) * np.linalg.norm(rows[:, -1])
+        value = np.zeros((rows.shape[0] + dim + 1, dim + 1))
+        value[: rows.shape[0], :dim] = rows[:, :dim]
+        value[rows.shape[0] : -1, :dim] = label * np.eye(dim)
+        value[-1, -1] = np.linalg.norm(rows[:, -1])
+        law = Gaussian(np.zeros(dim + 1), _blocks(task.covariance, task.noise_variance))
+        attention = SoftmaxAttention(key_query, math.sqrt(copies) * value)
+        yield 1.0, checked_problem(attention, law, lengths, queries=queries)
+        return
+    attention = SoftmaxAttention(key_query, head.value)
+    for share, w in _cubature(dim, task.prior_variance):
+        mixing = np.eye(dim + 1)
+        mixing[-1, :dim] = w
+        cov = mixing @ _blocks(task.covariance, task.noise_variance) @ mixing.T
+        law = Gaussian(np.zeros(dim + 1), cov)
+        yield share, checked_problem(attention, law, lengths, queries=queries, wrt="key_query")
+
+
+def _blocks(covariance: Array, noise: float) -> Array:
+    whole = np.zeros((len(covariance) + 1, len(covariance) + 1))
+    whole[:-1, :-1], whole[-1, -1] = covariance, noise
+    return whole
+
+
+def _cubature(dim: int, variance: float) -> Iterator[tuple[float, Array]]:
+    r"""Yield shares and points that average polynomials of degree five over $N(0,\tau^2I)$.
+
+    The points are 0, $\pm a e_i$ and $(\pm e_i\pm e_j)a/\sqrt2$, $a^2=(d+2)\tau^2$; for $d=1$ the
+    Gauss rule.
+    """
+    if dim == 1:
+        for node, weight in zip(*normal_gauss(3), strict=True):
+            yield float(weight), math.sqrt(variance) * node[None]
+        return
+    size = math.sqrt((dim + 2) * variance)
+    yield 2.0 / (dim + 2), np.zeros(dim)
+    axis_share, pair_share = (4.0 - dim) / (2.0 * (dim + 2) ** 2), 1.0 / (dim + 2) ** 2
+    for i in range(dim):
+        for sign in (1.0, -1.0):
+            yield axis_share, sign * size * np.eye(dim)[i]
+    for i, j in itertools.combinations(range(dim), 2):
+        for first, second in itertools.product((1.0, -1.0), repeat=2):
+            point = first * np.eye(dim)[i] + second * np.eye(dim)[j]
+            yield pair_share, math.sqrt(0.5) * size * point
+
+
+def _averaged(kind: Kind, problem: TaskGapProblem, effort: Effort) -> GapValues:
+    value, error = np.zeros((2, problem.lengths.size))
+    with jax.enable_x64(True):
+        for share, reduced in _reduced(_require(problem), problem.lengths):
+            found = GAPS.choose(reduced, kind, effort).compute(reduced, effort)
+            value, error = value + share * found.value, error + abs(share) * found.error
+    return GapValues(value, error, limit_square=_limit_square(problem))
+
+
+def _limit_square(problem: TaskGapProblem) -> float:
+    """Return the mean square of the limit: a polynomial of degree at most four in w and in x."""
+    head = _require(problem)
+    task, dim = head.task, head.task.covariance.shape[0]
+    root, query_root = (covariance_factor(S) for S in (task.covariance, task.query_covariance))
+    total = 0.0
+    queries = list(_cubature(dim, 1.0))
+    for share, w in _cubature(dim, task.prior_variance):
+        x = query_root.T @ np.stack([point for _, point in queries], axis=1)
+        weights = np.repeat((root @ w)[:, None], x.shape[1], axis=1)
+        nodes = Nodes(x, root, weights, w @ x, np.ones(x.shape[1]), x.shape[1])
+        shares = np.array([one for one, _ in queries])
+        total += share * float(shares @ head.terms(nodes).limit_square)
+    return total
+
+
+def _reads_labels(problem: TaskGapProblem) -> str | None:
+    head = _head(problem)
+    if isinstance(head, str):
+        return head
+    return None if head.label_row.any() else "scores do not read labels"
+
+
+def _over_points(problem: TaskGapProblem, effort: Effort) -> GapValues:
+    """Return the mean over points that reach the tail of the sharpness, with its standard error."""
+    head, lengths = _require(problem), problem.lengths
+    longest = float(max(lengths.max(), 2.0))
+    streams = [
+        tail_node_sets(head.task, head.key_query, longest, _SET, replicate)
+        for replicate in range(REPLICATES)
+    ]
+    first = [next(stream) for stream in streams]
+    terms = [head.terms(nodes) for nodes in first]
+    end = _range(
+        tuple(terms[0].coefficients),
+        lambda end: _sums(terms[0], first[0].mass / _SET, lengths, end),
+    )
+    rows = [_sums(one, n.mass / _SET, lengths, end) for one, n in zip(terms, first, strict=True)]
+    sums = np.array(rows)
+    sets, target = 1, 1
+    while True:
+        for _ in range(target - sets):
+            more = [(nodes, head.terms(nodes)) for nodes in map(next, streams)]
+            sums = sums + np.array([_sums(t, n.mass / _SET, lengths, end) for n, t in more])
+        sets = target
+        means = sums / sets
+        value, lost = means.mean(axis=0)
+        error = standard_error(means[:, 0]) + lost
+        rtol = max(effort.tolerance, _RTOL)
+        if np.all(error <= rtol * value) or sets * _SET >= LARGEST_POINTS // 16:
+            return GapValues(value, error, limit_square=_limit_square(problem))
+        target = 2 * sets
+
+
+# ---------------------------------------------------------------- isotropic regressions
+
+
+def _isotropic(problem: TaskGapProblem) -> str | None:
+    reason = _reads_labels(problem)
+    if reason is not None:
+        return reason
+    head = _require(problem)
+    S, H, A = head.task.covariance, head.task.query_covariance, head.key_query[:-1, :-1]
+    scalars = all(np.array_equal(M, M[0, 0] * np.eye(len(M))) for M in (S, H, A))
+    if not scalars or head.wrt is not None:
+        return "only outputs of isotropic regressions and heads are integrated by a product rule"
+    return None
+
+
+def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
+    r"""Return the gap for $\Sigma=\lambda I$, $\Sigma_q=hI$ and $A=aI$ by a product rule.
+
+    Let $e$ be along u, $x_q=\sqrt h(\hat te+z)$, $t_2=|u|\sqrt h\,\hat t$ and
+    $p=\sqrt\lambda(ax_q+t_2w)$. The sharpness depends on $\hat t$, on $w_e$ through $p_e$, and on
+    $r=|p_\perp|$, where $p_\perp$ has the variance $k=\lambda(a^2h+t_2^2\tau^2)$ in each of $d-1$
+    directions. Given these, $w_\perp$ is normal with mean $g\,p_\perp$,
+    $g=\sqrt\lambda t_2\tau^2/k$, and variance $q=\tau^2\lambda a^2h/k$, so that
+    $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed means.
+    """
+    head, lengths = _require(problem), problem.lengths
+    found: list[Array] = []
+    for step, count in _GRIDS:
+        terms, mass = _isotropic_terms(head, step, count)
+        if not found:
+            end = _range(
+                tuple(terms.coefficients),
+                lambda end: _sums(terms, mass, lengths, end),  # noqa: B023
+            )
+        total, beyond = _sums(terms, mass, lengths, end)
+        found.append(total)
+        if len(found) > 1:
+            change = np.abs(found[-1] - found[-2])
+            if np.all(change <= _CLOSE * found[-1]):
+                break
+    # The rule converges geometrically: the relative change is squared from one step to the next.
+    error = change * np.minimum(1.0, change / found[-1]) + beyond
+    return GapValues(found[-1], error, limit_square=_limit_square(problem))
+
+
+def _isotropic_terms(head: _Head, step: float, count: int) -> tuple[_Terms, Array]:
+    task, dim = head.task, head.task.covariance.shape[0]
+    lam, h = float(task.covariance[0, 0]), float(task.query_covariance[0, 0])
+    prior, noise, a = task.prior_variance, task.noise_variance, float(head.key_query[0, 0])
+    size = float(np.linalg.norm(head.label_row))
+    half = step * (np.arange(round(_REACH / step)) + 0.5)
+    both = np.concatenate([-half[::-1], half])
+    radii, shares = radius_gauss(dim - 1, count) if dim > 1 else (np.zeros(1), np.ones(1))
+    density = partial(_normal_density, step)
+    t, w, radius = (axis.ravel() for axis in np.meshgrid(half, both, radii, indexing="ij"))
+    mass = np.einsum("i,j,k->ijk", 2.0 * density(half), density(both), shares).ravel()
+    t2, w = size * math.sqrt(h) * t, math.sqrt(prior) * w
+    p = math.sqrt(lam) * (a * math.sqrt(h) * t + t2 * w)
+    k = lam * (a * a * h + t2**2 * prior)
+    r2 = k * radius**2
+    g, q = math.sqrt(lam) * t2 * prior / k, prior * lam * a * a * h / k
+    squared = p * p + r2 + noise * t2**2
+    e = head.label_row / size
+    outputs, spread = np.zeros((2, mass.size))
+    for row in head.value:
+        along, b = float(row[:-1] @ e), float(row[-1])
+        across = max(0.0, float(row[:-1] @ row[:-1]) - along**2)
+        r_e = math.sqrt(lam) * (along + b * w)
+        mean = r_e * p + math.sqrt(lam) * b * g * r2 + noise * b * t2
+        outputs += mean**2 + lam * (b * b * q + across / max(dim - 1, 1)) * r2
+        spread += r_e**2 + lam * (across + b * b * (g * g * r2 + (dim - 1) * q)) + noise * b * b
+    along = outputs / np.maximum(squared, np.finfo(np.float64).tiny ** 0.5)
+    coefficients = {"score_error": along, "participation": spread - along}
+    return _Terms(np.sqrt(squared), coefficients, outputs), mass
+
+
+def _normal_density(step: float, at: Array) -> Array:
+    return step * np.exp(-0.5 * at * at) / math.sqrt(2.0 * math.pi)
+
+
+# ---------------------------------------------------------------- rates
+
+
+def _exponent(problem: TaskGapProblem, _effort: Effort) -> GapExponent:
+    r"""Return the rate: a power for $u=0$, else $e^{-\sqrt{2\ln L}/\rho}$.
+
+    $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$: the tail of the sharpness is that of
+    $(u\cdot x_q)\,|\Sigma^{1/2}w|$, $P(\sigma>r)=e^{-r/\rho+O(\sqrt r)}$. Derived by large
+    deviations, not proved.
+    """
+    head = _require(problem)
+    task, u = head.task, head.label_row
+    with jax.enable_x64(True):
+        law = Gaussian(np.zeros(len(u)), task.covariance)
+        queries = Gaussian(np.zeros(len(u)), task.query_covariance)
+        blocks = SoftmaxAttention(head.key_query[:-1, :-1], np.eye(len(u)))
+        power = gap_exponent(blocks, law, queries)
+    if not u.any():
+        return power
+    norm = float(np.linalg.norm(task.covariance, 2))
+    rho = math.sqrt(task.prior_variance * norm * float(u @ task.query_covariance @ u))
+    return dataclasses.replace(power, value=0.0, rho=rho) if rho > 0.0 else power
+
+
+def _any_head(problem: TaskGapProblem) -> str | None:
+    head = _head(problem)
+    return head if isinstance(head, str) else None
+
+
+_NO_LABELS = "one softmax head whose scores do not read labels, on LinearRegression"
+_METHODS: tuple[tuple[Kind, str], ...] = (
+    ("exact", "w integrated in closed form, then one integral over the sharpness"),
+    ("asymptotic", "leading order in 1/L"),
+    ("bound", "explicit constants, docs/bounds.md"),
+)
+for _kind, _method in _METHODS:
+    TASK_GAPS.rules.append(
+        Rule(_kind, _NO_LABELS, _method, partial(_by_moments, _kind), partial(_averaged, _kind))
+    )
+TASK_GAPS.rules.extend(
+    [
+        Rule(
+            "exact",
+            "outputs of one softmax head, isotropic LinearRegression and blocks",
+            "a product rule in three variables",
+            _isotropic,
+            _by_product_rule,
+        ),
+        Rule(
+            "exact",
+            "one softmax head whose scores read labels, on LinearRegression",
+            "quasi-Monte Carlo points that reach the tail, to a relative 1e-3",
+            _reads_labels,
+            _over_points,
+        ),
+    ]
+)
+TASK_EXPONENTS.rules.append(
+    Rule("exact", "one softmax head on LinearRegression", "closed form", _any_head, _exponent)
+)

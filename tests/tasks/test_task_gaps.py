@@ -1,0 +1,197 @@
+"""Gaps averaged over the prompts, weights and queries of a regression."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.errors import ArgumentError
+from promptlimit.tasks.regression import _gaps
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+LENGTHS = [10, 100, 1e4, 1e6, 1e8, 1e12, 1e30]
+
+
+def scalar_head(rho):
+    """Return a head whose scores read labels alone, on covariates of one dimension."""
+    return pl.SoftmaxAttention([[0.0, 0.0], [rho, 0.0]], [[0.0, 1.0]])
+
+
+def five_dimensional():
+    """Return the setting of the paper's experiments and a head whose scores read labels."""
+    task = pl.LinearRegression(np.eye(5), prior_variance=0.2, noise_variance=0.1)
+    key_query = np.zeros((6, 6))
+    key_query[:5, :5], key_query[5, 0] = 0.3 * np.eye(5), 1.0
+    value = np.zeros((1, 6))
+    value[0, 5] = 0.8
+    return pl.SoftmaxAttention(key_query, value), task
+
+
+@pytest.mark.parametrize(
+    ("rho", "reference"),
+    [
+        (
+            0.25,
+            [
+                0.137412557,
+                0.0162636571,
+                2.28795141e-4,
+                3.95715850e-6,
+                1.14881931e-7,
+                4.77840842e-10,
+                2.59018714e-17,
+            ],
+        ),
+        (
+            0.5,
+            [
+                0.274365292,
+                0.0565458101,
+                0.00453929494,
+                6.56733727e-4,
+                1.31519016e-4,
+                8.94911150e-6,
+                1.76413881e-9,
+            ],
+        ),
+    ],
+)
+def test_one_dimension_by_an_integral_of_a_bessel_function(rho, reference):
+    gap = pl.output_gap(scalar_head(rho), pl.LinearRegression([[1.0]]), lengths=LENGTHS)
+    assert gap.kind == "exact"
+    np.testing.assert_allclose(gap.value, reference, rtol=2e-9)
+
+
+def test_five_dimensions_by_quadrature_over_radii_and_an_angle():
+    gap = pl.output_gap(*five_dimensional(), lengths=[10, 100, 1e4, 1e6, 1e8, 1e10, 1e12])
+    reference = [
+        *(0.38556907, 0.10829679, 0.014147961, 0.0027040543, 6.4187837e-4),
+        *(1.7590338e-4, 5.354270e-5),
+    ]
+    np.testing.assert_allclose(gap.value, reference, rtol=1e-7)
+
+
+def general_problem(label):
+    """Return a head of two outputs and a task without any symmetry; u is `label` times a vector."""
+    rng = np.random.default_rng(3)
+    key_query = 0.35 * rng.normal(size=(3, 3))
+    key_query[2] *= label
+    value = rng.normal(size=(2, 3))
+    covariance, queries = np.array([[1.0, 0.3], [0.3, 0.7]]), np.array([[0.8, -0.2], [-0.2, 1.1]])
+    task = pl.LinearRegression(
+        covariance, prior_variance=0.6, noise_variance=0.2, query_covariance=queries
+    )
+    return pl.SoftmaxAttention(key_query, value), task
+
+
+def numpy_gaps(head, task, length, prompts, seed):
+    """Return squared gaps of outputs, values and the key-query matrix, of simulated prompts."""
+    rng = np.random.default_rng(seed)
+    U, V = np.asarray(head.key_query), np.asarray(head.value)
+    rows = []
+    for _ in range(prompts):
+        w = math.sqrt(task.prior_variance) * rng.normal(size=2)
+        x = rng.multivariate_normal(np.zeros(2), task.covariance, size=length)
+        y = x @ w + math.sqrt(task.noise_variance) * rng.normal(size=length)
+        tokens = np.column_stack([x, y])
+        query = np.append(rng.multivariate_normal(np.zeros(2), task.query_covariance), 0.0)
+        mixing = np.eye(3)
+        mixing[2, :2] = w
+        blocks = np.zeros((3, 3))
+        blocks[:2, :2], blocks[2, 2] = task.covariance, task.noise_variance
+        gamma, tilt = mixing @ blocks @ mixing.T, U @ query
+        scores = tokens @ tilt
+        p = np.exp(scores - scores.max())
+        p /= p.sum()
+        mean = p @ tokens
+        spread = (tokens - mean).T @ ((tokens - mean) * p[:, None])
+        rows.append(
+            (
+                np.sum((V @ (mean - gamma @ tilt)) ** 2),
+                len(V) * np.sum((mean - gamma @ tilt) ** 2),
+                np.sum(((spread - gamma) @ V.T) ** 2) * np.sum(query**2),
+            )
+        )
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_gaps_are_those_of_prompts_simulated_in_numpy(label):
+    head, task = general_problem(label)
+    rows = numpy_gaps(head, task, 12, 20_000, seed=5)
+    means, errors = rows.mean(axis=0), rows.std(axis=0) / math.sqrt(len(rows))
+    for i, wrt in enumerate([None, "value", "key_query"]):
+        if wrt is None:
+            gap = pl.output_gap(head, task, lengths=[12])
+        else:
+            gap = pl.gradient_gap(head, task, lengths=[12], wrt=wrt)
+        assert gap.kind == "exact"
+        assert abs(gap.value[0] - means[i]) < 4 * math.hypot(errors[i], gap.error[0])
+
+
+@pytest.mark.parametrize("wrt", [None, "value", "key_query"])
+def test_simulated_gaps_agree_with_exact_ones(wrt):
+    head, task = general_problem(1.0)
+    settings = {} if wrt is None else {"wrt": wrt}
+    gap = pl.output_gap if wrt is None else pl.gradient_gap
+    exact = gap(head, task, lengths=[3, 40], **settings)
+    drawn = gap(
+        head,
+        task,
+        lengths=[3, 40],
+        kind="estimate",
+        key=jax.random.key(0),
+        samples=8192,
+        **settings,
+    )
+    distance = np.abs(drawn.value - exact.value) / np.hypot(drawn.error, exact.error)
+    assert distance.max() < 4
+    assert drawn.limit_square == pytest.approx(exact.limit_square, rel=0.2)
+
+
+def test_points_agree_with_the_product_rule_out_to_long_prompts():
+    head, task = five_dimensional()
+    lengths = np.array([10.0, 1e4, 1e12])
+    problem = pl.concentration.TaskGapProblem(head, task, lengths)
+    points = _gaps._over_points(problem, pl.rules.Effort())
+    exact = _gaps._by_product_rule(problem, pl.rules.Effort())
+    assert np.all(points.error <= 2e-3 * points.value)
+    assert np.all(np.abs(points.value - exact.value) < 4 * points.error)
+
+
+def test_without_labels_in_the_scores_the_gap_is_a_power_of_the_length():
+    head, task = general_problem(0.0)
+    lengths = [1e6, 1e8]
+    curve = pl.output_gap(head, task, lengths=lengths)
+    slope = np.diff(np.log(curve.value)) / np.diff(np.log(lengths))
+    rate = pl.gap_exponent(head, task)
+    assert rate.law == "power"
+    assert -slope[0] == pytest.approx(rate.value, abs=0.05)
+
+
+def test_with_labels_in_the_scores_the_gap_is_no_power_of_the_length():
+    head, task = scalar_head(0.5), pl.LinearRegression([[1.0]])
+    rate = pl.gap_exponent(head, task)
+    assert (rate.law, rate.value) == ("stretched", 0.0)
+    assert rate.rho == pytest.approx(0.5)
+    assert rate.onset == pytest.approx(math.exp(0.75 * math.sqrt(3.0) / 0.25))
+    curve = pl.output_gap(head, task, lengths=np.logspace(2, 12, 11))
+    fit = pl.fit_rate(curve.lengths, curve.value)
+    assert fit.status == "not yet"
+
+
+def test_a_task_has_its_own_queries():
+    head, task = five_dimensional()
+    with pytest.raises(ArgumentError, match="`queries` must be left out for a task"):
+        pl.output_gap(head, task, np.ones((1, 6)), [10])
+    with pytest.raises(ArgumentError, match="`lengths` must be one prompt length or several"):
+        pl.output_gap(head, task)
+    with pytest.raises(ArgumentError, match="`queries` must be a measure or an array"):
+        pl.output_gap(head, pl.Gaussian(np.zeros(6), np.eye(6)), lengths=[10])
+    with pytest.raises(ArgumentError, match="`wrt` must be 'key_query' or 'value'"):
+        pl.gradient_gap(head, task, lengths=[10], wrt="output")
+    with pytest.raises(ArgumentError, match="`attention` must read tokens of dimension 6"):
+        pl.output_gap(scalar_head(0.5), task, lengths=[10])
