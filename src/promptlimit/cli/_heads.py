@@ -146,6 +146,8 @@ def heads(
                     curve = _replaced(model, prompts[first], atlases[first], seed, shown)
         except MissingPackageError as problem:
             raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
+        except ValueError as problem:
+            raise CommandError(str(problem)) from None
         page = None if out is None else _write(out, atlases, curve, shown)
     if page is not None:
         ERR.print(str(page), markup=False, soft_wrap=True)
