@@ -44,6 +44,8 @@ BUILT = {
     "mixture": lambda: pl.Mixture([0.5, 0.5], [_law(), pl.Rademacher([1.0, THIRD])]),
     "affine": lambda: pl.Affine(pl.UniformCube([1.0]), [[THIRD], [2.0]], [0.1, 0.2]),
     "product": lambda: pl.Product([pl.UniformSphere(3, radius=THIRD), _law()]),
+    "chain": lambda: pl.MarkovChain([[1.0], [THIRD]], [[0.5, 0.5], [0.25, 0.75]], start=1, end=0),
+    "prompt": lambda: pl.Prompt(_law(), fixed=[[1.0, THIRD]], sinks=[THIRD], slope=THIRD),
     "softmax": _head,
     "factored": lambda: pl.Factored("softmax", ROTATION, ROTATION / 7, ROTATION, scale=0.1),
     "heads": lambda: pl.MultiHead([_head(), _head()], output=[[THIRD], [1.0]]),

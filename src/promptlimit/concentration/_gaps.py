@@ -31,6 +31,7 @@ from promptlimit.finite import (
     warn_when_unreliable,
 )
 from promptlimit.measures import AbstractMeasure, has_transform
+from promptlimit.prompts import PromptLaw
 from promptlimit.results import GapCurve, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
@@ -50,7 +51,7 @@ GAPS: "Quantity[Problem, GapValues]" = Quantity(
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
+    measure: PromptLaw,
     queries: AbstractMeasure | ArrayLike,
     lengths: ArrayLike,
     *,
@@ -68,7 +69,7 @@ def output_gap(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
+        measure: $\mu$, the law of a token, or the law of a prompt.
         queries: the law of the query: a measure, or an array [n, query_dim] of equal shares.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
@@ -93,6 +94,7 @@ def output_gap(
         queries=queries,
         including_query=including_query,
         sub_gaussian=sub_gaussian,
+        any_prompt=True,
     )
     return _curve(problem, kind, Effort(key, samples))
 
@@ -101,7 +103,7 @@ def output_gap(
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
+    measure: PromptLaw,
     queries: AbstractMeasure | ArrayLike,
     lengths: ArrayLike,
     *,
@@ -118,7 +120,7 @@ def gradient_gap(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
+        measure: $\mu$, the law of a token, or the law of a prompt.
         queries: the law of the query: a measure, or an array [n, query_dim].
         lengths: $L$, increasing.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
@@ -144,6 +146,7 @@ def gradient_gap(
         wrt=str(wrt),
         including_query=including_query,
         sub_gaussian=sub_gaussian,
+        any_prompt=True,
     )
     return _curve(problem, kind, Effort(key, samples))
 
@@ -273,12 +276,12 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     Prefixes of one prompt serve all lengths, so that the estimates share their prompts.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    dim = problem.measure.dim
+    dim = problem.prompt.dim
     counts = tuple(tokens_that_fit(float(length), dim) for length in problem.lengths)
     entries = sum(numbers_of_prompt(problem, count, _COPIES) for count in counts)
     chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
-        shared = PromptSimulation.of(problem), problem.prompt, counts
+        shared = PromptSimulation.of(problem), problem.limit_measure, counts
         chunks = simulated_chunks(_squares, shared, chunk, unwrap(effort.key))
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
@@ -320,10 +323,9 @@ def _squares(
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:
         query, tokens = simulation.draw(max(counts), own)
         limit = simulation.read(law, query)
-        squares = [
-            jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
-            for count in counts
-        ]
+        nested = simulation.prompt.is_nested
+        prompts = [tokens[:count] if nested else simulation.draw(count, own)[1] for count in counts]
+        squares = [jnp.sum((simulation.read_tokens(each, query) - limit) ** 2) for each in prompts]
         return jnp.stack([*squares, jnp.sum(limit**2)])
 
     return jax.vmap(one)(keys)
@@ -351,6 +353,7 @@ GAPS.rules.extend(
             "query by query",
             partial(_query_by_query, "exact"),
             partial(_over_points, "exact"),
+            any_prompt=True,
         ),
         Rule(
             "asymptotic",
@@ -372,6 +375,7 @@ GAPS.rules.extend(
             "leading order in 1/L, query by query",
             partial(_query_by_query, "asymptotic"),
             partial(_over_points, "asymptotic"),
+            any_prompt=True,
         ),
         Rule(
             "bound",
@@ -380,7 +384,9 @@ GAPS.rules.extend(
             bound_obstacle,
             _bound,
         ),
-        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+        Rule(
+            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+        ),
     ]
 )
 

@@ -18,7 +18,7 @@ $E\,S_2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k
 | L tokens from a law | $L\log\phi$ | $LB/\phi$, $B=F_1[y]$ | $L(F_2[yy']/\phi-BB'/\phi^2)$ |
 | a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
 
-A new kind of prompt is a subclass of `AbstractPart`.
+Laws of other prompts state the three functions themselves (`Cumulants`).
 
 The integral over u is the trapezoidal rule of step `STEP`. Integrands are analytic for
 $|\mathrm{Im}\,u|<\pi/2$, so that the rules over even and over odd nodes, of twice the step, have
@@ -29,7 +29,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from scipy.special import gamma
@@ -44,6 +44,7 @@ from promptlimit.weights._score_law import (
     AbstractScoreLaw,
     Numbers,
     Scores,
+    require_near,
 )
 
 _UNDERFLOW = 1e-280
@@ -112,7 +113,7 @@ class AbstractNodes(abc.ABC):
         """
 
 
-# ---------------------------------------------------------------- the two kinds of parts
+# ---------------------------------------------------------------- the kinds of parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +197,7 @@ class IndependentTokens(AbstractPart):
 
     def window(self) -> tuple[float, float]:
         longest, shortest = float(self.lengths.max()), float(self.lengths.min())
-        return self.law.window(longest, max(shortest - 1.0, 0.5))
+        return self.law.window(longest, max(shortest - 1.0, 0.25))
 
     def at(self, u: Array) -> "TokenNodes":
         scores, lengths = self.law.scores(u), self.lengths[:, None]
@@ -291,6 +292,84 @@ class TokenTerms(AbstractTerms):
         return total
 
 
+@dataclasses.dataclass(frozen=True)
+class Cumulants:
+    r"""$k_0$, $k_1$ and $k_2$ of a law of prompts, for n lengths.
+
+    Attributes:
+        log_psi: $k_0$, [n, u].
+        first: $k_1$ of the e values y, of 1 and of x, [n, u, e + 2].
+        second: $k_2$ of the e values y and of 1, [n, u, e + 1, e + 1].
+        rounding: the relative rounding error of `first` and `second`, [n].
+    """
+
+    log_psi: Array
+    first: Array
+    second: Array
+    rounding: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentTokens(AbstractPart):
+    r"""Tokens that are not independent of each other, by their cumulants.
+
+    Attributes:
+        cumulants: a function of the nodes.
+        ends: the window.
+    """
+
+    cumulants: Callable[[Array], Cumulants]
+    ends: tuple[float, float]
+
+    def window(self) -> tuple[float, float]:
+        return require_near(*self.ends)
+
+    def at(self, u: Array) -> "DependentNodes":
+        found = self.cumulants(u)
+        return DependentNodes(u, found.log_psi, found.rounding[:, None] + 0.0 * u, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentNodes(AbstractNodes):
+    """Dependent tokens at the nodes."""
+
+    cumulants: Cumulants
+
+    def terms(self, weights: Array) -> "DependentTerms":
+        kept, found = weights.shape[1], self.cumulants
+        first, second = found.first[:, :kept], found.second[:, :kept]
+        outputs = first.shape[2] - 2
+        rules = [
+            np.einsum("nu,nuij->nij", weights[:, rule::2], second[:, rule::2]) for rule in (0, 1)
+        ]
+        trace = np.trace(sum(rules)[:, :outputs, :outputs], axis1=1, axis2=2)
+        return DependentTerms(
+            mass=first[..., outputs],
+            squares=first[..., outputs + 1],
+            first=first[..., :outputs],
+            rounding=(found.rounding + 8.0 * EPSILON) * np.abs(trace),
+            sums=np.stack(rules),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentTerms(AbstractTerms):
+    r"""$k_1$ and $k_2$ of dependent tokens.
+
+    Attributes:
+        sums: $\sum_uw\,k_2$ of the values and of 1, [2, n, e + 1, e + 1].
+    """
+
+    sums: Array
+
+    def second(self, rule: int, centre: Array) -> Array:
+        found = self.sums[rule]
+        values, mixed, mass = found[:, :-1, :-1], found[:, :-1, -1], found[:, -1, -1]
+        crossed = mixed[:, :, None] * centre[:, None, :]
+        squared = mass[:, None, None] * centre[:, :, None] * centre[:, None, :]
+        return values - crossed - crossed.transpose(0, 2, 1) + squared
+
+
 # ---------------------------------------------------------------- the integral
 
 
@@ -307,6 +386,7 @@ class PromptIntegrals:
         mse: $E|T_L-T|^2$, [n].
         participation: $E\,S_2$, [n].
         error: of `mse`, as measured, [n].
+        attention: mean weights of the known tokens, [n, f].
     """
 
     u: Array
@@ -317,6 +397,7 @@ class PromptIntegrals:
     mse: Array
     participation: Array
     error: Array
+    attention: Array
 
 
 def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
@@ -353,8 +434,9 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         bias, participation = biases.mean(axis=0), participations.mean(axis=0)
         seconds = second(np.zeros_like(bias), np.zeros_like(bias))
         # Where a known token has most of the weight, the output hardly differs from its value.
-        known = [term.dominant() for term in terms if isinstance(term, KnownTerms)]
-        origin = _total([np.zeros_like(bias), *known])
+        known = [term for term in terms if isinstance(term, KnownTerms)]
+        origin = _total([np.zeros_like(bias), *(term.dominant() for term in known)])
+        attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
         away = by_rules(weights, _total(term.about(origin) for term in terms)).mean(axis=0)
         cov = second(origin, away).mean(axis=0)
         mse = np.trace(seconds.mean(axis=0), axis1=1, axis2=2)
@@ -372,7 +454,8 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
             ],
             axis=0,
         )
-    return PromptIntegrals(nodes[0].u[:kept], terms, first, bias, cov, mse, participation, error)
+    moments = bias, cov, mse, participation, error, attention
+    return PromptIntegrals(nodes[0].u[:kept], terms, first, *moments)
 
 
 def _nodes(parts: Sequence[AbstractPart]) -> list[AbstractNodes]:
