@@ -27,6 +27,12 @@ with jax.enable_x64(True):
 LENGTHS = [1, 2, 5]
 
 
+def weights_of(found):
+    """Return the weights of known tokens, which must be there."""
+    assert found.fixed_weights is not None
+    return found.fixed_weights
+
+
 def assert_moments(found, place, oracle, rtol=1e-12):
     mean, cov, squares, weights = oracle
     np.testing.assert_allclose(found.mean[place], mean, rtol=rtol, atol=rtol)
@@ -35,7 +41,7 @@ def assert_moments(found, place, oracle, rtol=1e-12):
     np.testing.assert_allclose(found.mse[place], mse, rtol=rtol)
     np.testing.assert_allclose(1.0 / found.effective_tokens[place], squares, rtol=rtol)
     if weights.size:
-        np.testing.assert_allclose(found.fixed_weights[place], weights, rtol=rtol)
+        np.testing.assert_allclose(weights_of(found)[place], weights, rtol=rtol)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +97,7 @@ def test_reference_values_over_coins():
     np.testing.assert_allclose(found.mean, means, atol=6e-9)
     np.testing.assert_allclose(found.mse, [0.2178198506, 6.896875875e-4], rtol=3e-10)
     weights = [[0.0563692143, 0.3085621134], [3.81642223e-4, 0.00208908945]]
-    np.testing.assert_allclose(found.fixed_weights, weights, rtol=2e-9)
+    np.testing.assert_allclose(weights_of(found), weights, rtol=2e-9)
 
 
 @pytest.mark.parametrize(("draws", "mse"), [(4, 0.0971256079), (16, 0.0308638330)])
@@ -123,7 +129,7 @@ def test_single_location_regression_has_the_reference_risk(nu, beta, length, ris
     for weight, normal in zip(weights, g, strict=True):
         prompt = pl.Prompt(law, fixed=[[math.sqrt(nu) + normal]])
         found = pl.prompt_moments(head, prompt, [1.0], length - 1)
-        own = found.fixed_weights[0]
+        own = weights_of(found)[0]
         total += weight * (1.0 - 2.0 * own + 1.0 / found.effective_tokens)
         informative += weight * own
     assert total == pytest.approx(risk, abs=2e-10)
@@ -139,7 +145,7 @@ def test_weak_sinks_of_sharp_scores_keep_their_digits(score):
     g = np.linspace(-60.0, 60.0, 60001)
     log_density = -(g**2) / 2 - 0.5 * math.log(2 * math.pi)
     expected = np.sum(np.exp(log_density - np.logaddexp(0.0, 8.0 * g - score))) * (g[1] - g[0])
-    np.testing.assert_allclose(found.fixed_weights[0], expected, rtol=1e-10)
+    np.testing.assert_allclose(weights_of(found)[0], expected, rtol=1e-10)
 
 
 def test_simulation_agrees_within_standard_errors():
@@ -150,7 +156,7 @@ def test_simulation_agrees_within_standard_errors():
     )
     assert (np.abs(drawn.mse - exact.mse) < 4 * drawn.error).all()
     assert (np.abs(drawn.bias - exact.bias) < 4 * drawn.bias_error).all()
-    np.testing.assert_allclose(drawn.fixed_weights, exact.fixed_weights, rtol=0.03)
+    np.testing.assert_allclose(weights_of(drawn), weights_of(exact), rtol=0.03)
     np.testing.assert_allclose(drawn.effective_tokens, exact.effective_tokens, rtol=0.03)
 
 
@@ -165,7 +171,7 @@ def test_several_heads_with_sinks_are_simulated():
         for matrix in (U, -0.5 * U)
     ]
     assert (np.abs(drawn.mean - sum(means)) < 4 * drawn.bias_error).all()
-    assert np.isnan(drawn.fixed_weights).all()
+    assert np.isnan(weights_of(drawn)).all()
 
 
 def test_the_leading_order_is_that_of_long_prompts():
@@ -199,7 +205,7 @@ def test_a_linear_head_counts_known_tokens():
     np.testing.assert_allclose(found.mean, mean, rtol=1e-13)
     cov = (np.array(chances)[:, None] * centred).T @ centred
     np.testing.assert_allclose(found.cov, cov, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(found.fixed_weights, [0.25, 0.25])
+    np.testing.assert_allclose(weights_of(found), [0.25, 0.25])
 
 
 def test_gaps_and_gradients_take_known_tokens():
@@ -224,6 +230,41 @@ def test_the_law_of_an_output_with_known_tokens_is_simulated():
     )
     mean = moments_of(independent(TOKENS, WEIGHTS, 2), U @ QUERY, V, FIXED)[0]
     assert law.mean == pytest.approx(mean[-1], abs=0.01)
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.1875, 0.3, 1.0])
+def test_a_slope_is_that_of_all_prompts(slope):
+    prompt = pl.Prompt(LAW, fixed=FIXED, offset=0.3, slope=slope)
+    found = pl.prompt_moments(HEAD, prompt, QUERY, LENGTHS)
+    assert found.kind == "exact"
+    for place, length in enumerate(LENGTHS):
+        offsets = 0.3 - slope * np.arange(length)[::-1]
+        prompts = independent(TOKENS, WEIGHTS, length)
+        oracle = moments_of(prompts, U @ QUERY, V, FIXED, (), offsets)
+        assert_moments(found, place, oracle)
+
+
+@pytest.mark.parametrize(
+    ("slope", "mse", "squares"),
+    [(0.25, 0.13963595144, 0.21005940034), (1.0, 0.71013875622, 0.51378628542)],
+)
+def test_a_slope_leaves_the_output_random(slope, mse, squares):
+    """Coins of half widths (1, .7), t = (.8, -1.1), infinitely many positions."""
+    coins = pl.Rademacher([1.0, 0.7])
+    head = pl.SoftmaxAttention(np.diag([0.8, -1.1]), np.eye(2))
+    found = pl.prompt_moments(head, pl.Prompt(coins, slope=slope), [1.0, 1.0], math.inf)
+    assert found.kind == "exact"
+    assert found.mse == pytest.approx(mse, abs=6e-12)
+    assert 1.0 / found.effective_tokens == pytest.approx(squares, abs=6e-12)
+    ray = pl.Affine(pl.UniformCube([1.0, 0.7]), np.eye(2), np.zeros(2))
+    prompt = pl.Prompt(ray, slope=slope, sinks=[0.5])
+    exact = pl.prompt_moments(head, prompt, [1.0, 1.0], math.inf)
+    drawn = pl.prompt_moments(
+        head, prompt, [1.0, 1.0], math.inf, kind="estimate", key=jax.random.key(4), samples=2**12
+    )
+    assert abs(drawn.mse - exact.mse) < 4 * drawn.error
+    with pytest.raises(KindUnavailableError, match="under a slope the output stays random"):
+        pl.prompt_moments(head, prompt, [1.0, 1.0], 100, kind="asymptotic")
 
 
 BAD = {
@@ -259,7 +300,9 @@ def test_what_does_not_fit_is_one_sentence(call):
 
 def test_rules_for_independent_tokens_do_not_apply():
     heads = pl.MultiHead([HEAD, pl.SoftmaxAttention(np.zeros((2, 2)), V)])
-    assert pl.explain(pl.prompt_moments, heads, LAW, QUERY, 5).chosen.kind == "exact"
+    plain = pl.explain(pl.prompt_moments, heads, LAW, QUERY, 5).chosen
+    assert plain is not None
+    assert plain.kind == "exact"
     prompt = pl.Prompt(LAW, fixed=FIXED)
     found = pl.explain(pl.prompt_moments, heads, prompt, QUERY, 5)
     assert found.chosen is None

@@ -39,7 +39,10 @@ from promptlimit.finite._stack_moments import (
 from promptlimit.prompts import Leading, PromptLaw, Readout
 from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
-from promptlimit.weights import AbstractPart, DependentTokens
+from promptlimit.weights import AbstractPart, DependentTokens, SlopedTokens
+
+_LEAST_SLOPE = 0.01
+"""Smaller slopes have too many positions that count."""
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
     "prompt_moments",
@@ -181,6 +184,8 @@ def _softmax_over_law(problem: Problem) -> str | None:
     if obstacle is not None:
         return obstacle
     tilt, process = unwrap(problem.head).tilt, problem.prompt.process
+    if 0.0 < problem.prompt.slope < _LEAST_SLOPE:
+        return f"a slope of {problem.prompt.slope:.3g} is below {_LEAST_SLOPE:g}"
     if process is None:
         return problem.law_obstacle(tilt)
     if problem.prompt.slope:
@@ -252,16 +257,20 @@ def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
 
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
     head = unwrap(problem.head)
-    law, process = problem.law_along(head.tilt), problem.prompt.process
+    law, prompt = problem.law_along(head.tilt), problem.prompt
 
-    def dependent(limit: Array, lengths: Array) -> AbstractPart:
-        chain, readout = unwrap(process), Readout(head.tilt, head.value, limit, law.offset)
-        ends = chain.window(readout, lengths)
-        return DependentTokens(lambda u: chain.cumulants(readout, u, lengths), ends)
+    def random(limit: Array, lengths: Array) -> AbstractPart:
+        process = prompt.process
+        if process is None:
+            return SlopedTokens(law, lengths, head.value, limit, prompt.slope)
+        readout = Readout(head.tilt, head.value, limit, law.offset)
+        ends = process.window(readout, lengths)
+        return DependentTokens(lambda u: process.cumulants(readout, u, lengths), ends)
 
-    random = None if process is None else dependent
+    is_plain = prompt.process is None and prompt.slope == 0.0
     with problem.add_context():
-        return softmax_moments(law, head.value, problem.lengths, problem.known, random)
+        known, tokens = problem.known, None if is_plain else random
+        return softmax_moments(law, head.value, problem.lengths, known, tokens)
 
 
 def _leading_order(problem: Problem, effort: Effort) -> MomentRows:

@@ -356,7 +356,8 @@ def _as_start(start: ArrayLike | int | None, size: int) -> JaxArray | int | None
 
 
 def _as_state(name: str, state: object, size: int) -> int:
-    if not isinstance(state, Integral) or isinstance(state, bool) or not 0 <= state < size:
+    whole = isinstance(state, Integral) and not isinstance(state, bool)
+    if not (whole and 0 <= int(state) < size):
         raise ArgumentError(
             name, f"must be a state, a whole number from 0 to {size - 1}, got {state!r}."
         )

@@ -9,6 +9,7 @@ from ._functional import IndependentTokens as IndependentTokens
 from ._functional import KnownTerms as KnownTerms
 from ._functional import KnownTokens as KnownTokens
 from ._functional import PromptIntegrals as PromptIntegrals
+from ._functional import SlopedTokens as SlopedTokens
 from ._functional import TokenTerms as TokenTerms
 from ._functional import by_rules as by_rules
 from ._functional import nodes_of as nodes_of
