@@ -53,6 +53,7 @@ from .measures import UniformSphere as UniformSphere
 from .parallel import use_devices as use_devices
 from .prompts import MarkovChain as MarkovChain
 from .prompts import Prompt as Prompt
+from .prompts import WithoutReplacement as WithoutReplacement
 from .rules import explain as explain
 from .streaming import stream as stream
 from .tasks import AbstractTask as AbstractTask

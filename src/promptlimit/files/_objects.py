@@ -54,7 +54,7 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         ),
         ("tasks", None),
     ),
-    **dict.fromkeys(("MarkovChain", "Prompt"), ("prompts", None)),
+    **dict.fromkeys(("MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }

@@ -416,8 +416,8 @@ def checked_problem(
     if process is not None and lengths.size and lengths.max() > process.most_tokens:
         raise ArgumentError(
             "lengths",
-            f"must be at most {process.most_tokens:g} for {type(process).__name__}, which has so "
-            f"many tokens to draw, got {lengths.max():g}.",
+            f"must be at most {process.most_tokens:g} for {type(process).__name__}, the number "
+            f"of tokens to draw from, got {lengths.max():g}.",
         )
     if sub_gaussian is not None and not (
         isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf

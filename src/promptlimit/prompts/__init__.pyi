@@ -6,3 +6,4 @@ from ._markov_chain import MarkovChain as MarkovChain
 from ._prompt import Prompt as Prompt
 from ._prompt import PromptLaw as PromptLaw
 from ._prompt import as_prompt as as_prompt
+from ._without_replacement import WithoutReplacement as WithoutReplacement
