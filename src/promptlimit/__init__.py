@@ -15,7 +15,8 @@ import importlib
 import lazy_loader
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-_PACKAGES = ("results", "errors", "rules", "measures", "tasks", "dynamics", "lengths", "weights")
+_PACKAGES = ("results", "errors", "rules", "measures", "prompts", "tasks", "dynamics", "lengths")
+_PACKAGES += ("weights",)
 
 
 def __getattr__(name: str) -> object:

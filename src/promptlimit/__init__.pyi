@@ -9,6 +9,7 @@ from . import heads as heads
 from . import lengths as lengths
 from . import measures as measures
 from . import parallel as parallel
+from . import prompts as prompts
 from . import results as results
 from . import rules as rules
 from . import streaming as streaming
@@ -50,6 +51,9 @@ from .measures import Rademacher as Rademacher
 from .measures import UniformCube as UniformCube
 from .measures import UniformSphere as UniformSphere
 from .parallel import use_devices as use_devices
+from .prompts import MarkovChain as MarkovChain
+from .prompts import Prompt as Prompt
+from .prompts import WithoutReplacement as WithoutReplacement
 from .rules import explain as explain
 from .streaming import stream as stream
 from .tasks import AbstractTask as AbstractTask

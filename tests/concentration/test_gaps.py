@@ -609,8 +609,8 @@ class Spoken(Silent):
 
 def test_an_attention_is_told_what_it_does_not_say_of_itself():
     normal, matrix = pl.Gaussian([0.0], [[1.0]]), jax.numpy.eye(1)
-    heads = "it does not say which heads it is (write `as_heads`)."
-    gradients = "it does not say what its gradients read (write `gradient_structure`)."
+    heads = "it does not implement `as_heads`."
+    gradients = "it does not implement `gradient_structure`."
     for kind in ("exact", "asymptotic", "bound"):
         with pytest.raises(pl.KindUnavailableError, match=re.escape(heads)):
             pl.output_gap(Silent(matrix), normal, normal, [2], kind=kind)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.finite import softmax_moments
+from promptlimit.finite import KnownPart, softmax_moments
 from promptlimit.weights import Ray, RayLaw
 
 
@@ -38,5 +38,5 @@ def moments_on_the_ray(weights, means, covs, tilt, value, lengths, *, query=None
     with jax.enable_x64(True):
         law = GaussianMixture(*map(jnp.asarray, (np.asarray(weights, dtype=float), means, covs)))
     tilt, value, lengths = (np.asarray(each, dtype=float) for each in (tilt, value, lengths))
-    own_token = None if query is None else np.asarray(query, dtype=float)
-    return softmax_moments(RayLaw(Ray(law, tilt)), value, lengths, own_token)
+    known = None if query is None else KnownPart.of(np.asarray(query, dtype=float)[None])
+    return softmax_moments(RayLaw(Ray(law, tilt)), value, lengths, known)

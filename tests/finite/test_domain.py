@@ -48,7 +48,7 @@ class Named(pl.AbstractTask):
 
 
 class Silent(pl.AbstractAttention):
-    """An attention that does not say which heads it is."""
+    """An attention without `as_heads`."""
 
     @property
     def token_dim(self):

@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 import promptlimit as pl
 from promptlimit.errors import NotAnalyticError
-from promptlimit.finite import _softmax_moments, softmax_moments
+from promptlimit.finite import KnownPart, _softmax_moments, softmax_moments
 from promptlimit.weights import Ray, RayLaw, score_law
 from promptlimit.weights._atoms import Atoms, ManyAtoms
 
@@ -131,12 +131,12 @@ def test_few_gaussians_are_followed_without_differentiating(x64, inside):
         pl.Empirical([[2.0, 1.0]]),
     ]
     law, value = pl.Mixture([0.5, 0.3, 0.2], parts), np.array([[1.0, 2.0], [0.0, 1.0]])
-    own_token = np.array([0.5, 1.5]) if inside else None
+    known = KnownPart.of(np.array([[0.5, 1.5]])) if inside else None
     lengths = np.array([1.0, 2.0, 1e3, 1e12, 1e30])
     for sharpness in (0.5, 8.0):
         tilt = sharpness * np.array([1.0, -0.6])
-        quick = softmax_moments(score_law(law, tilt), value, lengths, own_token)
-        general = softmax_moments(RayLaw(Ray(law, tilt)), value, lengths, own_token)
+        quick = softmax_moments(score_law(law, tilt), value, lengths, known)
+        general = softmax_moments(RayLaw(Ray(law, tilt)), value, lengths, known)
         assert_allclose(quick.limit, general.limit, rtol=1e-14)
         for name in ("mse", "participation", "bias", "cov"):
             mine, other = (getattr(each, name).reshape(5, -1) for each in (quick, general))
@@ -152,7 +152,7 @@ def test_a_list_of_tokens_and_its_ray_agree_for_sharp_scores(x64, monkeypatch, s
     lengths = np.array([2.0, 10.0, 30.0, 1e3, 1e12, 1e18])
     listed = pl.prompt_moments(softmax_head(tilt), law, np.ones(2), lengths)
     monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1.0)  # the ray says how much it loses
-    on_ray = softmax_moments(RayLaw(Ray(law, tilt)), np.eye(2), lengths, None)
+    on_ray = softmax_moments(RayLaw(Ray(law, tilt)), np.eye(2), lengths)
     assert_allclose(listed.mse, on_ray.mse, rtol=1e-10, atol=1e-20)
     assert (np.abs(listed.mse - on_ray.mse) <= on_ray.error).all()
     assert_allclose(1.0 / listed.effective_tokens, on_ray.participation, rtol=1e-10)
@@ -164,10 +164,10 @@ def test_a_long_list_is_the_sum_over_its_tokens(scale, inside):
     rng = np.random.default_rng(5)
     tokens, weights = rng.normal(size=(3000, 3)), rng.random(3000)
     value, tilt = rng.normal(size=(2, 3)), scale * rng.normal(size=3)
-    own_token = rng.normal(size=3) if inside else None
+    known = KnownPart.of(rng.normal(size=(1, 3))) if inside else None
     lengths = np.array([1.0, 2.0, 3.0, 40.0, 1e4, 1e12])
     laws = (kind(weights / weights.sum(), tokens, tilt) for kind in (Atoms, ManyAtoms))
-    one, other = (softmax_moments(law, value, lengths, own_token) for law in laws)
+    one, other = (softmax_moments(law, value, lengths, known) for law in laws)
     for name in ("mse", "participation", "bias"):
         assert_allclose(getattr(other, name), getattr(one, name), rtol=1e-12)
     size = np.trace(one.cov, axis1=1, axis2=2)[:, None, None]
@@ -184,7 +184,7 @@ def test_long_lists_are_summed_over_cells_of_scores(x64):
     many[7] = node
     weights, lengths = np.full(400, 1 / 400), np.array([2.0, 50.0])
     laws = (kind(weights, many, np.ones(1)) for kind in (Atoms, ManyAtoms))
-    one, other = (softmax_moments(law, np.eye(1), lengths, None) for law in laws)
+    one, other = (softmax_moments(law, np.eye(1), lengths) for law in laws)
     assert_allclose(other.mse, one.mse, rtol=1e-12)
 
 

@@ -279,7 +279,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a query inside a masked stack": (
         lambda: pl.prompt_moments(TWO, NORMAL, [1.0], 10, causal=True, including_query=True),
-        "`including_query` must be False under a causal mask, got True. The query stands at the "
+        "`including_query` must be False under a causal mask, got True. The query is at the "
         "end and sees every token; let it be one of them without the mask.",
     ),
     "no key for a law without a closed limit": (
@@ -306,8 +306,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "the output's law": (
         lambda: pl.output_law(TWO, NORMAL, [1.0], 10, kind="exact"),
-        "`kind` must be 'estimate' for Stack over Gaussian tokens, got 'exact': its upper layers "
-        "read what the lower ones make of the prompt.",
+        "`kind` must be 'estimate' for Stack over Gaussian tokens, got 'exact': it has more than "
+        "one layer.",
     ),
     "a gap over a law without a closed limit": (
         lambda: pl.output_gap(TWO, CUBE, [[1.0]], [10], key=KEY, samples=16),

@@ -37,6 +37,7 @@ from promptlimit.finite import (
     warn_when_unreliable,
 )
 from promptlimit.measures import AbstractMeasure, has_transform
+from promptlimit.prompts import PromptLaw
 from promptlimit.results import GapCurve, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
@@ -56,7 +57,7 @@ GAPS: Quantity[Problem, GapValues] = Quantity(
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
-    measure: AbstractMeasure | SupportsTasks,
+    measure: PromptLaw | SupportsTasks,
     queries: AbstractMeasure | ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     *,
@@ -74,7 +75,8 @@ def output_gap(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token; or a task, over whose prompts and queries to average.
+        measure: $\mu$, the law of a token or of a prompt; or a task, over whose prompts and
+            queries to average.
         queries: the law of the query: a measure, or an array [n, query_dim] with equal weights;
             left out for a task.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
@@ -102,7 +104,7 @@ def output_gap(
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,
-    measure: AbstractMeasure | SupportsTasks,
+    measure: PromptLaw | SupportsTasks,
     queries: AbstractMeasure | ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     *,
@@ -119,7 +121,8 @@ def gradient_gap(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token; or a task, over whose prompts and queries to average.
+        measure: $\mu$, the law of a token or of a prompt; or a task, over whose prompts and
+            queries to average.
         queries: the law of the query: a measure, or an array [n, query_dim]; left out for a task.
         lengths: $L$, increasing.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
@@ -152,7 +155,7 @@ class _Given(NamedTuple):
 
 def _curve(
     attention: AbstractAttention,
-    law: AbstractMeasure | SupportsTasks,
+    law: PromptLaw | SupportsTasks,
     lengths: ArrayLike | None,
     given: _Given,
     *,
@@ -170,7 +173,7 @@ def _curve(
             "must be a measure or an array [n, query_dim], got none. Only a task has its own.",
         )
     problem = checked_problem(
-        attention, law, increasing_lengths(lengths), wrt=wrt, **given._asdict()
+        attention, law, increasing_lengths(lengths), wrt=wrt, any_prompt=True, **given._asdict()
     )
     return curve_of(GAPS, problem, kind, effort, limit_square(problem))
 
@@ -260,12 +263,12 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     Prefixes of one prompt give all lengths, so estimates at different lengths are correlated.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    dim = problem.measure.dim
+    dim = problem.prompt.dim
     counts = tuple(tokens_that_fit(float(length), dim) for length in problem.lengths)
     entries = sum(numbers_of_prompt(problem, count, _COPIES) for count in counts)
     chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
-        shared = PromptSimulation.of(problem), problem.prompt, counts
+        shared = PromptSimulation.of(problem), problem.limit_measure, counts
         chunks = simulated_chunks(_squares, shared, chunk, unwrap(effort.key))
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
@@ -307,10 +310,9 @@ def _squares(
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:
         query, tokens = simulation.draw(max(counts), own)
         limit = simulation.read(law, query)
-        squares = [
-            jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
-            for count in counts
-        ]
+        nested = simulation.prompt.is_nested
+        prompts = [tokens[:count] if nested else simulation.draw(count, own)[1] for count in counts]
+        squares = [jnp.sum((simulation.read_tokens(each, query) - limit) ** 2) for each in prompts]
         return jnp.stack([*squares, jnp.sum(limit**2)])
 
     return jax.vmap(one)(keys)
@@ -338,6 +340,7 @@ GAPS.rules.extend(
             "query by query",
             partial(_query_by_query, "exact"),
             partial(_over_points, "exact"),
+            any_prompt=True,
         ),
         Rule(
             "asymptotic",
@@ -359,6 +362,7 @@ GAPS.rules.extend(
             "leading order in 1/L, query by query",
             partial(_query_by_query, "asymptotic"),
             partial(_over_points, "asymptotic"),
+            any_prompt=True,
         ),
         Rule(
             "bound",
@@ -367,7 +371,9 @@ GAPS.rules.extend(
             bound_obstacle,
             _bound,
         ),
-        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+        Rule(
+            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+        ),
     ]
 )
 

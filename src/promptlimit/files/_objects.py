@@ -55,6 +55,7 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     ),
     "CapturedHeads": ("heads", None),
     "Head": ("heads", None),
+    **dict.fromkeys(("MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }

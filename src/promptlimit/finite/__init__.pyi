@@ -6,6 +6,7 @@ from ._output_law import OUTPUT_LAW as OUTPUT_LAW
 from ._output_law import AbstractScalarLaws as AbstractScalarLaws
 from ._output_law import output_law as output_law
 from ._problem import HeadProblem as HeadProblem
+from ._problem import KnownPart as KnownPart
 from ._problem import Problem as Problem
 from ._problem import checked_problem as checked_problem
 from ._problem import first_obstacle as first_obstacle

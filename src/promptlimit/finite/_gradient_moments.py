@@ -25,7 +25,7 @@ from promptlimit.finite._head_moments import (
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
 from promptlimit.finite._simulation import gradient_errors, simulated_lengths
-from promptlimit.measures import AbstractMeasure
+from promptlimit.prompts import PromptLaw
 from promptlimit.results import GradientMoments, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
@@ -39,7 +39,7 @@ GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity(
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_moments(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
+    measure: PromptLaw,
     query: ArrayLike,
     lengths: ArrayLike,
     *,
@@ -61,7 +61,7 @@ def gradient_moments(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
+        measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
@@ -87,6 +87,7 @@ def gradient_moments(
         query=query,
         wrt=str(wrt),
         including_query=including_query,
+        any_prompt=True,
     )
     effort = Effort(key, samples, rtol)
     rule = GRADIENT_MOMENTS.choose(problem, kind, effort)
@@ -160,13 +161,13 @@ def _spread(
 
 def _linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
     value, lengths = unwrap(problem.reading).value, problem.lengths
-    spread = linear_spread_error(problem.measure, left, value, lengths, problem.own_token)
+    spread = linear_spread_error(problem.measure, left, value, lengths, problem.known.tokens)
     return spread, np.zeros_like(lengths)
 
 
 def _leading_linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
     value, lengths = unwrap(problem.reading).value, problem.lengths
-    spread = linear_spread_error(problem.measure, left, value, lengths, None)
+    spread = linear_spread_error(problem.measure, left, value, lengths, problem.known.tokens[:0])
     return spread, leading_error(lengths)
 
 
@@ -195,13 +196,16 @@ def _estimate(problem: Problem, effort: Effort) -> GradientRows:
 
 GRADIENT_MOMENTS.rules.extend(
     [
-        Rule("limit", "anything, all lengths infinite", "zero", finite_length, _zero),
+        Rule(
+            "limit", "anything, all lengths infinite", "zero", finite_length, _zero, any_prompt=True
+        ),
         Rule(
             "exact",
             "a value matrix, where `prompt_moments` is exact",
             "the same",
             partial(_mean_obstacle, "exact"),
             partial(_mean_square, "exact"),
+            any_prompt=True,
         ),
         Rule(
             "exact",
@@ -223,6 +227,7 @@ GRADIENT_MOMENTS.rules.extend(
             "leading order in 1/L",
             partial(_mean_obstacle, "asymptotic"),
             partial(_mean_square, "asymptotic"),
+            any_prompt=True,
         ),
         Rule(
             "asymptotic",
@@ -238,6 +243,8 @@ GRADIENT_MOMENTS.rules.extend(
             _leading_spread_obstacle,
             partial(_spread, _leading_softmax_spread),
         ),
-        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+        Rule(
+            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+        ),
     ]
 )

@@ -3,8 +3,8 @@ r"""Moments of one head in closed form: Gaussian tokens, linear attention, leadi
 All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights see a token
 only through its whitened coordinate $g=\langle e,\cdot\rangle$ along $e=\Gamma^{1/2}t/\sigma$,
 $\sigma^2=t'\Gamma t$; the other coordinates are independent of them. Linear attention averages:
-with $Y=Vz\langle z,t\rangle$ for one token, $T_L=\frac1L\sum_lY_l$, or with the query inside the
-prompt $\frac1{L+1}(\sum_lY_l+Y_0)$.
+with $Y=Vz\langle z,t\rangle$ for one token, $T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ for L random
+tokens and k known ones.
 """
 
 import dataclasses
@@ -20,8 +20,9 @@ from promptlimit.finite._polynomial_moments import (
     squares_product,
     tilted_moments,
 )
-from promptlimit.finite._problem import TiltedHead
+from promptlimit.finite._problem import KnownPart, TiltedHead
 from promptlimit.measures import AbstractMeasure, GaussianParts
+from promptlimit.prompts import Leading
 from promptlimit.weights import weight_statistics
 
 
@@ -40,6 +41,7 @@ class MomentRows:
         limit_error: of `limit`, [e]; None when it is a closed form.
         bias_error: one standard error of `bias`, [n, e]; None when no prompt was simulated.
         mean: $E\,T_L$, [n, e], where no limit exists; None where it is limit and bias.
+        fixed_weights: mean weights of known tokens and sinks, [n, k].
     """
 
     limit: Array
@@ -52,6 +54,7 @@ class MomentRows:
     limit_error: Array | None = None
     bias_error: Array | None = None
     mean: Array | None = None
+    fixed_weights: Array = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def value(self) -> Array:
@@ -59,11 +62,12 @@ class MomentRows:
         return self.mse
 
     @staticmethod
-    def at_infinity(limit: Array, count: int) -> "MomentRows":
-        """Return the rows of infinite prompts: the limit, without error."""
+    def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
+        """Return the rows of infinite prompts, with so many known tokens of weight zero."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
-        return MomentRows(limit, *(np.zeros(shape) for shape in shapes))
+        zeros = (np.zeros(shape) for shape in shapes)
+        return MomentRows(limit, *zeros, fixed_weights=np.zeros((count, known)))
 
     def put(self, rows: NDArray[np.bool_] | int, *moments: Array | float) -> None:
         """Write bias, cov, mse, participation and error of some lengths, in that order."""
@@ -143,50 +147,48 @@ def _spread_products(inner: Array, outer: Array) -> dict[str, float]:
 
 
 def linear_rows(
-    head: TiltedHead, measure: AbstractMeasure, length: Array, own_token: Array | None
+    head: TiltedHead, measure: AbstractMeasure, length: Array, known: Array
 ) -> MomentRows:
-    r"""Return the exact moments, with $s=1/(L+1)$ when the query is a token and $s=0$ else.
+    r"""Return the exact moments with k known tokens, [k, d].
 
-    `E T_L - T = s (Y_0 - T)` and `Cov T_L = Cov Y / L`, or `s (1 - s) Cov Y` with the query inside.
-    All weights are equal, so L tokens count as L.
+    `E T_L - T = sum_f (Y_f - T) / (L + k)` and `Cov T_L = L Cov Y / (L + k)^2`. All weights are
+    equal, so L + k tokens count as L + k.
     """
     read_mean, read_cov = read_moments(measure, head.tilt)
     limit, cov = head.value @ read_mean, head.value @ read_cov @ head.value.T
-    spread, share, participation = _linear_shares(length, own_token)
-    bias = np.zeros((length.size, limit.size))
-    if own_token is not None:
-        bias = share[:, None] * (head.value @ own_token * (own_token @ head.tilt) - limit)
+    spread, share = _linear_shares(length, known)
+    outputs = (known @ head.value.T) * (known @ head.tilt)[:, None]
+    bias = share[:, None] * (outputs - limit).sum(axis=0)
     return MomentRows(
         limit=limit,
         bias=bias,
         cov=spread[:, None, None] * (0.5 * (cov + cov.T)),
         mse=spread * np.trace(cov) + np.sum(bias**2, axis=1),
-        participation=participation,
+        participation=share,
         error=np.zeros_like(length),
+        fixed_weights=np.repeat(share[:, None], len(known), axis=1),
     )
 
 
-def _linear_shares(length: Array, own_token: Array | None) -> tuple[Array, Array, Array]:
-    """Return what multiplies the covariance of one token and the own token, and 1 / tokens."""
-    if own_token is None:
-        return 1.0 / length, np.zeros_like(length), 1.0 / length
-    share = 1.0 / (length + 1.0)
-    return share * (1.0 - share), share, share
+def _linear_shares(length: Array, known: Array) -> tuple[Array, Array]:
+    """Return the factor of the covariance of one token, L / (L + k)^2, and 1 / (L + k)."""
+    share = 1.0 / (length + len(known))
+    return share * (1.0 - len(known) * share), share
 
 
 def linear_spread_error(
-    measure: AbstractMeasure, left: Array, value: Array, length: Array, own_token: Array | None
+    measure: AbstractMeasure, left: Array, value: Array, length: Array, known: Array
 ) -> Array:
     r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ for the mean $\hat S$ of $z_lz_l^\top$, K = `left`.
 
-    One token has $E\|K(zz^\top-S)V^\top\|_F^2$; the rest as for the outputs.
+    One token has $E\|K(zz^\top-S)V^\top\|_F^2$; known tokens, [k, d], enter as in `linear_rows`.
     """
     one_token = outer_product_spread(measure, left, value)
-    spread, share, _ = _linear_shares(length, own_token)
-    if own_token is None:
+    spread, share = _linear_shares(length, known)
+    if not len(known):
         return spread * one_token
     expected = left @ second_moment(measure) @ value.T
-    moved = np.outer(left @ own_token, value @ own_token) - expected
+    moved = (known @ left.T).T @ (known @ value.T) - len(known) * expected
     return spread * one_token + share**2 * np.sum(moved**2)
 
 
@@ -223,29 +225,44 @@ class _Leading:
         return _Leading(once, w, twice.cov + np.outer(w, w), share)
 
 
+def leading_of_law(head: TiltedHead, measure: AbstractMeasure) -> Leading:
+    r"""Return the leading order of a softmax head over independent tokens.
+
+    L Cov T_L      -> F V [Hess Lambda(2t) + ww'] V'
+    L (E T_L - T)  -> -F V w
+    L E S_2        -> F
+    """
+    order = _Leading.of(head.tilt, measure, np.ones(1))
+    share = float(order.share[0])
+    cov = share * (head.value @ order.second @ head.value.T)
+    return Leading(-share * (head.value @ order.pull), cov, share)
+
+
 def asymptotic_rows(
-    head: TiltedHead, measure: AbstractMeasure, length: Array, own_token: Array | None
+    head: TiltedHead, measure: AbstractMeasure, length: Array, known: KnownPart, leading: Leading
 ) -> MomentRows:
     r"""Return the leading order of every moment of a softmax head.
 
-    L Cov T_L      -> F V [Hess Lambda(2t) + ww'] V',     L E|T_L - T|^2 -> its trace
-    L (E T_L - T)  -> -F V w  (+ e^{<t,z> - Lambda(t)} (Vz - T) with the query z inside)
-    L E S_2        -> F
+    Known tokens and sinks add $\sum_fe^{s_f-\Lambda(t)}r_f$, $r_f$ their values less T, to L times
+    the bias.
     """
-    leading = _Leading.of(head.tilt, measure, length)
-    share, limit = leading.share, head.value @ leading.once.mean
-    bias = -share[:, None] * (head.value @ leading.pull)
-    if own_token is not None:
-        own_share = np.exp(own_token @ head.tilt - leading.once.log_laplace - np.log(length))
-        bias = bias + own_share[:, None] * (head.value @ own_token - limit)
-    cov = head.value @ leading.second @ head.value.T
+    once = tilted_moments(measure, head.tilt)
+    limit = head.value @ once.mean
+    scores = np.concatenate([known.tokens @ head.tilt, known.sinks]) - known.offset
+    sunk = np.zeros((known.sinks.size, limit.size))
+    outputs = np.concatenate([known.tokens @ head.value.T, sunk])
+    with np.errstate(over="ignore"):
+        weights = np.exp(scores - once.log_laplace)
+    bias = leading.bias + weights @ (outputs - limit)
+    cov = 0.5 * (leading.cov + leading.cov.T)
     return MomentRows(
         limit=limit,
-        bias=bias,
-        cov=share[:, None, None] * (0.5 * (cov + cov.T)),
-        mse=share * np.trace(cov),
-        participation=share,
+        bias=bias / length[:, None],
+        cov=cov / length[:, None, None],
+        mse=np.trace(cov) / length,
+        participation=leading.participation / length,
         error=leading_error(length),
+        fixed_weights=weights / length[:, None],
     )
 
 

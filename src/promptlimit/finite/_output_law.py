@@ -23,7 +23,7 @@ from promptlimit.errors import ArgumentError
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import finite_length
 from promptlimit.finite._simulation import output_errors, simulated_lengths
-from promptlimit.measures import AbstractMeasure
+from promptlimit.prompts import PromptLaw
 from promptlimit.results import OutputLaw
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
@@ -74,7 +74,7 @@ OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity(
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_law(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
+    measure: PromptLaw,
     query: ArrayLike,
     lengths: ArrayLike,
     *,
@@ -93,7 +93,7 @@ def output_law(
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
+        measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         thresholds: $c$, increasing; when None, as many as `expectation` needs, at each length.
@@ -111,7 +111,7 @@ def output_law(
      [1.      0.49853]]
     """
     shaped = checked_lengths(lengths, name="lengths")
-    problem = checked_problem(attention, measure, shaped.ravel(), query=query)
+    problem = checked_problem(attention, measure, shaped.ravel(), query=query, any_prompt=True)
     own = None if thresholds is None else _require_thresholds(thresholds)
     place = _require_coordinate(coordinate, attention.output_dim)
     effort = Effort(key, 2**16 if samples is None else samples)
@@ -295,14 +295,21 @@ def _limit(problem: Problem, _effort: Effort) -> ReadLaws:
 def _estimate(problem: Problem, effort: Effort) -> ReadLaws:
     limit = problem.limit()
     outputs = [limit[None]] * problem.lengths.size
-    for place, (_, deviation, _) in simulated_lengths(problem, effort, output_errors, limit, None):
+    for place, (_, deviation, *_) in simulated_lengths(problem, effort, output_errors, limit, None):
         outputs[place] = limit + deviation
     return lambda i: _SimulatedLaws.of([rows[:, i] for rows in outputs], float(limit[i]))
 
 
 OUTPUT_LAW.rules.extend(
     [
-        Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
+        Rule(
+            "limit",
+            "anything, all lengths infinite",
+            "$T[\\mu](z)$",
+            finite_length,
+            _limit,
+            any_prompt=True,
+        ),
         Rule(
             "exact",
             "one softmax head, tokens from a mixture of Gaussians, sharpness to 9",
@@ -317,6 +324,8 @@ OUTPUT_LAW.rules.extend(
             _obstacle,
             partial(_of_gaussians, _ThirdOrderLaws),
         ),
-        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+        Rule(
+            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+        ),
     ]
 )

@@ -1,4 +1,4 @@
-"""What a user asks, checked: an attention over tokens from a law, at queries, for some lengths."""
+"""A validated problem: attention, law of the prompt, queries and prompt lengths."""
 
 import contextlib
 import dataclasses
@@ -35,16 +35,16 @@ from promptlimit.measures import (
     Gaussian,
     GaussianParts,
     require_in_domain,
-    require_measure,
 )
-from promptlimit.weights import AbstractScoreLaw, score_law
+from promptlimit.prompts import Prompt, PromptLaw, as_prompt
+from promptlimit.weights import AbstractScoreLaw, KnownTokens, score_law
 
 Known = TypeVar("Known")
 
 _SEVERAL = "several heads need the joint law of their weights (their means add up)"
-_STACKED = "its upper layers read what the lower ones make of the prompt"
-_SILENT = "it does not say which heads it is (write `as_heads`)"
-_SILENT_GRADIENT = "it does not say what its gradients read (write `gradient_structure`)"
+_STACKED = "it has more than one layer"
+_SILENT = "it does not implement `as_heads`"
+_SILENT_GRADIENT = "it does not implement `gradient_structure`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,8 @@ class HeadProblem:
         key_query: $U$, [token_dim, query_dim].
         value: $V$, [output_dim, token_dim].
         left: $K$ for a score matrix, [k, token_dim]; None otherwise.
-        constant: what multiplies the distance when it does not depend on the query...
-        factor: ... and $F$ when it does, [f, query_dim].
+        constant: the factor of the squared distance where it does not depend on the query.
+        factor: $F$ where that factor is $|Fz|^2$, [f, query_dim].
     """
 
     kernel: KernelName
@@ -90,32 +90,63 @@ class HeadProblem:
         return TiltedHead(self.kernel, self.key_query @ query, self.value)
 
     def size(self, query: Array) -> float:
-        """Return what multiplies the squared distance at a query."""
+        """Return the factor of the squared distance at a query."""
         if self.factor is None:
             return self.constant
         return float(np.sum((self.factor @ query) ** 2))
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """An attention over tokens from a law, at queries, for some lengths.
-
-    What an attention or a law knows of itself is asked of it here, in double precision, once, and
-    nowhere else.
+class KnownPart:
+    """The tokens and sinks that are in every prompt.
 
     Attributes:
-        attention: what reads the prompts, in double precision.
-        measure: the law of a token, in double precision.
+        tokens: fixed tokens, then the query where it is a token, [k, d].
+        sinks: scores of value zero, [j].
+        offset: added to the scores of all other tokens.
+    """
+
+    tokens: Array
+    sinks: Array
+    offset: float = 0.0
+
+    @staticmethod
+    def of(tokens: Array) -> "KnownPart":
+        """Return known tokens, [k, d], without sinks."""
+        return KnownPart(tokens, np.zeros(0))
+
+    @property
+    def size(self) -> int:
+        """The number of tokens and sinks."""
+        return len(self.tokens) + self.sinks.size
+
+    def along(self, law: AbstractScoreLaw, value: Array, limit: Array) -> KnownTokens:
+        """Return scores and values for a head with this limit, tokens first."""
+        scores = [law.score_of(token) for token in self.tokens]
+        scores = np.array([*scores, *(self.sinks - law.offset)]) - self.offset
+        sunk = np.zeros((self.sinks.size, limit.size))
+        return KnownTokens(scores, np.concatenate([self.tokens @ value.T, sunk]) - limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """An attention over prompts at queries, for some lengths.
+
+    Methods of the attention and of the law are called here, in double precision, once.
+
+    Attributes:
+        attention: reads the prompts; in double precision.
+        prompt: the law of a prompt, in double precision.
         queries: one query, several, or their law.
-        lengths: how many tokens a prompt has, [n].
+        lengths: the numbers of random tokens, [n]; cut where a slope hides earlier positions.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
-        sub_gaussian: the constant of the tokens' tails, where the user gave one.
+        sub_gaussian: the sub-Gaussian constant of the tokens, where the user gave one.
         causal: whether the tokens of a stack see only those before them.
     """
 
     attention: AbstractAttention
-    measure: AbstractMeasure
+    prompt: Prompt
     queries: Queries
     lengths: Array
     wrt: str | None = None
@@ -128,14 +159,26 @@ class Problem:
     """Results of methods of the attention and the law, shared by other queries and lengths."""
 
     @property
+    def measure(self) -> AbstractMeasure:
+        """The law of a token in an infinite prompt."""
+        with jax.enable_x64(True):
+            return self._once("measure", lambda: self.prompt.token_law)
+
+    @property
+    def prompt_words(self) -> str:
+        """What the prompt has besides independent tokens; empty for these alone."""
+        return self.prompt.words
+
+    @property
     def subject(self) -> str:
-        """What is asked, in words."""
-        attention, measure = type(self.attention).__name__, type(self.measure).__name__
+        """The problem in words, for messages."""
+        attention, measure = type(self.attention).__name__, type(self.prompt.law).__name__
         where = "" if self.queries.is_one else f" at {self.queries.name}"
         inside = ", query inside" if self.including_query else ""
         mask = ", causal mask" if self.causal else ""
         what = "" if self.wrt is None else f" (gradient in {self.wrt})"
-        return f"{attention} over {measure} tokens{where}{inside}{mask}{what}"
+        extras = f" with {self.prompt.extras}" if self.prompt.extras else ""
+        return f"{attention} over {measure} tokens{extras}{where}{inside}{mask}{what}"
 
     @property
     def query(self) -> Array:
@@ -143,9 +186,13 @@ class Problem:
         return self.queries.points[0]
 
     @property
-    def own_token(self) -> Array | None:
-        """The query where it is a token of the prompt."""
-        return self.query if self.including_query else None
+    def known(self) -> KnownPart:
+        """The tokens and sinks that are in every prompt, the query included where it is one."""
+        prompt, dim = self.prompt, self.prompt.dim
+        fixed = np.zeros((0, dim)) if prompt.fixed is None else as_float64(prompt.fixed)
+        sinks = np.zeros(0) if prompt.sinks is None else as_float64(prompt.sinks)
+        own = self.queries.points[:1] if self.including_query else np.zeros((0, dim))
+        return KnownPart(np.concatenate([fixed, own]), sinks, prompt.offset)
 
     def at(self, query: Array) -> "Problem":
         """Return the problem at one query."""
@@ -167,7 +214,7 @@ class Problem:
 
     @property
     def heads(self) -> tuple[HeadProblem, ...] | None:
-        """The outputs of the heads that the attention is the sum of, if it says so."""
+        """The heads whose outputs add up to that of the attention; None if not known."""
         return self._once("heads", self._ask_heads)
 
     def _ask_heads(self) -> tuple[HeadProblem, ...] | None:
@@ -180,13 +227,13 @@ class Problem:
 
     @property
     def layers(self) -> tuple[AbstractAttention, ...] | None:
-        """The layers of a stack of several, if the attention says that it is one."""
+        """The layers of a stack of several; None for one layer."""
         layers = self.attention.as_layers()
         return None if layers is None or len(layers) == 1 else layers
 
     @property
     def passed_by(self) -> Array:
-        """What the attention adds to its heads at the query, whatever the prompt."""
+        """The part of the output at the query that does not depend on the prompt."""
         residual = self._once("residual", self._ask_residual)
         return np.zeros(self.attention.output_dim) if residual is None else residual @ self.query
 
@@ -197,7 +244,7 @@ class Problem:
 
     @property
     def reading(self) -> HeadProblem | None:
-        """What is compared, where it is of one head and the attention says so."""
+        """The head whose output or gradient is compared; None if it is not one head."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
         return self._once("reading", self._ask_gradient)
@@ -216,22 +263,22 @@ class Problem:
 
     @property
     def is_linear(self) -> bool:
-        """Whether what is compared is of one head of linear attention."""
+        """Whether one head of linear attention is compared."""
         return self.reading is not None and self.reading.kernel == "linear"
 
     @property
     def parts(self) -> GaussianParts | None:
-        """The Gaussians and atoms the law is made of, if it says so."""
+        """The Gaussians and atoms that the law is a mixture of; None if not known."""
         return self._once("parts", self.measure.gaussian_parts)
 
     @property
     def gaussian(self) -> GaussianParts | None:
-        """The same where it is one Gaussian."""
+        """The law as one Gaussian; None if it is not one."""
         return self.parts if self.parts is not None and self.parts.is_gaussian else None
 
     @property
     def tail_constant(self) -> float | None:
-        """The sub-Gaussian constant of the tokens: the user's, or what the law knows."""
+        """The sub-Gaussian constant of the tokens: the user's, or that of the law."""
         if self.sub_gaussian is not None:
             return self.sub_gaussian
         proxy = self._once("proxy", self.measure.variance_proxy)
@@ -239,7 +286,7 @@ class Problem:
 
     @cached_property
     def tilted_heads(self) -> tuple[TiltedHead, ...]:
-        """The heads at the query, those of one kernel and one tilt merged; none if not known."""
+        """The heads at the query, those with the same kernel and tilt combined."""
         merged: dict[tuple[str, bytes], TiltedHead] = {}
         for head in self.heads or ():
             here = head.at(self.query)
@@ -251,14 +298,14 @@ class Problem:
 
     @cached_property
     def head(self) -> TiltedHead | None:
-        """What is compared at the query, where it is of one head."""
+        """The head that is compared, at the query; None if it is not one head."""
         if self.wrt is not None:
             return None if self.reading is None else self.reading.at(self.query)
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
 
     @property
     def no_head_reason(self) -> str:
-        """Why what is compared is not of one head, where it is not."""
+        """Why `head` is None."""
         if self.layers is not None:
             return _STACKED
         if self.heads is None:
@@ -278,14 +325,14 @@ class Problem:
         return limit
 
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
-        """Return the same at any query; call inside `enable_x64`."""
+        """Return the limit at any query; call inside `enable_x64`."""
         if self.wrt is None:
-            return self.attention(self.prompt, query)
-        return self.attention.jacobian(self.prompt, query, wrt=self.wrt)
+            return self.attention(self.limit_measure, query)
+        return self.attention.jacobian(self.limit_measure, query, wrt=self.wrt)
 
     @property
-    def prompt(self) -> AbstractMeasure:
-        """The law as a prompt: for a stack one Gaussian or atoms, where it is that in disguise."""
+    def limit_measure(self) -> AbstractMeasure:
+        """The law of a token; for a stack as a `Gaussian` or `Empirical` where it equals one."""
         if self.layers is None or self.parts is None:
             return self.measure
         if self.parts.is_gaussian:
@@ -299,7 +346,7 @@ class Problem:
         return self._once(tilt.tobytes(), lambda: score_law(self.measure, tilt))
 
     def law_obstacle(self, tilt: Array) -> str | None:
-        """Return why there is no law along a tilt; None if there is one."""
+        """Return why `law_along` would raise an error; None if it would not."""
         try:
             self.law_along(tilt)
         except NotAnalyticError as error:
@@ -309,7 +356,7 @@ class Problem:
     def leading_obstacle(self, tilt: Array) -> str | None:
         r"""Return why softmax at a tilt has no leading order in 1/L; None if it has.
 
-        That order is made of the second moments of the weights, $e^{\Lambda(2t)}$.
+        It requires second moments of the weights, $e^{\Lambda(2t)}$.
         """
         with jax.enable_x64(True):
             require_in_domain(self.measure, tilt)
@@ -324,7 +371,7 @@ class Problem:
 
     @contextlib.contextmanager
     def add_context(self) -> Generator[None]:
-        """Say of what a law is not analytic, or moments are not exact."""
+        """Name the problem in errors about laws and accuracy."""
         try:
             yield
         except NotAnalyticError as error:
@@ -341,7 +388,7 @@ class Problem:
 
 def checked_problem(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
+    measure: PromptLaw,
     lengths: Array,
     *,
     query: ArrayLike | None = None,
@@ -350,9 +397,28 @@ def checked_problem(
     including_query: bool = False,
     sub_gaussian: float | None = None,
     causal: bool = False,
+    any_prompt: bool = False,
 ) -> Problem:
-    """Return the problem at one query or at several, or say what does not fit."""
-    _require_fitting(attention, measure)
+    """Return the validated problem at one query or at several.
+
+    `any_prompt` accepts laws of prompts other than measures.
+    """
+    prompt = as_prompt("measure", measure)
+    _require_fitting(attention, prompt)
+    if prompt.words and not any_prompt:
+        raise ArgumentError(
+            "measure",
+            f"must be a measure here, got a prompt with {prompt.words}. `prompt_moments`, "
+            "`gradient_moments`, `output_gap`, `gradient_gap` and `output_law` take prompts.",
+        )
+    _require_scores(attention, prompt, wrt)
+    process = prompt.process
+    if process is not None and lengths.size and lengths.max() > process.most_tokens:
+        raise ArgumentError(
+            "lengths",
+            f"must be at most {process.most_tokens:g} for {type(process).__name__}, the number "
+            f"of tokens to draw from, got {lengths.max():g}.",
+        )
     if sub_gaussian is not None and not (
         isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
     ):
@@ -369,7 +435,7 @@ def checked_problem(
             f"must be False when queries (dimension {attention.query_dim}) are "
             f"not tokens (dimension {attention.token_dim}), got True.",
         )
-    _require_mask(attention, causal, including_query)
+    _require_mask(attention, prompt, causal, including_query)
     if wrt is not None:
         require_choice("wrt", wrt, attention.matrices())
     constant = None if sub_gaussian is None else float(sub_gaussian)
@@ -381,12 +447,33 @@ def checked_problem(
             reason = "what the attention's parameters take"
             require_shape("query", point, (attention.query_dim,), reason)
             where = Queries.one(as_float64(point))
-        both = in_double(attention), in_double(measure)
+        both = in_double(attention), in_double(prompt)
+    lengths = prompt.positions_that_count(lengths)
     return Problem(*both, where, lengths, wrt, including_query, constant, causal)
 
 
-def _require_mask(attention: AbstractAttention, causal: bool, including_query: bool) -> None:
-    """Refuse a mask that is no truth value, over one layer, or with the query among the tokens."""
+def _require_scores(attention: AbstractAttention, prompt: Prompt, wrt: str | None) -> None:
+    """Refuse sinks, an offset or a slope where scores are not those of softmax heads."""
+    if not prompt.has_own_scores:
+        return
+    heads = attention.as_heads() if attention.as_layers() is None else None
+    if not heads or any(head.kernel != "softmax" for head in heads):
+        raise ArgumentError(
+            "measure",
+            "must have no sinks, offset or slope unless the attention is a sum of softmax heads, "
+            f"got a prompt with {prompt.words} for {type(attention).__name__}.",
+        )
+    if wrt is not None:
+        raise ArgumentError(
+            "measure",
+            f"must have no sinks, offset or slope for gradients, got a prompt with {prompt.words}.",
+        )
+
+
+def _require_mask(
+    attention: AbstractAttention, prompt: Prompt, causal: bool, including_query: bool
+) -> None:
+    """Refuse a causal mask where it has no meaning."""
     if not isinstance(causal, bool | np.bool_):
         raise ArgumentError("causal", f"must be True or False, got {causal!r}.")
     if causal and attention.as_layers() is None:
@@ -395,27 +482,30 @@ def _require_mask(attention: AbstractAttention, causal: bool, including_query: b
             f"must be False for {type(attention).__name__}, which is one layer: its query "
             "sees all tokens, got True. Pass a promptlimit.Stack.",
         )
+    if causal and prompt.fixed is not None:
+        raise ArgumentError(
+            "causal", "must be False for a prompt with known tokens, which have no position."
+        )
     if causal and including_query:
         raise ArgumentError(
             "including_query",
-            "must be False under a causal mask, got True. The query stands at "
+            "must be False under a causal mask, got True. The query is at "
             "the end and sees every token; let it be one of them without the mask.",
         )
 
 
-def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
-    """Refuse what is no attention, no measure, or a measure of tokens of another dimension."""
+def _require_fitting(attention: AbstractAttention, prompt: Prompt) -> None:
+    """Refuse an attention and a prompt whose tokens have different dimensions."""
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
-    require_measure("measure", measure)
     for dimension in ("token_dim", "query_dim", "output_dim"):
         require_dimension(attention, dimension)
-    require_dimension(measure, "dim")
-    if measure.dim != attention.token_dim:
+    require_dimension(prompt.law, "dim")
+    if prompt.dim != attention.token_dim:
         raise ArgumentError(
             "measure",
             f"must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {measure.dim}.",
+            f"parameters take), got {prompt.dim}.",
         )
 
 

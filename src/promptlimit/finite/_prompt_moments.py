@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from jaxtyping import PRNGKeyArray
@@ -16,6 +15,7 @@ from promptlimit.finite._head_moments import (
     MomentRows,
     asymptotic_rows,
     leading_error,
+    leading_of_law,
     linear_rows,
 )
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem
@@ -36,9 +36,13 @@ from promptlimit.finite._stack_moments import (
     without_closed_limit,
     without_particles,
 )
-from promptlimit.measures import AbstractMeasure
+from promptlimit.prompts import Leading, PromptLaw, Readout
 from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
+from promptlimit.weights import AbstractPart, DependentTokens, SlopedTokens
+
+_LEAST_SLOPE = 0.01
+"""Smaller slopes have too many positions that count."""
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
     "prompt_moments",
@@ -52,7 +56,7 @@ PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def prompt_moments(
     attention: AbstractAttention,
-    measure: AbstractMeasure,
+    measure: PromptLaw,
     query: ArrayLike,
     lengths: ArrayLike,
     *,
@@ -65,8 +69,9 @@ def prompt_moments(
 ) -> PromptMoments:
     r"""Return mean, covariance and mean squared error of $T[\hat\mu_L](z)$ over prompts.
 
-    The prompts are L independent tokens from a measure $\mu$, and the error is against the infinite
-    prompt $T[\mu](z)$. For softmax over $N(m,\Gamma)$ a finite prompt shrinks the limit:
+    The prompts are L independent tokens from a measure $\mu$, or those of a `Prompt`, a
+    `MarkovChain` or another law of prompts, and the error is against the infinite prompt
+    $T[\mu](z)$. For softmax over $N(m,\Gamma)$ a finite prompt shrinks the limit:
     $E\,T_L=Vm+(1-E\,S_2)V\Gamma Uz$. Derived in docs/finite.md.
 
     Where no limit exists, as for a softmax head over tokens without a log-Laplace transform,
@@ -74,12 +79,12 @@ def prompt_moments(
     has NaN for `limit`, `bias` and `mse`; `bias_error` is then the standard error of the mean.
 
     One head is exact over every measure of the library, and over your own if its `log_laplace` is
-    analytic; `auto` is `exact` where possible and `estimate` elsewhere. All ways there are:
+    analytic; `auto` is `exact` where possible and `estimate` elsewhere. All rules:
     `print(promptlimit.finite.PROMPT_MOMENTS.table())`.
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token.
+        measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
@@ -104,6 +109,7 @@ def prompt_moments(
         query=query,
         including_query=including_query,
         causal=causal,
+        any_prompt=True,
     )
     effort = Effort(key, samples, rtol)
     rule = PROMPT_MOMENTS.choose(problem, kind, effort)
@@ -126,6 +132,7 @@ def prompt_moments(
         samples=np.zeros(shape, dtype=np.int64) if counts is None else counts.reshape(shape),
         limit_error=_or_zeros(rows.limit_error, rows.limit.shape),
         bias_error=_or_zeros(rows.bias_error, (*shape, rows.limit.size)),
+        fixed_weights=_fixed_weights(problem, rows, shape),
     )
 
 
@@ -133,8 +140,18 @@ def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:
     return np.zeros(shape) if array is None else array.reshape(shape)
 
 
+def _fixed_weights(problem: Problem, rows: MomentRows, shape: tuple[int, ...]) -> Array | None:
+    """Return the weights of known tokens, NaN where the attention is not one head."""
+    known = problem.known.size
+    if not known:
+        return None
+    if rows.fixed_weights.shape[1] != known:
+        return np.full((*shape, known), np.nan)
+    return rows.fixed_weights.reshape(*shape, known)
+
+
 def finite_length(problem: Problem) -> str | None:
-    """Return why a problem is no limit."""
+    """Return why a problem is not a limit."""
     infinite = problem.lengths.size and np.isinf(problem.lengths).all()
     return None if infinite else "a length is finite"
 
@@ -152,12 +169,28 @@ def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     head = problem.head
     if head is None:
         return problem.no_head_reason
-    return None if kernel == head.kernel else f"it is no {kernel} head"
+    return None if kernel == head.kernel else OutOfScope(f"it is no {kernel} head")
+
+
+def _linear_obstacle(problem: Problem) -> str | None:
+    obstacle = _head_obstacle("linear", problem)
+    if obstacle is None and problem.prompt.process is not None:
+        return f"a linear head needs independent tokens, not {problem.prompt.words}"
+    return obstacle
 
 
 def _softmax_over_law(problem: Problem) -> str | None:
     obstacle = _head_obstacle("softmax", problem)
-    return obstacle or problem.law_obstacle(unwrap(problem.head).tilt)
+    if obstacle is not None:
+        return obstacle
+    tilt, process = unwrap(problem.head).tilt, problem.prompt.process
+    if 0.0 < problem.prompt.slope < _LEAST_SLOPE:
+        return f"a slope of {problem.prompt.slope:.3g} is below {_LEAST_SLOPE:g}"
+    if process is None:
+        return problem.law_obstacle(tilt)
+    if problem.prompt.slope:
+        return f"a slope needs independent tokens, not those of a {type(process).__name__}"
+    return process.obstacle(tilt)
 
 
 def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
@@ -184,14 +217,29 @@ def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
     first, second = unwrap(_head_beside_mean(problem))
     law, values = problem.law_along(first.tilt), (first.value, second.value)
     with problem.add_context():
-        return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
+        return moments_beside_mean(law, *values, problem.lengths, problem.known)
 
 
 def _leading_obstacle(problem: Problem) -> str | None:
     head = problem.head
     if head is None:
         return problem.no_head_reason
-    return problem.leading_obstacle(head.tilt) if head.kernel == "softmax" else None
+    if head.kernel == "linear":
+        return _linear_obstacle(problem)
+    if problem.prompt.slope:
+        return "under a slope the output stays random however long the prompt is"
+    if problem.prompt.process is None:
+        return problem.leading_obstacle(head.tilt)
+    missing = f"the leading order of {type(problem.prompt.law).__name__} is not known"
+    return missing if _leading(problem) is None else None
+
+
+def _leading(problem: Problem) -> Leading | None:
+    head, process = unwrap(problem.head), problem.prompt.process
+    if process is None:
+        return leading_of_law(head, problem.measure)
+    law = problem.law_along(head.tilt)
+    return process.leading(Readout(head.tilt, head.value, law.ends(head.value)[0], law.offset))
 
 
 def _expansion_obstacle(problem: Problem) -> str | None:
@@ -199,30 +247,42 @@ def _expansion_obstacle(problem: Problem) -> str | None:
 
 
 def _limit(problem: Problem, _effort: Effort) -> MomentRows:
-    return MomentRows.at_infinity(problem.limit(), problem.lengths.size)
+    return MomentRows.at_infinity(problem.limit(), problem.lengths.size, problem.known.size)
 
 
 def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
     head = unwrap(problem.head)
-    return linear_rows(head, problem.measure, problem.lengths, problem.own_token)
+    return linear_rows(head, problem.measure, problem.lengths, problem.known.tokens)
 
 
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
     head = unwrap(problem.head)
-    law = problem.law_along(head.tilt)
+    law, prompt = problem.law_along(head.tilt), problem.prompt
+
+    def random(limit: Array, lengths: Array) -> AbstractPart:
+        process = prompt.process
+        if process is None:
+            return SlopedTokens(law, lengths, head.value, limit, prompt.slope)
+        readout = Readout(head.tilt, head.value, limit, law.offset)
+        ends = process.window(readout, lengths)
+        return DependentTokens(lambda u: process.cumulants(readout, u, lengths), ends)
+
+    is_plain = prompt.process is None and prompt.slope == 0.0
     with problem.add_context():
-        return softmax_moments(law, head.value, problem.lengths, problem.own_token)
+        known, tokens = problem.known, None if is_plain else random
+        return softmax_moments(law, head.value, problem.lengths, known, tokens)
 
 
 def _leading_order(problem: Problem, effort: Effort) -> MomentRows:
-    head, lengths = unwrap(problem.head), problem.lengths
+    head, lengths, known = unwrap(problem.head), problem.lengths, problem.known
     if head.kernel == "softmax":
-        return asymptotic_rows(head, problem.measure, lengths, problem.own_token)
-    bias = _exact_linear(problem, effort).bias
-    if problem.including_query:
-        bias = bias * (1.0 + 1.0 / lengths)[:, None]
-    apart = linear_rows(head, problem.measure, lengths, None)
-    return dataclasses.replace(apart, bias=bias, error=leading_error(lengths))
+        return asymptotic_rows(head, problem.measure, lengths, known, unwrap(_leading(problem)))
+    exact = _exact_linear(problem, effort)
+    bias = exact.bias * (1.0 + known.size / lengths)[:, None]
+    apart = linear_rows(head, problem.measure, lengths, np.zeros((0, problem.prompt.dim)))
+    weights = np.repeat(1.0 / lengths[:, None], known.size, axis=1)
+    error = leading_error(lengths)
+    return dataclasses.replace(apart, bias=bias, error=error, fixed_weights=weights)
 
 
 def _estimate(problem: Problem, effort: Effort) -> MomentRows:
@@ -282,6 +342,7 @@ PROMPT_MOMENTS.rules.extend(
             "$T[\\mu](z)$",
             _no_closed_limit,
             _limit,
+            any_prompt=True,
         ),
         Rule(
             "limit",
@@ -294,15 +355,18 @@ PROMPT_MOMENTS.rules.extend(
             "exact",
             "one linear head, any tokens",
             "closed form",
-            partial(_head_obstacle, "linear"),
+            _linear_obstacle,
             _of_heads(_exact_linear),
+            any_prompt=True,
         ),
         Rule(
             "exact",
-            "one softmax head, tokens listed, Gaussian, or any with an analytic `log_laplace`",
+            "one softmax head, tokens listed, Gaussian, or any with an analytic `log_laplace`; "
+            "prompts with known tokens, sinks or `cumulants`",
             "sums over the list or over Gaussian scores, or the log-Laplace transform on a ray",
             _softmax_over_law,
             _of_heads(_exact_softmax),
+            any_prompt=True,
         ),
         Rule(
             "exact",
@@ -324,6 +388,7 @@ PROMPT_MOMENTS.rules.extend(
             "leading order in 1/L",
             _leading_obstacle,
             _of_heads(_leading_order),
+            any_prompt=True,
         ),
         Rule(
             "asymptotic",
@@ -353,6 +418,8 @@ PROMPT_MOMENTS.rules.extend(
             without_particles,
             particle_moments,
         ),
-        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+        Rule(
+            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+        ),
     ]
 )

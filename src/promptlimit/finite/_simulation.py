@@ -1,4 +1,4 @@
-"""Monte Carlo over prompts: any law, any attention, with an error bar and a word of warning."""
+"""Monte Carlo over prompts: any law, any attention, with standard errors and warnings."""
 
 import math
 import warnings
@@ -20,6 +20,7 @@ from promptlimit.errors import ArgumentError, UnreliableErrorWarning
 from promptlimit.finite._problem import Problem
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, agreed, in_chunks
+from promptlimit.prompts import Prompt
 from promptlimit.rules import Effort, unwrap
 
 MEMORY_BUDGET = 2**26
@@ -36,14 +37,14 @@ _FIRST_LOOK = 256
 
 
 class PromptSimulation(eqx.Module):
-    """What is simulated: prompts of tokens from a law, each read at its own query.
+    """Random prompts, each read at its own query.
 
     Prompt i draws its query and its tokens by the keys `split(fold_in(key, i))`, so that results
     depend on the key alone, whatever the chunks and the devices.
     """
 
     attention: AbstractAttention
-    measure: AbstractMeasure
+    prompt: Prompt
     queries: AbstractMeasure
     including_query: bool = eqx.field(static=True)
     wrt: str | None = eqx.field(static=True)
@@ -52,43 +53,68 @@ class PromptSimulation(eqx.Module):
     @classmethod
     def of(cls, problem: Problem) -> "PromptSimulation":
         """Return the simulation of a problem; call inside `enable_x64`."""
-        modules = problem.attention, problem.measure, problem.queries.as_measure()
+        modules = problem.attention, problem.prompt, problem.queries.as_measure()
         return cls(*modules, problem.including_query, problem.wrt, problem.causal)
 
     def draw(self, count: int, keys: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
-        """Return query and tokens of a prompt, by a key each."""
+        """Return query and random tokens of a prompt, by a key each."""
         query = self.queries.sample(1, key=keys[0])[0]
-        return query, self.measure.sample(count, key=keys[1])
+        return query, self.prompt.sample(count, key=keys[1])
 
     def read(self, prompt: AbstractMeasure, query: JaxArray) -> JaxArray:
-        """Return what is compared: the output, or a gradient of it."""
+        """Return the output over a measure, or its gradient."""
         if self.wrt is None:
             return self.attention(prompt, query)
         return self.attention.jacobian(prompt, query, wrt=self.wrt)
 
     def read_tokens(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
-        """Return the same of finitely many tokens, the query among them if it should be."""
-        prompt = Empirical(tokens)
+        """Return the output, or its gradient, over random tokens and those of every prompt."""
         if self.causal:
             layers = unwrap(self.attention.as_layers())
-            return attend_through(layers, prompt, query, causal=True)
-        return self.read(prompt.including(query) if self.including_query else prompt, query)
+            return attend_through(layers, Empirical(tokens), query, causal=True)
+        if self.prompt.has_own_scores:
+            return self._read_heads(tokens, query)
+        return self.read(Empirical(self._with_known(tokens, query)), query)
+
+    def weights(self, tokens: JaxArray, query: JaxArray, tilt: JaxArray) -> JaxArray:
+        """Return the softmax weights: of random tokens, fixed ones, the query, sinks."""
+        scores = self._with_known(tokens, query) @ tilt
+        if self.prompt.offset != 0.0 or self.prompt.slope != 0.0:
+            offsets = self.prompt.offsets(len(tokens)).astype(scores.dtype)
+            scores = scores.at[: len(tokens)].add(offsets)
+        sinks = [] if self.prompt.sinks is None else [self.prompt.sinks]
+        return jax.nn.softmax(jnp.concatenate([scores, *sinks]))
+
+    def _read_heads(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
+        residual, known = self.attention.residual_matrix(), self._with_known(tokens, query)
+        output = 0.0 * query[0] if residual is None else residual @ query
+        for head in unwrap(self.attention.as_heads()):
+            weights = self.weights(tokens, query, head.key_query @ query)
+            mean = weights[: len(known)] @ known
+            output = head.value @ mean + output
+        return output
+
+    def _with_known(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
+        """Return random tokens, then fixed ones, then the query where it is a token."""
+        fixed = [] if self.prompt.fixed is None else [self.prompt.fixed]
+        own = [query[None]] if self.including_query else []
+        return jnp.concatenate([tokens, *fixed, *own])
 
 
 def simulated_lengths(
     problem: Problem, effort: Effort, program: Program, *constants: Array | None
 ) -> Iterator[tuple[int, tuple[Array, ...]]]:
-    """Yield the place of each finite length, and what a program makes of its prompts, stacked.
+    """Yield the place of each finite length, and the arrays of a program over its prompts.
 
-    Every length has the whole key. The decision to stop is taken after the same numbers of prompts
+    Every length uses the same key. The decision to stop is taken after the same numbers of prompts
     whatever the chunks and the devices.
 
     Args:
         problem: at one query.
-        effort: how many prompts, or when to stop.
-        program: (simulation, tokens a prompt, *constants), keys -> arrays, one row a prompt, of
-            which the first are squared errors.
-        constants: what the program needs besides.
+        effort: the number of prompts, or the accuracy at which to stop.
+        program: (simulation, tokens per prompt, *constants), keys -> arrays, one row per prompt;
+            the first array holds squared errors.
+        constants: further arguments of the program.
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
         with jax.enable_x64(True):  # not while this waits
@@ -107,11 +133,11 @@ def _simulated(
 def prompt_chunks(
     problem: Problem, length: float, effort: Effort, program: Program, *constants: Any
 ) -> tuple[Iterator[Any], int]:
-    """Return what a program makes of prompts of a length, so many at a time, and how many.
+    """Return chunks of a program's arrays over prompts of a length, and the size of a chunk.
 
     The program is that of `simulated_lengths`; call inside `enable_x64`.
     """
-    count = tokens_that_fit(length, problem.measure.dim)
+    count = tokens_that_fit(length, problem.prompt.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
     chunk = chunk_of_prompts(entries, min(_FIRST_LOOK, effort.most_samples))
     shared = PromptSimulation.of(problem), count, *constants
@@ -119,19 +145,19 @@ def prompt_chunks(
 
 
 def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArray) -> Iterator[Any]:
-    """Return what a program makes of the prompts of a simulation, so many at a time."""
+    """Return chunks of a program's arrays over the prompts of a simulation."""
     return in_chunks(program, shared, chunk, key=key, draws=2)
 
 
 def rows_until_known(
     chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
 ) -> tuple[Array, ...]:
-    """Return so many rows that the mean of the first array is known as well as it should be.
+    """Return rows until the mean of the first array reaches the requested accuracy.
 
     Args:
-        chunks: arrays, one row a prompt, of which the first are squared errors.
-        chunk: how many rows each has.
-        effort: how many rows, or when to stop.
+        chunks: arrays, one row per prompt; the first array holds squared errors.
+        chunk: the number of rows of each.
+        effort: the number of rows, or the accuracy at which to stop.
     """
     most = effort.most_samples
     look = min(_FIRST_LOOK, most)
@@ -145,7 +171,7 @@ def rows_until_known(
 
 
 def tokens_that_fit(length: float, dim: int) -> int:
-    """Return a length as a number of tokens, or refuse a prompt that memory will not hold."""
+    """Return a length as a number of tokens, or refuse a prompt that does not fit into memory."""
     most = LARGEST_PROMPT // (8 * dim * _COPIES)
     if length > most:
         raise ArgumentError(
@@ -157,12 +183,13 @@ def tokens_that_fit(length: float, dim: int) -> int:
 
 
 def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
-    """Return how many numbers the simulation of one prompt of so many tokens holds."""
-    return count * problem.measure.dim * copies + problem.attention.scratch_size(count)
+    """Return how many numbers the simulation of one prompt with `count` tokens holds."""
+    known = problem.known.size
+    return count * problem.prompt.dim * copies + problem.attention.scratch_size(count + known)
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:
-    """Return how many prompts of so many numbers to hold at a time: a power of two."""
+    """Return how many prompts of `entries` numbers to hold at a time: a power of two."""
     fitting = max(1, MEMORY_BUDGET // (8 * entries))
     return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
 
@@ -173,11 +200,11 @@ def _relative_error(squares: Array) -> float:
 
 
 def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
-    r"""Warn when the error bar is itself uncertain, or larger than was asked for, and say if so.
+    r"""Warn when the standard error is uncertain or larger than requested; return whether it is.
 
     The variance of n values of kurtosis $\kappa$ is known to a relative $\sqrt{(\kappa-1)/n}$; past
-    one half, a few prompts decide the error bar. Few values hide their tails, so that $\kappa$ is
-    taken to be at least a Gaussian's.
+    one half, a few prompts determine the standard error. Few values hide their tails, so $\kappa$
+    is taken to be at least that of a Gaussian.
     """
     count, reached = squares.size, _relative_error(squares)
     centred = (squares - squares.mean()) ** 2
@@ -207,21 +234,20 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
 def output_errors(
     shared: tuple[PromptSimulation, int, JaxArray, JaxArray | None],
     keys: Key[JaxArray, "prompts 2"],
-) -> tuple[JaxArray, JaxArray, JaxArray]:
-    """Return squared errors, deviations from the limit, and participations.
+) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
+    """Return squared errors, deviations from the limit, participations, and known weights.
 
-    Constants: the limit, and the tilt of the weights whose participation is wanted; NaN without.
+    Constants: the limit, and the tilt of the weights, NaN when it is None.
     """
     simulation, count, limit, tilt = shared
 
-    def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray, JaxArray]:
+    def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
         query, tokens = simulation.draw(count, own)
         deviation = simulation.read_tokens(tokens, query) - limit
         weights = jnp.full((1,), jnp.nan)
         if tilt is not None:
-            last = [query[None]] if simulation.including_query else []
-            weights = jax.nn.softmax(jnp.concatenate([tokens, *last]) @ tilt)
-        return jnp.sum(deviation**2), deviation, jnp.sum(weights**2)
+            weights = simulation.weights(tokens, query, tilt)
+        return jnp.sum(deviation**2), deviation, jnp.sum(weights**2), weights[count:]
 
     return jax.vmap(one)(keys)
 
@@ -229,7 +255,7 @@ def output_errors(
 def outputs_and_tokens(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray, JaxArray]:
-    """Return deviations from the limit, the one constant, and the tokens that made them."""
+    """Return deviations from the limit, which is the one constant, and the random tokens."""
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:

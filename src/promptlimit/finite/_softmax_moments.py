@@ -4,6 +4,8 @@ The formulas are those of `promptlimit.weights._functional`.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,41 +13,50 @@ from numpy.typing import NDArray
 from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError, NotAnalyticError
 from promptlimit.finite._head_moments import MomentRows
+from promptlimit.finite._problem import KnownPart
 from promptlimit.weights import (
     EPSILON,
     NEGLIGIBLE,
+    AbstractPart,
     AbstractScoreLaw,
     IndependentTokens,
-    KnownTokens,
     PromptIntegrals,
     TokenTerms,
     prompt_integrals,
     rule_error,
 )
 
+RandomPart: TypeAlias = Callable[[Array, Array], AbstractPart]
+"""From T, [e], and lengths, [n], to the part of a prompt that its random tokens make."""
+
 TOLERANCE = 1e-9
 """Largest relative error, measured by the code itself, that is returned."""
 
 _UNDERFLOW = 1e-280
 _FINEST = 1e-8
-"""Errors of outputs below this part of them need no relative accuracy of their own."""
+"""Output errors below this share of the limit are not checked for relative accuracy."""
 
 
 def softmax_moments(
-    law: AbstractScoreLaw, value: Array, lengths: Array, own_token: Array | None
+    law: AbstractScoreLaw,
+    value: Array,
+    lengths: Array,
+    known: KnownPart | None = None,
+    random: RandomPart | None = None,
 ) -> MomentRows:
-    r"""Return the moments of $T_L=\sum_lp_lVz_l$, $p_l\propto e^{\langle t,z_l\rangle}$.
+    r"""Return the moments of $T_L=\sum_lp_lVz_l$, $p_l\propto e^{s_l}$.
 
     Args:
-        law: of a token, along the tilt.
+        law: of a token of an infinite prompt, along the tilt.
         value: V, [e, d].
         lengths: L, [n]: from 1 on, or infinite.
-        own_token: the query, where it is a token of its prompt.
+        known: tokens and sinks of every prompt.
+        random: the part of the other tokens; L independent ones when None.
 
     Raises:
         AccuracyError: the measured error exceeds `TOLERANCE`.
     """
-    return _tilted_head(law, value, lengths, own_token).rows
+    return _tilted_head(law, value, lengths, known, random).rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,31 +77,40 @@ class _TiltedHeadMoments:
 
 
 def _tilted_head(
-    law: AbstractScoreLaw, value: Array, lengths: Array, own_token: Array | None
+    law: AbstractScoreLaw,
+    value: Array,
+    lengths: Array,
+    known: KnownPart | None,
+    random: RandomPart | None = None,
 ) -> _TiltedHeadMoments:
     limit, at_rest, cov = law.ends(value)
-    rows = MomentRows.at_infinity(limit, lengths.size)
-    alone = (lengths == 1.0) & (own_token is None)
+    rows = MomentRows.at_infinity(limit, lengths.size, 0 if known is None else known.size)
+    fixed = None if known is None or not known.size else known.along(law, value, limit)
+    alone = (lengths == 1.0) & (fixed is None) & (random is None)
     if alone.any():  # one token, of weight one
         away = at_rest - limit
         mse = np.trace(cov) + away @ away
         if not np.isfinite(mse):
             raise NotAnalyticError("the derivatives of its `log_laplace` are not finite at zero")
         rows.put(alone, away, cov, mse, 1.0, 8.0 * EPSILON * mse)
-    known, dominated = None, np.zeros(lengths.size, dtype=bool)
-    if own_token is not None:
-        score, own_value = law.score_of(own_token), value @ own_token - limit
-        known = KnownTokens(np.array([score]), own_value[None])
-        # The own token has all the weight.
-        dominated = np.log(lengths) + law.log_mean - score < -NEGLIGIBLE
-        rows.put(dominated, own_value, np.zeros_like(cov), own_value @ own_value, 1.0, 0.0)
+    dominated = np.zeros(lengths.size, dtype=bool)
+    if fixed is not None and fixed.scores.size == 1:  # it may have all the weight
+        only = fixed.values[0]
+        dominated = np.log(lengths) + law.log_mean - fixed.scores[0] < -NEGLIGIBLE
+        rows.put(dominated, only, np.zeros_like(cov), only @ only, 1.0, 0.0)
+        rows.fixed_weights[dominated] = 1.0
     finite = np.isfinite(lengths) & ~alone & ~dominated
     if not finite.any():
         return _TiltedHeadMoments(rows, alone, finite)
-    tokens = IndependentTokens(law, lengths[finite], value, limit)
-    found = prompt_integrals([tokens] if known is None else [tokens, known])
+    if random is None:
+        tokens = IndependentTokens(law, lengths[finite], value, limit)
+    else:
+        tokens = random(limit, lengths[finite])
+    found = prompt_integrals([tokens] if fixed is None else [tokens, fixed])
     _require_accurate(found.error, found.mse, limit, lengths[finite])
     rows.put(finite, found.bias, found.cov, found.mse, found.participation, found.error)
+    if fixed is not None:
+        rows.fixed_weights[finite] = found.attention
     return _TiltedHeadMoments(rows, alone, finite, found)
 
 
@@ -109,7 +129,7 @@ def _require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) ->
 
 
 def moments_beside_mean(
-    law: AbstractScoreLaw, value: Array, mean_value: Array, lengths: Array, own_token: Array | None
+    law: AbstractScoreLaw, value: Array, mean_value: Array, lengths: Array, known: KnownPart
 ) -> MomentRows:
     r"""Return the moments of $T_L+\bar T_L$, $\bar T_L$ the plain mean of $\bar Vz_l$.
 
@@ -123,20 +143,18 @@ def moments_beside_mean(
         value: V, [e, d].
         mean_value: $\bar V$, [e, d].
         lengths: L, [n].
-        own_token: the query, where it is a token of its prompt.
+        known: tokens of every prompt.
     """  # noqa: E501  # a formula stays on one line
-    first = _tilted_head(law, value, lengths, own_token)
+    first = _tilted_head(law, value, lengths, known)
     both = np.vstack([value, mean_value])
     limit, at_rest, one_token = law.ends(both)
     outputs = value.shape[0]
     mean, spread = at_rest[outputs:], one_token[outputs:, outputs:]
-    inside = float(own_token is not None)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tokens = lengths + inside
+        tokens = lengths + known.size
         share = np.where(np.isinf(lengths), 0.0, lengths / tokens**2)
-        own_share = np.where(np.isinf(lengths), 0.0, inside / tokens)
-    away = np.zeros(outputs) if own_token is None else mean_value @ own_token - mean
-    bias = first.rows.bias + own_share[:, None] * away
+    away = (known.tokens @ mean_value.T - mean).sum(axis=0)
+    bias = first.rows.bias + away / tokens[:, None]
     cross, error = np.zeros_like(first.rows.cov), first.rows.error.copy()
     cross[first.alone] = one_token[:outputs, outputs:]
     if first.integrals is not None:
@@ -153,7 +171,9 @@ def moments_beside_mean(
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
     limits = first.rows.limit + mean
     _require_accurate(error, mse, limits, lengths)
-    return MomentRows(limits, bias, cov, mse, np.full(lengths.size, np.nan), error)
+    unknown = np.full(lengths.size, np.nan)
+    weights = np.full((lengths.size, known.size), np.nan)
+    return MomentRows(limits, bias, cov, mse, unknown, error, fixed_weights=weights)
 
 
 def _crossed(  # noqa: PLR0917 - the symbols of the formula

@@ -210,18 +210,20 @@ def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentR
     tilt = head.tilt if head is not None and head.kernel == "softmax" else None
     rows = _rows_to_fill(problem, limit)
     simulated = simulated_lengths(problem, effort, output_errors, limit, tilt)
-    for place, (squares, deviation, parts) in simulated:
+    for place, (squares, deviation, parts, weights) in simulated:
         bias, cov = deviation.mean(axis=0), _covariance(deviation)
         rows.put(place, bias, cov, squares.mean(), parts.mean(), float(standard_error(squares)))
         _put_draws(rows, place, deviation)
+        rows.fixed_weights[place] = weights.mean(axis=0) if tilt is not None else np.nan
     if head is not None and head.kernel == "linear":
-        rows.participation[:] = 1.0 / (problem.lengths + float(problem.including_query))
+        rows.participation[:] = 1.0 / (problem.lengths + problem.known.size)
+        rows.fixed_weights[:] = rows.participation[:, None]
     return rows
 
 
 def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
-    """Return the rows of infinite prompts, with places for what simulated ones have besides."""
-    rows = MomentRows.at_infinity(limit, problem.lengths.size)
+    """Return the rows of infinite prompts, with the arrays that simulated prompts fill."""
+    rows = MomentRows.at_infinity(limit, problem.lengths.size, problem.known.size)
     samples = np.zeros(problem.lengths.size, dtype=np.int64)
     return dataclasses.replace(rows, samples=samples, bias_error=np.zeros_like(rows.bias))
 

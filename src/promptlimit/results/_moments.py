@@ -57,6 +57,9 @@ class PromptMoments(Result):
             of a quadrature moved, or one standard error over replicas of particles.
         bias_error: one standard error of `bias` where prompts were simulated, 0 elsewhere,
             [output_dim].
+        fixed_weights: mean attention weights of the tokens that are in every prompt, [k]: fixed
+            tokens, the query where it is one, then sinks; NaN for an attention that is not one
+            head; None without such tokens.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -71,6 +74,7 @@ class PromptMoments(Result):
     samples: np.ndarray = variable("length")
     limit_error: np.ndarray = variable("output")
     bias_error: np.ndarray = variable("length", "output")
+    fixed_weights: np.ndarray | None = variable("length", "known", default=None)
 
     @property
     @derived("length", label="mean squared error", scale="log")

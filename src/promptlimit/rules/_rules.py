@@ -72,6 +72,7 @@ class Rule(Generic[ProblemT, Computed]):
         method: how it computes, in words.
         obstacle: a function of the problem that returns why the rule does not apply, or None.
         compute: a function of the problem and an effort that returns the numbers.
+        any_prompt: whether it applies to prompts other than independent tokens from a measure.
     """
 
     kind: Kind
@@ -79,9 +80,12 @@ class Rule(Generic[ProblemT, Computed]):
     method: str
     obstacle: Callable[[ProblemT], str | None]
     compute: Callable[[ProblemT, Effort], Computed]
+    any_prompt: bool = False
 
     def reason(self, problem: ProblemT) -> str | None:
         """Return the obstacle for a problem: None, or why the rule does not apply."""
+        if not self.any_prompt and (words := getattr(problem, "prompt_words", None)):
+            return OutOfScope(f"the prompt has {words}")
         reason = self.obstacle(problem)
         if reason is not None and not (isinstance(reason, str) and reason):
             raise TypeError(
@@ -173,6 +177,7 @@ class Quantity(Generic[ProblemT, Computed]):
         method: str,
         obstacle: Callable[[ProblemT], str | None] = applies_always,
         first: bool = False,
+        any_prompt: bool = False,
     ) -> Callable[[ComputeT], ComputeT]:
         """Return a decorator that registers a function of problem and effort as a rule.
 
@@ -184,6 +189,7 @@ class Quantity(Generic[ProblemT, Computed]):
             method: how it computes, in words.
             obstacle: a function of the problem that returns why the rule does not apply, or None.
             first: whether to try the rule before those registered already.
+            any_prompt: whether the rule applies to prompts other than independent tokens.
         """
         own = require_choice("kind", kind, _KINDS)
 
@@ -191,7 +197,7 @@ class Quantity(Generic[ProblemT, Computed]):
             for other in [one for one in self.rules if _same_name(one.compute, compute)]:
                 if other.kind == own and other.scope == scope:
                     self.rules.remove(other)
-            added = Rule(own, scope, method, obstacle, compute)
+            added = Rule(own, scope, method, obstacle, compute, any_prompt)
             self.rules.insert(0 if first else len(self.rules), added)
             return compute
 

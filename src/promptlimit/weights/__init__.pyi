@@ -2,9 +2,14 @@ from ._atoms import token_list as token_list
 from ._check_law import check_law as check_law
 from ._cross_moments import MixtureTokens as MixtureTokens
 from ._cross_moments import cross_moment as cross_moment
+from ._functional import AbstractPart as AbstractPart
+from ._functional import Cumulants as Cumulants
+from ._functional import DependentTokens as DependentTokens
 from ._functional import IndependentTokens as IndependentTokens
+from ._functional import KnownTerms as KnownTerms
 from ._functional import KnownTokens as KnownTokens
 from ._functional import PromptIntegrals as PromptIntegrals
+from ._functional import SlopedTokens as SlopedTokens
 from ._functional import TokenTerms as TokenTerms
 from ._functional import by_rules as by_rules
 from ._functional import nodes_of as nodes_of
@@ -20,6 +25,7 @@ from ._own_token import OwnTokenStatistics as OwnTokenStatistics
 from ._own_token import own_token_statistics as own_token_statistics
 from ._ray import Ray as Ray
 from ._score_law import EPSILON as EPSILON
+from ._score_law import LARGEST_EXPONENT as LARGEST_EXPONENT
 from ._score_law import NEGLIGIBLE as NEGLIGIBLE
 from ._score_law import STEP as STEP
 from ._score_law import AbstractScoreLaw as AbstractScoreLaw

@@ -18,7 +18,7 @@ $E\,S_2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k
 | L tokens from a law | $L\log\phi$ | $LB/\phi$, $B=F_1[y]$ | $L(F_2[yy']/\phi-BB'/\phi^2)$ |
 | a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
 
-A new kind of prompt is a subclass of `AbstractPart`.
+Laws of other prompts state the three functions themselves (`Cumulants`).
 
 The integral over u is the trapezoidal rule of step `STEP`. Integrands are analytic for
 $|\mathrm{Im}\,u|<\pi/2$, so that the rules over even and over odd nodes, of twice the step, have
@@ -29,7 +29,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from scipy.special import gamma
@@ -41,9 +41,11 @@ from promptlimit.weights._score_law import (
     LARGEST_EXPONENT,
     NEGLIGIBLE,
     STEP,
+    AbstractProducts,
     AbstractScoreLaw,
     Numbers,
     Scores,
+    require_near,
 )
 
 _UNDERFLOW = 1e-280
@@ -80,6 +82,11 @@ class AbstractTerms(abc.ABC):
 class AbstractPart(abc.ABC):
     """A part of a prompt, for one or several lengths: independent of the other parts."""
 
+    @property
+    def step(self) -> float:
+        """The largest distance of nodes that the part accepts."""
+        return STEP
+
     @abc.abstractmethod
     def window(self) -> tuple[float, float]:
         r"""Return the u between which neither $1-e^{k_0}$ nor $e^{k_0}$ is negligible."""
@@ -108,11 +115,11 @@ class AbstractNodes(abc.ABC):
         r"""Return $k_1$, and $k_2$ summed over the first nodes.
 
         Args:
-            weights: $2he^{k_0}$ of the whole prompt, h = `STEP`, at an even number of u, [n, u].
+            weights: $2he^{k_0}$ of the whole prompt, h the step, at an even number of u, [n, u].
         """
 
 
-# ---------------------------------------------------------------- the two kinds of parts
+# ---------------------------------------------------------------- the kinds of parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +203,7 @@ class IndependentTokens(AbstractPart):
 
     def window(self) -> tuple[float, float]:
         longest, shortest = float(self.lengths.max()), float(self.lengths.min())
-        return self.law.window(longest, max(shortest - 1.0, 0.5))
+        return self.law.window(longest, max(shortest - 1.0, 0.25))
 
     def at(self, u: Array) -> "TokenNodes":
         scores, lengths = self.law.scores(u), self.lengths[:, None]
@@ -212,27 +219,15 @@ class TokenNodes(AbstractNodes):
 
     def terms(self, weights: Array) -> "TokenTerms":
         scores, tokens = self.scores.first(weights.shape[1]), self.tokens
-        law, products = tokens.law, tokens.law.products(2, scores.u)
+        products = tokens.law.products(2, scores.u)
         phi, lengths = np.exp(scores.log_phi), tokens.lengths[:, None]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             one = np.where(weights > 0.0, lengths * weights / phi, 0.0)
             two = np.where(weights > 0.0, lengths * weights / phi**2, 0.0)
         shares, blurred = products.shares(one)
-        outputs, places = tokens.limit.size, shares.shape[2]
-        centred = np.empty((places, outputs), dtype=shares.dtype)
-        spread, square, blur, shake = np.empty((4, places))
-        within = np.zeros((2, len(weights), outputs, outputs))
-        for part, slopes, curvatures, *errors in law.readings(tokens.value, tokens.limit, products):
-            centred[part] = slopes
-            blur[part], shake[part] = errors
-            within += np.real(np.tensordot(shares[:, :, part], curvatures, axes=1))
-            trace = np.trace(curvatures, axis1=1, axis2=2)
-            spread[part] = np.abs(trace)
-            square[part] = np.abs(trace + (slopes**2).sum(axis=1))
-        drift, lost = products.lower(centred, blur)
-        distance = np.linalg.norm(centred, axis=1)
-        rounding = blurred @ square
-        rounding += np.abs(shares).sum(axis=0) @ (shake + EPSILON * (spread + distance**2))
+        read = _Readings.of(tokens, products, shares)
+        drift, lost = products.lower(read.centred, read.blur)
+        rounding = read.rounding(shares, blurred)
         pairs = two * (lengths - 1.0)
         rounding += pairs @ (2.0 * lost * np.linalg.norm(drift, axis=1) + lost**2)
         return TokenTerms(
@@ -247,9 +242,53 @@ class TokenNodes(AbstractNodes):
             two=two,
             shares=shares,
             masses=products.masses,
-            centred=centred,
-            within=within,
+            centred=read.centred,
+            within=read.within,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Readings:
+    """Means of values at the places of a law, and sums over them.
+
+    Attributes:
+        centred: the mean value at each place, [j, e].
+        within: sums of the covariances at the places, [2, n, e, e].
+        blur: the rounding error of the means, [j].
+        shake: that of the trace of the second moments, [j].
+        spread: the trace of the covariance, [j].
+        square: the trace of the second moment, [j].
+    """
+
+    centred: Numbers
+    within: Array
+    blur: Array
+    shake: Array
+    spread: Array
+    square: Array
+
+    @staticmethod
+    def of(tokens: IndependentTokens, products: AbstractProducts, shares: Numbers) -> "_Readings":
+        """Read values at all places, with the shares of the places, [2, n, j]."""
+        outputs, places = tokens.limit.size, shares.shape[2]
+        centred = np.empty((places, outputs), dtype=shares.dtype)
+        spread, square, blur, shake = np.empty((4, places))
+        within = np.zeros((2, shares.shape[1], outputs, outputs))
+        found = tokens.law.readings(tokens.value, tokens.limit, products)
+        for part, slopes, curvatures, *errors in found:
+            centred[part] = slopes
+            blur[part], shake[part] = errors
+            within += np.real(np.tensordot(shares[:, :, part], curvatures, axes=1))
+            trace = np.trace(curvatures, axis1=1, axis2=2)
+            spread[part] = np.abs(trace)
+            square[part] = np.abs(trace + (slopes**2).sum(axis=1))
+        return _Readings(centred, within, blur, shake, spread, square)
+
+    def rounding(self, shares: Numbers, blurred: Array) -> Array:
+        """Return the rounding error of the sums of second moments, [n]."""
+        distance = np.linalg.norm(self.centred, axis=1)
+        sizes = self.shake + EPSILON * (self.spread + distance**2)
+        return blurred @ self.square + np.abs(shares).sum(axis=0) @ sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,15 +319,247 @@ class TokenTerms(AbstractTerms):
 
     def second(self, rule: int, centre: Array) -> Array:
         total = self.within[rule].copy()
-        at = slice(rule, None, 2)
         missing = np.real(self.shares[rule] @ (self.masses - 1.0))
+        at, weights = self.nodes_of_rule(rule)
         for n, c in enumerate(centre):
             apart = self.centred - c
             total[n] += missing[n] * np.outer(c, c)
             moved = self.drift[at] - self.scores.mass[at, None] * c
             total[n] += np.real((self.shares[rule, n][:, None] * apart).T @ apart)
-            total[n] -= (self.two[n, at][:, None] * moved).T @ moved
+            total[n] -= (weights[n][:, None] * moved).T @ moved
         return total
+
+    def nodes_of_rule(self, rule: int) -> tuple[slice, Array]:
+        r"""Return the nodes that a rule uses, and $wL/\phi^2$ there, [n, nodes]."""
+        at = slice(rule, None, 2)
+        return at, self.two[:, at]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlopedTokens(IndependentTokens):
+    r"""Independent tokens whose scores fall by a slope m per position, counted from the end.
+
+    $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ likewise. Nodes u and shifts mj lie on one
+    fine grid, so that the sums over positions of all lengths are differences of cumulative sums.
+
+    Attributes:
+        slope: m, positive.
+    """
+
+    slope: float
+
+    @property
+    def _fine(self) -> int:
+        """The number of fine steps between nodes."""
+        return max(1, math.floor(STEP / self.slope))
+
+    @property
+    def _stride(self) -> int:
+        """The number of fine steps between positions."""
+        return max(1, math.ceil(self.slope / STEP))
+
+    @property
+    def step(self) -> float:
+        return self.slope * self._fine / self._stride
+
+    def window(self) -> tuple[float, float]:
+        return self.law.window(float(self.lengths.max()), 0.5)
+
+    def at(self, u: Array) -> "SlopedNodes":
+        before = self._stride * (int(self.lengths.max()) - 1)
+        count = self._fine * (u.size - 1) + 1
+        fine = self.slope / self._stride
+        first = round(float(u[0]) / fine)
+        v = as_float64(fine * np.arange(first - before, first + count))
+        scores = self.law.scores(v)
+        positions = Positions(self.lengths, self._fine, self._stride, before)
+        log_psi, rounding = (positions.summed(f) for f in (scores.log_phi, scores.rounding))
+        return SlopedNodes(u, log_psi, rounding, self, scores, positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions:
+    """Sums over the positions of a prompt on a fine grid.
+
+    Attributes:
+        lengths: L, [n].
+        fine: grid steps between nodes.
+        stride: grid steps between positions.
+        before: the place of the first node on the grid.
+    """
+
+    lengths: Array
+    fine: int
+    stride: int
+    before: int
+
+    def summed(self, function: Array) -> Array:
+        r"""Return $\sum_{j<L}f(u-mj)$, [n, u, ...], of a function on the grid, [v, ...]."""
+        total = _strided(function, self.stride)
+        ends = np.arange(self.before, len(function), self.fine)
+        rows = []
+        for length in self.lengths:
+            starts = ends - self.stride * int(length)
+            earlier = np.where(starts >= 0, starts, 0)
+            known = (starts >= 0).reshape(-1, *[1] * (function.ndim - 1))
+            rows.append(total[ends] - np.where(known, total[earlier], 0.0))
+        return np.stack(rows)
+
+    def gathered(self, weights: Array) -> Array:
+        """Return the sums over nodes u of w(u) f(u - mj) as weights of f on the grid, [n, v]."""
+        size = self.before + self.fine * (weights.shape[1] - 1) + 1
+        placed = np.zeros((len(weights), size))
+        placed[:, self.before :: self.fine] = weights
+        rows = []
+        for row, length in zip(placed, self.lengths, strict=True):
+            total = _strided(row[::-1], self.stride)[::-1]
+            shift = min(self.stride * int(length), size)
+            rows.append(total - np.concatenate([total[shift:], np.zeros(shift)]))
+        return np.stack(rows)
+
+
+def _strided(function: Array, stride: int) -> Array:
+    """Return the sums of every stride-th entry up to each entry."""
+    size = -(-len(function) // stride) * stride
+    padded = np.zeros((size, *function.shape[1:]))
+    padded[: len(function)] = function
+    rows = padded.reshape(size // stride, stride, *function.shape[1:])
+    return np.cumsum(rows, axis=0).reshape(padded.shape)[: len(function)]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlopedNodes(AbstractNodes):
+    """Tokens under a slope at the nodes, with the transforms of their scores on the grid."""
+
+    tokens: SlopedTokens
+    scores: Scores
+    positions: Positions
+
+    def terms(self, weights: Array) -> "SlopedTerms":
+        kept = self.positions.before + self.positions.fine * (weights.shape[1] - 1) + 1
+        scores, tokens = self.scores.first(kept), self.tokens
+        products = tokens.law.products(2, scores.u)
+        phi, count = np.exp(scores.log_phi), len(weights)
+        even = np.arange(weights.shape[1]) % 2 == 0
+        rules = np.concatenate([np.where(even, weights, 0.0), np.where(even, 0.0, weights)])
+        rules = Positions(np.tile(tokens.lengths, 2), *self._grid).gathered(rules)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            one = np.where(rules > 0.0, rules / phi, 0.0)
+            two = np.where(rules > 0.0, rules / phi**2, 0.0)
+        shares, blurred = products.shares(one)
+        shares = shares.sum(axis=0).reshape(2, count, -1)
+        read = _Readings.of(tokens, products, shares)
+        drift, lost = products.lower(read.centred, read.blur)
+        first = self.positions.summed(drift / phi[:, None])
+        blur = self.positions.summed(lost / phi)
+        size = 2.0 * np.linalg.norm(first, axis=2) + blur
+        rounding = read.rounding(shares, blurred.reshape(2, count, -1).sum(axis=0))
+        return SlopedTerms(
+            mass=self.positions.summed(scores.mass / phi),
+            squares=self.positions.summed(products.density / phi),
+            first=first,
+            rounding=rounding + np.sum(weights * size * blur, axis=1),
+            scores=scores,
+            drift=drift,
+            lost=lost,
+            one=one,
+            two=two,
+            shares=shares,
+            masses=products.masses,
+            centred=read.centred,
+            within=read.within,
+        )
+
+    @property
+    def _grid(self) -> tuple[int, int, int]:
+        return self.positions.fine, self.positions.stride, self.positions.before
+
+
+@dataclasses.dataclass(frozen=True)
+class SlopedTerms(TokenTerms):
+    """Terms whose weights on the grid are separate for the two rules, [2 n, v]."""
+
+    def nodes_of_rule(self, rule: int) -> tuple[slice, Array]:
+        count = len(self.two) // 2
+        return slice(None), self.two[rule * count : (rule + 1) * count]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cumulants:
+    r"""$k_0$, $k_1$ and $k_2$ of a law of prompts, for n lengths.
+
+    Attributes:
+        log_psi: $k_0$, [n, u].
+        first: $k_1$ of the e values y, of 1 and of x, [n, u, e + 2].
+        second: $k_2$ of the e values y and of 1, [n, u, e + 1, e + 1].
+        rounding: the relative rounding error of `first` and `second`, [n].
+    """
+
+    log_psi: Array
+    first: Array
+    second: Array
+    rounding: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentTokens(AbstractPart):
+    r"""Tokens that are not independent of each other, by their cumulants.
+
+    Attributes:
+        cumulants: a function of the nodes.
+        ends: the window.
+    """
+
+    cumulants: Callable[[Array], Cumulants]
+    ends: tuple[float, float]
+
+    def window(self) -> tuple[float, float]:
+        return require_near(*self.ends)
+
+    def at(self, u: Array) -> "DependentNodes":
+        found = self.cumulants(u)
+        return DependentNodes(u, found.log_psi, found.rounding[:, None] + 0.0 * u, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentNodes(AbstractNodes):
+    """Dependent tokens at the nodes."""
+
+    cumulants: Cumulants
+
+    def terms(self, weights: Array) -> "DependentTerms":
+        kept, found = weights.shape[1], self.cumulants
+        first, second = found.first[:, :kept], found.second[:, :kept]
+        outputs = first.shape[2] - 2
+        rules = [
+            np.einsum("nu,nuij->nij", weights[:, rule::2], second[:, rule::2]) for rule in (0, 1)
+        ]
+        trace = np.trace(sum(rules)[:, :outputs, :outputs], axis1=1, axis2=2)
+        return DependentTerms(
+            mass=first[..., outputs],
+            squares=first[..., outputs + 1],
+            first=first[..., :outputs],
+            rounding=(found.rounding + 8.0 * EPSILON) * np.abs(trace),
+            sums=np.stack(rules),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentTerms(AbstractTerms):
+    r"""$k_1$ and $k_2$ of dependent tokens.
+
+    Attributes:
+        sums: $\sum_uw\,k_2$ of the values and of 1, [2, n, e + 1, e + 1].
+    """
+
+    sums: Array
+
+    def second(self, rule: int, centre: Array) -> Array:
+        found = self.sums[rule]
+        values, mixed, mass = found[:, :-1, :-1], found[:, :-1, -1], found[:, -1, -1]
+        crossed = mixed[:, :, None] * centre[:, None, :]
+        squared = mass[:, None, None] * centre[:, :, None] * centre[:, None, :]
+        return values - crossed - crossed.transpose(0, 2, 1) + squared
 
 
 # ---------------------------------------------------------------- the integral
@@ -307,6 +578,7 @@ class PromptIntegrals:
         mse: $E|T_L-T|^2$, [n].
         participation: $E\,S_2$, [n].
         error: of `mse`, as measured, [n].
+        attention: mean weights of the known tokens, [n, f].
     """
 
     u: Array
@@ -317,6 +589,7 @@ class PromptIntegrals:
     mse: Array
     participation: Array
     error: Array
+    attention: Array
 
 
 def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
@@ -328,10 +601,11 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         AccuracyError: no node carries any weight.
     """
     with np.errstate(over="ignore", under="ignore"):
-        nodes = _nodes(parts)
+        step = min(part.step for part in parts)
+        nodes = _nodes(parts, step)
         log_psi = _total(part.log_psi for part in nodes)
         kept = _last_that_counts(log_psi)
-        weights = 2.0 * STEP * np.exp(log_psi[:, :kept])
+        weights = 2.0 * step * np.exp(log_psi[:, :kept])
         blur = _total(part.rounding for part in nodes)[:, :kept]
         terms = [part.terms(weights) for part in nodes]
         mass, squares, first = (
@@ -353,8 +627,9 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         bias, participation = biases.mean(axis=0), participations.mean(axis=0)
         seconds = second(np.zeros_like(bias), np.zeros_like(bias))
         # Where a known token has most of the weight, the output hardly differs from its value.
-        known = [term.dominant() for term in terms if isinstance(term, KnownTerms)]
-        origin = _total([np.zeros_like(bias), *known])
+        known = [term for term in terms if isinstance(term, KnownTerms)]
+        origin = _total([np.zeros_like(bias), *(term.dominant() for term in known)])
+        attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
         away = by_rules(weights, _total(term.about(origin) for term in terms)).mean(axis=0)
         cov = second(origin, away).mean(axis=0)
         mse = np.trace(seconds.mean(axis=0), axis1=1, axis2=2)
@@ -364,7 +639,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         error = np.max(
             [
                 np.abs(masses.mean(axis=0) - 1.0) * mse,
-                _step_error() * mse,
+                _step_error(step) * mse,
                 rule_error(participations, participation) / participation * mse,
                 rule_error(seconds, mse),
                 rule_error(biases, scale) * scale,
@@ -372,24 +647,25 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
             ],
             axis=0,
         )
-    return PromptIntegrals(nodes[0].u[:kept], terms, first, bias, cov, mse, participation, error)
+    moments = bias, cov, mse, participation, error, attention
+    return PromptIntegrals(nodes[0].u[:kept], terms, first, *moments)
 
 
-def _nodes(parts: Sequence[AbstractPart]) -> list[AbstractNodes]:
+def _nodes(parts: Sequence[AbstractPart], step: float) -> list[AbstractNodes]:
     r"""Return the parts at nodes that cover all u where no part is negligible."""
-    u = nodes_of([part.window() for part in parts])
+    u = nodes_of([part.window() for part in parts], step)
     return [part.at(u) for part in parts]
 
 
-def nodes_of(windows: Sequence[tuple[float, float]]) -> Array:
+def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Array:
     """Return an even number of nodes for a prompt whose parts have these windows.
 
     The product ends where the first of its factors does, and starts where the first is not one.
     """
     lows, highs = zip(*windows, strict=True)
     high = min(highs)
-    first, last = (math.floor(end / (2.0 * STEP)) for end in (min(*lows, high), high))
-    return as_float64(STEP * np.arange(2 * first, 2 * last + 4))
+    first, last = (math.floor(end / (2.0 * step)) for end in (min(*lows, high), high))
+    return as_float64(step * np.arange(2 * first, 2 * last + 4))
 
 
 def by_rules(weights: Array, integrand: Array) -> Array:
@@ -414,12 +690,12 @@ def _last_that_counts(log_psi: Array) -> int:
     return min(kept + kept % 2, log_psi.shape[1])
 
 
-def _step_error() -> float:
+def _step_error(step: float) -> float:
     r"""Return $2|\Gamma(2+2\pi i/h)|$, which bounds the relative error of second moments.
 
     The integrand is the mean over prompts of $X\,e^{2v}e^{-e^v}$, $v=u+\log Z$ and $X\ge0$.
     """
-    return 2.0 * abs(gamma(2.0 + 2j * math.pi / STEP))
+    return 2.0 * abs(gamma(2.0 + 2j * math.pi / step))
 
 
 def rule_error(rules: Array, size: Array) -> Array:

@@ -1,0 +1,5 @@
+"""Laws of whole prompts: known tokens among random ones, chains, draws without replacement."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,140 @@
+r"""What a law of prompts provides: its cumulants, its limit and samples.
+
+With $x_l=e^{s_l+u}$ and $y_l=Vz_l-T$ for the tokens $z_l$ of a prompt,
+
+    Psi(u; a) = E exp(-sum_l x_l (1 - <a, y_l>)),   k_0 = log Psi,   k_1 = its gradient,   k_2 = its Hessian
+
+at $a=0$ give every moment of softmax attention by one integral over u (`weights._functional`).
+"""  # noqa: E501  # a formula stays on one line
+
+import abc
+import dataclasses
+import math
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Array as JaxArray
+from jaxtyping import Float, PRNGKeyArray
+
+from promptlimit._arrays import Array
+from promptlimit.measures import AbstractMeasure
+from promptlimit.weights import LARGEST_EXPONENT, NEGLIGIBLE, Cumulants
+
+__all__ = ["AbstractPrompt", "Cumulants", "Leading", "Readout"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Readout:
+    r"""One softmax head at one query: what it reads of tokens.
+
+    Attributes:
+        tilt: $t$, so that a token has the score $\langle t,z\rangle$, [d].
+        value: $V$, [e, d].
+        limit: $T$, the output over an infinite prompt, [e].
+        origin: the score from which scores are measured.
+    """
+
+    tilt: Array
+    value: Array
+    limit: Array
+    origin: float
+
+    def scores(self, tokens: Array) -> Array:
+        r"""Return $s=\langle t,z\rangle$ from the origin, [...], of tokens [..., d]."""
+        return tokens @ self.tilt - self.origin
+
+    def powers(self, tokens: Array, u: Array) -> Array:
+        r"""Return $x=e^{s+u}$, [u, ...]."""
+        scores = self.scores(tokens)
+        exponent = u.reshape(-1, *[1] * scores.ndim) + scores
+        return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
+
+    def features(self, tokens: Array, x: Array) -> Array:
+        """Return the functions of a token that cumulants are computed of, [e + 2, u, ...].
+
+        They are the e entries of y, which have mean zero under the tilted law, then 1 and x.
+        """
+        values = np.moveaxis(tokens @ self.value.T - self.limit, -1, 0)
+        values = np.broadcast_to(values[:, None], (len(values), *x.shape))
+        return np.concatenate([values, np.ones_like(x)[None], x[None]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Leading:
+    r"""Constants of the leading order in 1/L.
+
+    Attributes:
+        bias: of $L(E\,T_L-T)$, [e].
+        cov: of $L\,\mathrm{Cov}\,T_L$, [e, e].
+        participation: of $L\,E\,S_2$.
+    """
+
+    bias: Array
+    cov: Array
+    participation: float
+
+
+class AbstractPrompt(eqx.Module):
+    """The law of L tokens that need not be independent.
+
+    A subclass with the first three members can be simulated. `cumulants` makes its moments exact
+    at every length, `leading` adds the leading order in 1/L.
+    """
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """The dimension of a token."""
+
+    @property
+    @abc.abstractmethod
+    def token_law(self) -> AbstractMeasure:
+        """The law of a token in an infinite prompt: attention over it is the limit."""
+
+    @abc.abstractmethod
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[JaxArray, "length d"]:
+        """Return the tokens of one prompt."""
+
+    def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
+        r"""Return $k_0$, $k_1$ and $k_2$ for several lengths.
+
+        Args:
+            head: reads scores, values and features of tokens.
+            u: evenly spaced nodes, [u].
+            lengths: L, finite, [n].
+        """
+        raise NotImplementedError
+
+    def obstacle(self, tilt: Array) -> str | None:  # noqa: ARG002
+        """Return why there are no exact moments at a tilt; None if there are."""
+        if type(self).cumulants is AbstractPrompt.cumulants:
+            return f"{type(self).__name__} does not implement `cumulants`"
+        return None
+
+    def window(self, head: Readout, lengths: Array) -> tuple[float, float]:
+        r"""Return the u between which neither $1-\Psi$ nor $\Psi$ is negligible.
+
+        Tokens with scores between a and b have $e^{-Le^{b+u}}\le\Psi\le e^{-Le^{a+u}}$.
+        """
+        least, most = self.score_range(head)
+        low = -NEGLIGIBLE - math.log(lengths.max()) - most
+        high = math.log(4.0 * NEGLIGIBLE / lengths.min()) - least
+        return low, high
+
+    def score_range(self, head: Readout) -> tuple[float, float]:
+        """Return the least and the largest score of a token, from the origin."""
+        raise NotImplementedError
+
+    def leading(self, head: Readout) -> Leading | None:  # noqa: ARG002
+        """Return the leading order in 1/L; None if it is not known."""
+        return None
+
+    @property
+    def most_tokens(self) -> float:
+        """The largest length of a prompt."""
+        return math.inf
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the first tokens of a prompt are a shorter prompt of the same law."""
+        return True

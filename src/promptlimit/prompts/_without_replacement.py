@@ -1,0 +1,169 @@
+"""Prompts drawn from a list without replacement."""
+
+import math
+
+import jax
+import numpy as np
+from jaxtyping import Array as JaxArray
+from jaxtyping import Float, PRNGKeyArray
+from numpy.typing import NDArray
+
+from promptlimit._arrays import Array, ArrayLike, as_float64
+from promptlimit._inputs import float_array
+from promptlimit.errors import ArgumentError
+from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.prompts._abstract import AbstractPrompt, Readout
+from promptlimit.weights import EPSILON, Cumulants
+
+_ENTRIES_AT_ONCE = 2**22
+
+
+class WithoutReplacement(AbstractPrompt):
+    r"""L of N listed tokens, no token twice; attention over all of them is the limit.
+
+    With $D_i=e^{-x_i(1-\langle a,y_i\rangle)}$, $\Psi=\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$.
+    On the circle $|\zeta|=r$ tokens are independent given the angle $\theta$, with the inclusion
+    $Q_i=q_ie^{i\theta}/(1-q_i+q_ie^{i\theta})$, $q_i=rD_i/(1+rD_i)$ and r such that $\sum q_i=L$.
+
+    Args:
+        tokens: the list, shape `[N, d]`.
+
+    >>> import numpy as np, promptlimit as pl
+    >>> tokens = np.linspace(-1.0, 1.0, 100)[:, None]
+    >>> head = pl.SoftmaxAttention([[1.0]], [[1.0]])
+    >>> for law in (pl.WithoutReplacement(tokens), pl.Empirical(tokens)):
+    ...     print(pl.prompt_moments(head, law, [1.0], [10, 90]).mse.round(5))
+    [0.0314  0.00034]
+    [0.0346  0.00339]
+    """
+
+    tokens: Float[JaxArray, "n d"]
+
+    def __init__(self, tokens: ArrayLike):
+        self.tokens = float_array("tokens", tokens, rank=2)
+        if not self.tokens.size:
+            raise ArgumentError(
+                "tokens", f"must hold at least one token, got shape {self.tokens.shape}."
+            )
+
+    @property
+    def dim(self) -> int:
+        """The dimension of a token."""
+        return self.tokens.shape[1]
+
+    @property
+    def token_law(self) -> AbstractMeasure:
+        """All tokens, with equal weights."""
+        return Empirical(self.tokens)
+
+    @property
+    def most_tokens(self) -> float:
+        """The number of tokens."""
+        return float(len(self.tokens))
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[JaxArray, "length d"]:
+        """Return `length` different tokens."""
+        return self.tokens[jax.random.permutation(key, len(self.tokens))[:length]]
+
+    def score_range(self, head: Readout) -> tuple[float, float]:
+        """Return the least and the largest score of a token."""
+        scores = head.scores(as_float64(self.tokens))
+        return float(scores.min()), float(scores.max())
+
+    def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
+        """Return the cumulants, by the trapezoidal rule over angles."""
+        tokens = as_float64(self.tokens)
+        rows = [_cumulants(head, tokens, u, int(length)) for length in lengths]
+        return Cumulants(
+            *(np.stack(column) for column in zip(*rows, strict=True)),
+            rounding=np.full(lengths.size, 16.0 * EPSILON),
+        )
+
+
+def _cumulants(head: Readout, tokens: Array, u: Array, length: int) -> tuple[Array, Array, Array]:
+    x = head.powers(tokens, u)
+    if length == len(tokens):
+        y = head.features(tokens, x)
+        first = np.einsum("ui,fui->uf", x, y)
+        first[:, : len(y) - 2] = 0.0  # the limit itself
+        return -x.sum(axis=1), first, np.zeros((u.size, len(y) - 1, len(y) - 1))
+    block = max(1, _ENTRIES_AT_ONCE // (len(tokens) * (32 + 5 * math.isqrt(length))))
+    parts = [
+        _at_nodes(head.features(tokens, some), some, length)
+        for some in (x[start : start + block] for start in range(0, u.size, block))
+    ]
+    log_psi, first, second = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return log_psi, first, second
+
+
+def _at_nodes(y: Array, x: Array, length: int) -> tuple[Array, Array, Array]:
+    r"""Return $k_0$, $k_1$ and $k_2$ at some nodes.
+
+    Given the angle, $k_1=\sum Q_ix_iy_i$ and $k_2=\sum Q_i(1-Q_i)x_i^2y_iy_i'$. The share $L/N$ is
+    taken from Q where $\sum_ix_iy_i=0$: long draws lose no digits.
+    """
+    share = length / x.shape[1]
+    log_radius = _saddle(x, length)
+    flat = np.zeros((1, x.shape[1]))
+    log_flat = np.array([[math.log(share / (1.0 - share))]])
+    angle = _angles(_included(log_radius - x), _included(log_flat - flat))
+    log_psi, mean, inclusion = _over_angles(x, log_radius, angle, length)
+    log_flat, *_ = _over_angles(flat, log_flat, angle, length)
+    terms, values = np.moveaxis(x * y, 0, -1), len(y) - 2
+    first = inclusion @ terms
+    first[..., :values] = (inclusion - share) @ terms[..., :values]
+    pairs = terms[..., :-1, None] * terms[..., None, :-1]
+    within = (inclusion * (1.0 - inclusion)) @ pairs.reshape(*terms.shape[:2], -1)
+    some = first[..., :-1]
+    second = within.reshape(*first.shape[:2], *pairs.shape[2:])
+    second = second + some[..., :, None] * some[..., None, :]
+    mean_first = np.real(np.einsum("ua,uaf->uf", mean, first))
+    mean_second = np.real(np.einsum("ua,uafg->ufg", mean, second))
+    own = mean_first[:, :-1]
+    return log_psi - log_flat, mean_first, mean_second - own[:, :, None] * own[:, None, :]
+
+
+def _included(log_odds: Array) -> Array:
+    """Return the probability of odds that are given by their logarithm."""
+    return np.exp(-np.logaddexp(0.0, -log_odds))
+
+
+def _saddle(x: Array, length: int) -> Array:
+    r"""Return $\log r$ with $\sum_iq_i=L$, nearly, [u, 1]: Newton's method inside a bracket."""
+    odds = math.log(length / (x.shape[1] - length))
+    low, high = x.min(axis=1) + odds, x.max(axis=1) + odds
+    found = 0.5 * (low + high)
+    for _ in range(60):
+        q = _included(found[:, None] - x)
+        excess, slope = q.sum(axis=1) - length, (q * (1.0 - q)).sum(axis=1)
+        if (excess**2 < 1e-4 * slope).all():
+            break
+        low, high = np.where(excess < 0.0, found, low), np.where(excess < 0.0, high, found)
+        step = found - excess / np.maximum(slope, 1e-300)
+        found = np.where((step > low) & (step < high), step, 0.5 * (low + high))
+    return found[:, None]
+
+
+def _angles(*inclusions: Array) -> Array:
+    r"""Return evenly spaced angles from 0 to $\pi$, enough for these probabilities."""
+    variance = max(float((q * (1.0 - q)).sum(axis=1).max()) for q in inclusions)
+    return np.linspace(0.0, math.pi, math.ceil(4.5 * math.sqrt(variance)) + 17)
+
+
+def _over_angles(
+    x: Array, log_radius: Array, angle: Array, length: int
+) -> tuple[Array, NDArray[np.complex128], NDArray[np.complex128]]:
+    r"""Return the logarithm of $[\zeta^L]\prod_i(1+\zeta e^{-x_i})$ as a mean over angles.
+
+    Returns:
+        The logarithm, [u], the weights of the angles, whose real parts sum to one, [u, a], and the
+        inclusion of the tokens given the angle, [u, a, N].
+    """
+    q, turn = _included(log_radius - x)[:, None], np.exp(1j * angle)[:, None]
+    both = 1.0 - q + q * turn
+    halves = np.where((angle == 0.0) | (angle == math.pi), 1.0, 2.0)  # angles of both signs
+    terms = halves * np.exp(np.log(both).sum(axis=2) - 1j * length * angle)
+    total = np.real(terms).sum(axis=1, keepdims=True)
+    log_odds = np.logaddexp(0.0, log_radius - x).sum(axis=1) - length * log_radius[:, 0]
+    log_sum = log_odds + np.log(np.maximum(total[:, 0], 1e-300) / halves.sum())
+    return log_sum, terms / total, q * turn / both
