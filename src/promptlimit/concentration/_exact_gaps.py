@@ -23,7 +23,7 @@ from promptlimit.concentration._sharpness_law import (
     product_at,
     sharpness_law,
 )
-from promptlimit.concentration._task_gaps import SupportsTasks, is_task, task_exponent
+from promptlimit.concentration._task_gaps import SupportsTasks, task_exponent
 from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem
 from promptlimit.measures import AbstractMeasure
@@ -292,9 +292,9 @@ def gap_exponent(
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
     >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
-    GapExponent(kind='limit', value=0.618034, tau=1)
+    GapExponent(kind='limit', value=0.618034, tau=1, rho=0, law='power', onset=inf)
     """
-    if is_task(measure):
+    if isinstance(measure, SupportsTasks):
         return task_exponent(attention, measure, queries)
     if queries is None:
         raise ArgumentError("queries", "must be a measure or an array [n, query_dim], got none.")

@@ -18,7 +18,6 @@ from promptlimit.concentration._curves import GapValues, curve_of
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
 from promptlimit.concentration._task_gaps import (
     SupportsTasks,
-    is_task,
     task_curve,
     task_problem,
 )
@@ -165,7 +164,7 @@ def _curve(
 ) -> GapCurve:
     if lengths is None:
         raise ArgumentError("lengths", "must be one prompt length or several, got none.")
-    if is_task(law):
+    if isinstance(law, SupportsTasks):
         return task_curve(task_problem(attention, law, lengths, wrt, given._asdict()), kind, effort)
     if given.queries is None:
         raise ArgumentError(

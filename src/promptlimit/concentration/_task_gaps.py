@@ -6,7 +6,7 @@ Tasks are built on this package, so their rules are registered where the tasks a
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -82,14 +82,9 @@ class SupportsTasks(Protocol):
         """Return the query as the attention reads it."""
 
 
-def is_task(value: object) -> TypeGuard[SupportsTasks]:
-    """Return whether an argument is a task rather than the law of a token."""
-    return not isinstance(value, AbstractMeasure) and isinstance(value, SupportsTasks)
-
-
 def task_problem(
     attention: AbstractAttention,
-    task: SupportsTasks,
+    task: Any,
     lengths: ArrayLike,
     wrt: str | None,
     unused: Mapping[str, object],

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import REPLICATES, normal_gauss, radius_gauss, standard_error
 from promptlimit.attention import SoftmaxAttention
@@ -33,7 +34,7 @@ from promptlimit.concentration import (
     gap_exponent,
 )
 from promptlimit.errors import ArgumentError
-from promptlimit.finite import checked_problem
+from promptlimit.finite import Problem, checked_problem
 from promptlimit.measures import Gaussian
 from promptlimit.results import GapExponent, Kind
 from promptlimit.rules import Effort, OutOfScope, Rule
@@ -206,7 +207,7 @@ def _by_moments(kind: Kind, problem: TaskGapProblem) -> str | None:
     return next((one for one in found if isinstance(one, str)), None)
 
 
-def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, object]]:
+def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
     r"""Yield shares and gaps over Gaussian tokens, whose mean is the gap on the task, for $u=0$.
 
     Scores do not depend on w. Outputs are linear in w: the rows $v=(v_1,b)$ of V over tokens
@@ -356,23 +357,19 @@ def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
     $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed means.
     """
     head, lengths = _require(problem), problem.lengths
-    found: list[Array] = []
-    for step, count in _GRIDS:
-        terms, mass = _isotropic_terms(head, step, count)
-        if not found:
-            end = _range(
-                tuple(terms.coefficients),
-                lambda end: _sums(terms, mass, lengths, end),  # noqa: B023
-            )
-        total, beyond = _sums(terms, mass, lengths, end)
-        found.append(total)
-        if len(found) > 1:
-            change = np.abs(found[-1] - found[-2])
-            if np.all(change <= _CLOSE * found[-1]):
-                break
+    coarse, mass = _isotropic_terms(head, *_GRIDS[0])
+    end = _range(tuple(coarse.coefficients), lambda end: _sums(coarse, mass, lengths, end))
+    value, beyond = _sums(coarse, mass, lengths, end)
+    change = value
+    for grid in _GRIDS[1:]:
+        before = value
+        value, beyond = _sums(*_isotropic_terms(head, *grid), lengths, end)
+        change = np.abs(value - before)
+        if np.all(change <= _CLOSE * value):
+            break
     # The rule converges geometrically: the relative change is squared from one step to the next.
-    error = change * np.minimum(1.0, change / found[-1]) + beyond
-    return GapValues(found[-1], error, limit_square=_limit_square(problem))
+    error = change * np.minimum(1.0, change / value) + beyond
+    return GapValues(value, error, limit_square=_limit_square(problem))
 
 
 def _isotropic_terms(head: _Head, step: float, count: int) -> tuple[_Terms, Array]:
@@ -382,7 +379,8 @@ def _isotropic_terms(head: _Head, step: float, count: int) -> tuple[_Terms, Arra
     size = float(np.linalg.norm(head.label_row))
     half = step * (np.arange(round(_REACH / step)) + 0.5)
     both = np.concatenate([-half[::-1], half])
-    radii, shares = radius_gauss(dim - 1, count) if dim > 1 else (np.zeros(1), np.ones(1))
+    rule = radius_gauss(dim - 1, count) if dim > 1 else (np.zeros(1), np.ones(1))
+    radii, shares = (as_float64(part) for part in rule)
     density = partial(_normal_density, step)
     t, w, radius = (axis.ravel() for axis in np.meshgrid(half, both, radii, indexing="ij"))
     mass = np.einsum("i,j,k->ijk", 2.0 * density(half), density(both), shares).ravel()
