@@ -54,7 +54,9 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         ),
         ("tasks", None),
     ),
-    **dict.fromkeys(("MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)),
+    **dict.fromkeys(
+        ("AutoregressiveGaussian", "MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)
+    ),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }
