@@ -51,6 +51,7 @@ from .measures import Rademacher as Rademacher
 from .measures import UniformCube as UniformCube
 from .measures import UniformSphere as UniformSphere
 from .parallel import use_devices as use_devices
+from .prompts import AutoregressiveGaussian as AutoregressiveGaussian
 from .prompts import MarkovChain as MarkovChain
 from .prompts import Prompt as Prompt
 from .prompts import WithoutReplacement as WithoutReplacement

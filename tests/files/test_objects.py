@@ -46,6 +46,7 @@ BUILT = {
     "product": lambda: pl.Product([pl.UniformSphere(3, radius=THIRD), _law()]),
     "chain": lambda: pl.MarkovChain([[1.0], [THIRD]], [[0.5, 0.5], [0.25, 0.75]], start=1, end=0),
     "prompt": lambda: pl.Prompt(_law(), fixed=[[1.0, THIRD]], sinks=[THIRD], slope=THIRD),
+    "correlated": lambda: pl.AutoregressiveGaussian([THIRD], [[2.0]], THIRD),
     "draws": lambda: pl.WithoutReplacement([[1.0, THIRD], [2.0, 0.1]]),
     "softmax": _head,
     "factored": lambda: pl.Factored("softmax", ROTATION, ROTATION / 7, ROTATION, scale=0.1),

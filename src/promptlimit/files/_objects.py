@@ -55,7 +55,9 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     ),
     "CapturedHeads": ("heads", None),
     "Head": ("heads", None),
-    **dict.fromkeys(("MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)),
+    **dict.fromkeys(
+        ("AutoregressiveGaussian", "MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)
+    ),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }

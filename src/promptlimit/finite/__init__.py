@@ -1,4 +1,4 @@
-"""What L tokens do to an attention: the moments and laws of its output over finite prompts."""
+"""Moments and laws of the output of an attention over finite prompts."""
 
 import lazy_loader
 

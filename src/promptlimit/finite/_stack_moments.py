@@ -1,8 +1,8 @@
 r"""Moments of stacks over finite prompts, and their limit where it has no closed form.
 
 Over Gaussian tokens or a list of them a stack has a closed limit, and linear stacks are exact in
-law at every length. Over other laws the image of a token under a layer has no closed form: atoms of
-a quadrature stand for the law in one and two dimensions, particles in more. Derived in
+law at every length. Over other laws the image of a token under a layer has no closed form: the law
+is replaced by atoms of a quadrature in one and two dimensions, and by particles in more. Derived in
 docs/depth-theory.md.
 """
 
@@ -48,29 +48,29 @@ from promptlimit.rules import Effort, OutOfScope, unwrap
 NOT_A_STACK = OutOfScope("it is not a stack of several layers")
 
 _PARTICLES = 1024
-"""Tokens that stand for a law in more than two dimensions; their error falls as 1/N^2."""
+"""Particles that replace a law in more than two dimensions; their error falls as 1/N^2."""
 
 _REPLICAS = 64
-"""Independent prompts of them, unless a user who asks for nothing but the limit says otherwise."""
+"""The default number of independent prompts of particles."""
 
 _FIRST_NODES = {1: 64, 2: 16}
-"""Nodes an axis that the quadrature of a Gaussian part begins with, by dimension."""
+"""Nodes per axis at which the quadrature of a Gaussian part starts, by dimension."""
 
 _MOST_ATOMS = 8192
-"""Atoms beyond which a quadrature does not go: the scores of all for all must be computed."""
+"""The largest number of atoms: the scores of all pairs are computed."""
 
 _MOST_TERMS = 64
-"""Terms of an influence beyond which it takes longer than the prompts that it would spare."""
+"""The largest number of terms of an influence that saves time."""
 
 _CLOSE = 1e-10
-"""The relative change at which a quadrature stops..."""
+"""The relative change at which a quadrature stops."""
 
 _FAR = 1e-4
-"""... and at which its last word is not believed."""
+"""The relative change above which a quadrature raises an error."""
 
 
 def without_closed_limit(problem: Problem) -> str | None:
-    """Return why there is no closed limit: a stack over neither Gaussian tokens nor atoms."""
+    """Return why the limit has no closed form; None if it has one."""
     if problem.layers is None or problem.wrt is not None:
         return None
     parts = problem.parts
@@ -83,7 +83,7 @@ def without_closed_limit(problem: Problem) -> str | None:
 
 
 def without_atoms(problem: Problem) -> str | None:
-    """Return why no atoms of a quadrature stand for the tokens of a stack."""
+    """Return why atoms of a quadrature do not apply to a stack."""
     if without_closed_limit(problem) is None:
         return "it has a closed limit"
     parts = problem.parts
@@ -99,7 +99,7 @@ def without_atoms(problem: Problem) -> str | None:
 
 
 def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
-    """Return the limit over atoms, with the change at the last doubling of their number."""
+    """Return the limit over atoms; its error is the change at the last doubling of their number."""
     limit, error = _limit_by_atoms(problem)
     rows = MomentRows.at_infinity(limit, problem.lengths.size)
     return dataclasses.replace(rows, limit_error=error)
@@ -131,11 +131,11 @@ def _atom_count(parts: GaussianParts, nodes: int) -> int:
 
 
 def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
-    r"""Return what the stack makes of atoms, so many an axis of every Gaussian part.
+    r"""Return the output over atoms, n = `nodes` per axis of every Gaussian part.
 
-    They stand $h=\sqrt{2\pi/n}$ apart and weigh $e^{-x^2/2}$: a trapezoidal sum, whose error falls
-    geometrically for the smooth maps that layers are; it reaches to $x=\sqrt{\pi n/2}$, for tilts
-    read the tails.
+    They are $h=\sqrt{2\pi/n}$ apart and have weights $e^{-x^2/2}$: a trapezoidal sum, whose error
+    falls geometrically for the smooth maps that layers are. It reaches to $x=\sqrt{\pi n/2}$, since
+    tilts read the tails.
     """
     points, shares = [], []
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
@@ -153,15 +153,15 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
 
 
 def without_particles(problem: Problem) -> str | None:
-    """Return why particles are no way to the moments of a stack."""
+    """Return why particles are not needed for a stack."""
     return None if without_closed_limit(problem) else "it has a closed limit"
 
 
 def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
     """Return the moments of simulated prompts about a limit that is itself an estimate.
 
-    The limit comes from atoms where they can be had. What is not known of it counts in the errors
-    of the mean squared errors.
+    The limit comes from atoms where they apply. Its error is part of the errors of the mean squared
+    errors.
     """
     key, prompt_key = jax.random.split(unwrap(effort.key))
     if without_atoms(problem) is None:
@@ -240,7 +240,7 @@ def _covariance(deviation: Array) -> Array:
 
 
 def controlled_obstacle(problem: Problem) -> str | None:
-    """Return why the first order of what a prompt does is not taken out of a simulation."""
+    """Return why the first order is not available as a control variate."""
     if problem.layers is None:
         return NOT_A_STACK
     obstacle = expansion_obstacle(problem)
@@ -320,7 +320,7 @@ def linear_stack_obstacle(problem: Problem) -> str | None:
 
 
 def many_nodes(problem: Problem) -> str | None:
-    """Return why the moments of a stack are not those of a product of Gauss rules."""
+    """Return why products of Gauss rules do not apply to a stack."""
     obstacle = linear_stack_obstacle(problem)
     if obstacle is not None:
         return obstacle

@@ -2,6 +2,7 @@ from ._abstract import AbstractPrompt as AbstractPrompt
 from ._abstract import Cumulants as Cumulants
 from ._abstract import Leading as Leading
 from ._abstract import Readout as Readout
+from ._autoregressive import AutoregressiveGaussian as AutoregressiveGaussian
 from ._markov_chain import MarkovChain as MarkovChain
 from ._prompt import Prompt as Prompt
 from ._prompt import PromptLaw as PromptLaw

@@ -205,7 +205,7 @@ class IndependentTokens(AbstractPart):
         longest, shortest = float(self.lengths.max()), float(self.lengths.min())
         return self.law.window(longest, max(shortest - 1.0, 0.25))
 
-    def at(self, u: Array) -> "TokenNodes":
+    def at(self, u: Array) -> "AbstractNodes":
         scores, lengths = self.law.scores(u), self.lengths[:, None]
         return TokenNodes(u, lengths * scores.log_phi, lengths * scores.rounding, self, scores)
 
@@ -365,7 +365,7 @@ class SlopedTokens(IndependentTokens):
     def window(self) -> tuple[float, float]:
         return self.law.window(float(self.lengths.max()), 0.5)
 
-    def at(self, u: Array) -> "SlopedNodes":
+    def at(self, u: Array) -> "AbstractNodes":
         before = self._stride * (int(self.lengths.max()) - 1)
         count = self._fine * (u.size - 1) + 1
         fine = self.slope / self._stride

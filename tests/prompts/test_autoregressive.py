@@ -1,0 +1,46 @@
+"""Correlated Gaussian tokens: published numbers, the leading order, simulation."""
+
+import jax
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.errors import ArgumentError
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+COV = np.array([[1.0, 0.3], [0.3, 0.6]])
+VALUE = np.array([[1.0, 0.5], [-0.4, 1.0]])
+
+
+def test_reference_values():
+    head = pl.SoftmaxAttention([[1.0]], [[1.0]])
+    found = pl.prompt_moments(head, pl.AutoregressiveGaussian([0.0], [[1.0]], 0.8), [1.0], 50)
+    assert found.bias[0] == pytest.approx(-0.2209521694, abs=6e-11)
+    assert found.mse == pytest.approx(0.3112329270, abs=6e-11)
+    assert 1.0 / found.effective_tokens == pytest.approx(0.0401261299, abs=6e-11)
+
+
+def test_long_and_short_prompts_of_two_coordinates():
+    """The leading order at L = 1e8; simulated prompts with a known token at L = 5."""
+    head = pl.SoftmaxAttention(0.5 * np.eye(2), VALUE)
+    law, query = pl.AutoregressiveGaussian([0.2, -0.1], COV, 0.3), [1.0, -0.6]
+    exact, leading = (
+        pl.prompt_moments(head, law, query, 1e8, kind=kind) for kind in ("exact", "asymptotic")
+    )
+    np.testing.assert_allclose(leading.bias, exact.bias, rtol=1e-6)
+    np.testing.assert_allclose(leading.cov, exact.cov, rtol=1e-6, atol=1e-15)
+    np.testing.assert_allclose(exact.limit, head(pl.Gaussian([0.2, -0.1], COV), query), rtol=1e-13)
+    prompt = pl.Prompt(law, fixed=[[1.0, 1.0]])
+    short = pl.prompt_moments(head, prompt, query, 5)
+    drawn = pl.prompt_moments(
+        head, prompt, query, 5, kind="estimate", key=jax.random.key(0), samples=2**13
+    )
+    assert abs(drawn.mse - short.mse) < 4 * drawn.error
+    assert (np.abs(drawn.bias - short.bias) < 4 * drawn.bias_error).all()
+
+
+def test_a_coefficient_of_one_is_refused():
+    with pytest.raises(ArgumentError) as raised:
+        pl.AutoregressiveGaussian([0.0], [[1.0]], 1.0)
+    assert str(raised.value) == "`coefficient` must be a number between -1 and 1, got 1.0."
