@@ -116,7 +116,9 @@ def test_a_call_inside_jit_without_traced_arguments_says_so():
     def inside(x):
         return x + pl.prompt_moments(WIDE, PLANE, [1.0, 2.0], 10).mse
 
-    with pytest.raises(TypeError, match=r"^`prompt_moments` must be called outside `jit`, for it "):
+    with pytest.raises(
+        TypeError, match=r"^`prompt_moments` must be called outside `jit`, because it "
+    ):
         jax.jit(inside)(1.0)
     assert np.isfinite(jax.grad(inside)(1.0))
 

@@ -528,7 +528,7 @@ def test_negative_starts_end_at_the_negatives_and_two_images_are_refused() -> No
     up, down = block_limit(TASK, 0.4), block_limit(TASK, -0.4)
     np.testing.assert_allclose(down.value, -np.asarray(up.value))
     apart = pl.LinearRegression(np.diag([1.0, 0.0]), query_covariance=np.eye(2))
-    with pytest.raises(ValueError, match=r"^`task` must have one covariance, or two"):
+    with pytest.raises(ValueError, match=r"^`task` must have one covariance or two"):
         block_limit(apart, 0.4)
 
 

@@ -81,7 +81,7 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
         pl.sgd(START, HiddenMean(SCATTER), 5, plans[1], key=KEY)
     assert str(caught.value) == (
         "`sampling` must be 'tokens' for HiddenMean, got 'law'. No rule draws the sums of its "
-        "prompts in law."
+        "prompts."
     )
 
 

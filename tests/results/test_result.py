@@ -21,6 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import promptlimit as pl
 from promptlimit.concentration import gap_report
 from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
+from promptlimit.dynamics._flow_rate import FlowRate
 from promptlimit.errors import MissingPackageError
 from promptlimit.results import (
     CausalAtlas,
@@ -193,6 +194,7 @@ EXAMPLES = {
     "EntropyPrediction": lambda: pl.lengths.entropy_prediction(
         np.linspace(-1.0, 1.0, 64), [100, 1000]
     ),
+    "FlowRate": lambda: FlowRate(0.5, 0.1, 1.5),
     "FlowReport": flow_report,
     "GapCurve": lambda: pl.output_gap(
         HEAD, LAW, LAW, [10, 100], kind="estimate", key=jax.random.key(0), samples=4096

@@ -123,13 +123,13 @@ def test_a_gap_off_by_a_fifth_is_noticed(
 
 def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("output-gap")
-    right = module.concentration.output_gap
+    right = module.library_output_gap
 
     def slower(attention, law, queries, lengths, **options):
         found = right(attention, law, queries, lengths, **options)
         return dataclasses.replace(found, value=found.value * found.lengths**0.05)
 
-    monkeypatch.setattr(module.concentration, "output_gap", slower)
+    monkeypatch.setattr(module, "library_output_gap", slower)
     assert max(module.distances_from_the_rate((1.0,))) > module.RATE_TOLERANCE
 
 

@@ -369,7 +369,7 @@ def test_refuses_a_range_of_nodes_that_is_too_short(monkeypatch):
 
 
 def test_refuses_a_step_that_is_too_long(monkeypatch):
-    monkeypatch.setattr(_functional, "STEP", 6 * STEP)
+    monkeypatch.setattr(_functional.nodes_of, "__defaults__", (6 * STEP,))
     with pytest.raises(AccuracyError):
         weight_statistics(1.0, 10)
 

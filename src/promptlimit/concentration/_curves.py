@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,17 @@ def curve_of(
     problem: Any,
     kind: str,
     effort: Effort,
-    limit_square: float | None = None,
+    limit_square: Callable[[Any], float | None] = lambda _: None,
 ) -> GapCurve:
-    """Return the gap of a problem at its lengths; at infinite ones it is zero."""
+    """Return the gap of a problem at its lengths; at infinite ones it is zero.
+
+    Args:
+        quantity: the rules.
+        problem: the problem.
+        kind: the requested kind.
+        effort: how much work a rule may do.
+        limit_square: returns the mean square of the limit, or None where only rules compute it.
+    """
     rule = quantity.choose(problem, kind, effort)
     lengths = problem.lengths
     finite = lengths[np.isfinite(lengths)]
@@ -52,6 +61,7 @@ def curve_of(
     beyond = (0, lengths.size - finite.size)
     value, error = np.pad(gaps.value, beyond), np.pad(gaps.error, beyond)
     cov = None if gaps.cov is None else np.pad(gaps.cov, beyond)
-    square = gaps.limit_square if limit_square is None else limit_square
+    square = limit_square(problem)
+    square = gaps.limit_square if square is None else square
     scale = math.nan if square is None else square
     return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, gaps.samples)

@@ -174,7 +174,7 @@ def _curve(
     problem = checked_problem(
         attention, law, increasing_lengths(lengths), wrt=wrt, any_prompt=True, **given._asdict()
     )
-    return curve_of(GAPS, problem, kind, effort, limit_square(problem))
+    return curve_of(GAPS, problem, kind, effort, limit_square)
 
 
 def limit_square(problem: Problem) -> float | None:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from promptlimit import concentration
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
+from promptlimit.concentration import gradient_gap as library_gradient_gap
+from promptlimit.concentration import output_gap as library_output_gap
 from promptlimit.finite import gradient_moments, prompt_moments
 from promptlimit.measures import Gaussian
 from promptlimit.studies import Check, Setting, at_least, at_most, control, within_errors
@@ -59,7 +60,7 @@ def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
     distances = []
     for tau in taus:
         problem = standard_problem(1, tau)
-        slope = float(local_slopes(concentration.output_gap(*problem, _FAR).value, _FAR)[0])
+        slope = float(local_slopes(library_output_gap(*problem, _FAR).value, _FAR)[0])
         distances.append(abs(slope + gap_exponent(*problem).value))
     return distances
 
@@ -68,9 +69,9 @@ def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
     """Return the largest ratio of exact gap to explicit bound on a grid, Gaussian queries."""
     worst = 0.0
     for dim, tau in problems:
-        gap = concentration.output_gap
+        gap = library_output_gap
         if wrt is not None:
-            gap = functools.partial(concentration.gradient_gap, wrt=wrt)
+            gap = functools.partial(library_gradient_gap, wrt=wrt)
         problem = standard_problem(dim, tau)
         exact, bound = (gap(*problem, _GRID, kind=kind) for kind in ("exact", "bound"))
         worst = max(worst, float((exact.value / bound.value).max()))
@@ -94,7 +95,7 @@ def output_gap(setting: Setting) -> Iterator[Check]:
     $\kappa$ is smaller beyond.
     """
     seed = setting.seed
-    at_one = concentration.output_gap(*standard_problem(1, 1.0), [1]).value[0]
+    at_one = library_output_gap(*standard_problem(1, 1.0), [1]).value[0]
     gaps = weight_statistics(_SHARPNESSES[:, None], _LENGTHS).score_error
     slopes = local_slopes(gaps, _LENGTHS)
     middle = int(np.searchsorted(_LENGTHS, 1e3))
@@ -268,10 +269,10 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
     """Return what the gap does averaged over Gaussian queries of sharpness 1."""
     problem = standard_problem(2, 1.0)
     slopes = local_slopes(
-        concentration.gradient_gap(*problem, _GRADIENT_LENGTHS[::8], wrt=wrt).value,
+        library_gradient_gap(*problem, _GRADIENT_LENGTHS[::8], wrt=wrt).value,
         _GRADIENT_LENGTHS[::8],
     )
-    one = float(concentration.gradient_gap(*problem, [1], wrt=wrt).value[0])
+    one = float(library_gradient_gap(*problem, [1], wrt=wrt).value[0])
     return [
         at_most(
             rf"{_GAP[wrt]}, queries $\mathcal{{N}}(0, I)$, $\tau = 1$: largest slope, "
