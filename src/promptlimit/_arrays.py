@@ -69,8 +69,9 @@ def numpy_only(
         names = list(inspect.signature(function).parameters)
         called = getattr(function, "__qualname__", "this function").removesuffix(".__init__")
 
+        function = with_numpy_defaults(function)
+
         @functools.wraps(function)
-        @with_numpy_defaults
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
             jax = sys.modules.get("jax")
             if jax is None:

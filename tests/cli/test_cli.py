@@ -433,7 +433,8 @@ def test_gap_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
     exact, bound = result["curves"]["exact"], result["curves"]["bound"]
     assert all(b > e for b, e in zip(bound["value"], exact["value"], strict=True))
     assert result["curves"]["estimate"]["lengths"] == [10.0]
-    assert result["exponent"] == {"value": 1.0, "tau": 0.4, "kind": "limit", "error": 0.0}
+    expected = {"value": 1.0, "tau": 0.4, "rho": 0.0, "law": "power", "onset": None}
+    assert result["exponent"] == {**expected, "kind": "limit", "error": 0.0}
     assert json.loads((tmp_path / "gap.json").read_text()) == result
     for extension in ("png", "svg", "pdf"):
         assert (tmp_path / f"gap.{extension}").stat().st_size > 5_000

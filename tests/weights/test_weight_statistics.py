@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptlimit.errors import AccuracyError
-from promptlimit.weights import STEP, _functional, _gaussian_score
+from promptlimit.weights import STEP, _gaussian_score
 from promptlimit.weights import _weight_statistics as engine
 from promptlimit.weights._brackets import ScoreTransforms, score_transforms
 from promptlimit.weights._weight_statistics import (
@@ -369,7 +369,8 @@ def test_refuses_a_range_of_nodes_that_is_too_short(monkeypatch):
 
 
 def test_refuses_a_step_that_is_too_long(monkeypatch):
-    monkeypatch.setattr(_functional.nodes_of, "__defaults__", (6 * STEP,))
+    nodes_of = engine.nodes_of
+    monkeypatch.setattr(engine, "nodes_of", lambda ends: nodes_of(ends, 6 * STEP))
     with pytest.raises(AccuracyError):
         weight_statistics(1.0, 10)
 
