@@ -262,6 +262,13 @@ def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' atten
     **options: Any,
 ) -> tuple[Any, Any]:
     """Compute attention as "sdpa" of transformers does, and record it."""
+    # Some versions of transformers offer "sdpa" to models with these options and then ignore them.
+    if any(options.get(name) is not None for name in ("softcap", "s_aux")):
+        raise ArgumentError(
+            "model",
+            f"must attend by softmax of scaled products, but {type(module).__name__} caps its "
+            "scores or has learned sinks.",
+        )
     attend = importlib.import_module("transformers").AttentionInterface()["sdpa"]
     outputs, weights = attend(
         module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal, **options

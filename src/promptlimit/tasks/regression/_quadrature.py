@@ -30,6 +30,7 @@ from promptlimit.tasks.regression._softmax_risk import (
     perturbed,
     risk_statistics,
     scores,
+    tabulate_risks,
     with_arrays,
 )
 from promptlimit.tasks.regression._task import LinearRegression
@@ -137,6 +138,8 @@ def _tabulated(
     """
     end = first_range(head.task, head.key_query)
     while True:
+        if len(head.together) > 1:
+            tabulate_risks(head.together, end)
         known = risk_statistics(head.length, end)
         risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
         rows = np.array([_means(dataclasses.replace(risk, nodes=nodes), head) for nodes in sets])

@@ -34,8 +34,6 @@ from promptlimit.tasks._problem import (
 from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._quadrature import (
-    first_range,
-    isotropic_block,
     radial_risk,
     replicate_risks,
     require_accuracy,
@@ -208,9 +206,9 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def _regressors(problem: RiskProblem) -> list[Regressor | None]:
     """Return the head at each length, None at infinity; tabulate several lengths together."""
     head, finite = unwrap(problem.head), problem.finite
-    regressor = Regressor(problem.task, finite[0], head.key_query, head.value[-1])
-    if len(finite) > 1 and isotropic_block(regressor) is None:
-        tabulate_risks(finite, first_range(regressor.task, regressor.key_query))
+    regressor = Regressor(
+        problem.task, finite[0], head.key_query, head.value[-1], together=tuple(finite)
+    )
     return [
         regressor._replace(length=length) if math.isfinite(length) else None
         for length in problem.lengths.tolist()

@@ -112,12 +112,16 @@ class PointMeans(NamedTuple):
 
 
 class Regressor(NamedTuple):
-    """One softmax head on Gaussian regression at one length: U, and the last row of V."""
+    """One softmax head on Gaussian regression at one length: U, and the last row of V.
+
+    Tables for the lengths `together` are computed in one pass.
+    """
 
     task: LinearRegression
     length: float
     key_query: Float[Array, "tokens tokens"]
     value_row: Float[Array, " tokens"]
+    together: tuple[float, ...] = ()
 
 
 class SoftmaxRisk(eqx.Module):
