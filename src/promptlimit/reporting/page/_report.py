@@ -150,7 +150,11 @@ class Study:
         sections = (
             ("claims", "Claims", map(_claim_entry, self.claims)),
             ("figures", "Figures", map(_figure_entry, self.figures)),
-            ("beyond", "Beyond the paper", map(_figure_entry, self.beyond)),
+            (
+                "beyond",
+                "Beyond the paper" if self.figures else "Figures",
+                map(_figure_entry, self.beyond),
+            ),
         )
         listed = [Entry(name, title, entries=tuple(below)) for name, title, below in sections]
         return tuple(entry for entry in listed if entry.entries)
