@@ -284,7 +284,7 @@ def gap_exponent(
     queries, and for linear attention, it is 1. Derived in docs/gaps.md.
 
     A `LinearRegression` in place of the measure gives the rate of the gap over its prompts and
-    queries. If scores read labels, it is no power: see `GapExponent.rho`.
+    queries. If scores depend on labels, the gap is not a power of L: see `GapExponent.rho`.
 
     Raises:
         KindUnavailableError: no formula for the rate of this problem is known.

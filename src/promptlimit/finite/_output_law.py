@@ -86,8 +86,8 @@ def output_law(
 ) -> OutputLaw:
     r"""Return the law of $f_L$, one coordinate of $T[\hat\mu_L](z)$, over prompts.
 
-    The probability that $f_L$ exceeds a threshold is that of a sum of independent terms to be
-    positive: one integral over its characteristic function, at a cost free of L. With it come exact
+    $f_L$ exceeds a threshold exactly if a sum of independent terms is positive. The probability
+    is one integral over a characteristic function, at a cost independent of L. It gives exact
     error rates of a classifier, and the mean of any loss (`OutputLaw.expectation`). All ways there
     are: `print(promptlimit.finite.OUTPUT_LAW.table())`.
 
@@ -226,7 +226,7 @@ class _ThirdOrderLaws(_ExactLaws):
 
 @dataclasses.dataclass(frozen=True)
 class _SimulatedLaws(AbstractScalarLaws):
-    """Laws of simulated prompts: what they said, in order."""
+    """Laws of simulated prompts: their outputs, sorted."""
 
     outputs: list[Array]
 

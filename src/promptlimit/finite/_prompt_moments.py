@@ -320,7 +320,7 @@ def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
 def _of_heads(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Return a computation about the heads as one about the attention: its residual is added.
+    """Turn a computation for the heads into one for the attention, by adding its residual.
 
     A gradient in a matrix of a head does not see the residual.
     """

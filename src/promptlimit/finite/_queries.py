@@ -28,7 +28,7 @@ class GaussianPart:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """The law of the query, taken apart as far as it goes.
+    """The law of the query, split into points and Gaussians where possible.
 
     Attributes:
         points: queries that have a positive share, [n, q].

@@ -117,7 +117,7 @@ def simulated_lengths(
         constants: further arguments of the program.
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
-        with jax.enable_x64(True):  # not while this waits
+        with jax.enable_x64(True):  # not while the generator is suspended
             columns = _simulated(problem, float(problem.lengths[place]), effort, program, constants)
         warn_when_unreliable(columns[0], effort)
         yield int(place), columns

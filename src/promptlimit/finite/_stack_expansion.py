@@ -4,9 +4,9 @@ r"""Moments of softmax layers over Gaussian tokens to leading order in 1/L.
 
 with C and b in closed form (`promptlimit.depth`; derived in docs/depth-theory.md). Where tokens
 attend to themselves so much that b is not reached at any practical length, the bias of two layers
-has the tokens' own errors exactly at that length, and that of more is NaN: not known. The same
+includes the exact errors of the tokens at that length, and that of more layers is NaN. The same
 holds at lengths where a sharp layer keeps b from being reached (`promptlimit.depth.reached_share`),
-and a warning then names the length from which it is. Under a causal mask it grows as
+and a warning names the length from which it is reached. Under a causal mask the bias falls as
 $(\ln L)^{K-1}/L$ with a constant that the first tokens decide: NaN too.
 """
 

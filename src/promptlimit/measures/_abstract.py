@@ -96,7 +96,7 @@ class AbstractMeasure(eqx.Module):
         r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$.
 
         Raises `OutsideDomainError` where $\Lambda_\mu(t)$ or the mean is not finite; the mean can
-        be infinite on the boundary of the domain. NaN while jax traces.
+        be infinite on the boundary of the domain. While jax traces, returns NaN instead.
         """
         return self._tilted("limit (the mean of the tilted law)", _gradient, self._as_tilt(tilt))
 
@@ -195,7 +195,7 @@ def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
 
 
 def _one_or_nan(transform: Array) -> Array:
-    """Return 1, or NaN where the transform is not finite, where its formula may have derivatives.
+    """Return 1, or NaN where the transform is not finite, even if its formula has slopes.
 
     As a factor of the first derivative it also makes the next ones NaN.
     """

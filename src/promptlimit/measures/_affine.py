@@ -62,7 +62,7 @@ class Affine(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether the measure it is an image of is."""
+        """Whether the original measure is finite everywhere."""
         return self.measure.finite_everywhere
 
     @full_precision

@@ -16,7 +16,7 @@ from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class Gaussian(AbstractMeasure):
-    r"""The Gaussian measure $N(m, \Gamma)$ $\Lambda(t) = \langle m,t\rangle + t^\top\Gamma t/2$.
+    r"""The Gaussian measure $N(m,\Gamma)$: $\Lambda(t) = \langle m,t\rangle + t^\top\Gamma t/2$.
 
     Any positive semi-definite covariance is welcome, singular ones included: tokens
     $(x, w^\top x)$ of noiseless regression live on a hyperplane.

@@ -32,7 +32,7 @@ class Mixture(AbstractMeasure):
 
     Args:
         weights: the probabilities $\pi_c$.
-        components: the measures $\mu_c$, all of one dimension.
+        components: the measures $\mu_c$, all of the same dimension.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> left, right = pl.Gaussian([-1.0], [[0.5]]), pl.Gaussian([3.0], [[0.5]])
@@ -72,7 +72,7 @@ class Mixture(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether the components are."""
+        """Whether all components are finite everywhere."""
         return all(measure.finite_everywhere for measure in self.components)
 
     @full_precision
@@ -83,7 +83,7 @@ class Mixture(AbstractMeasure):
         $\ell$ at the current tilt, which is zero there: the value does not change, but derivatives
         see centred components and lose no digits to a mean that they share. At a complex tilt,
         where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of the components' slopes
-        weighed by $\pi_c|e^{\Lambda_c}|$.
+        weighted by $\pi_c|e^{\Lambda_c}|$.
         """
         gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
@@ -107,7 +107,7 @@ class Mixture(AbstractMeasure):
         return mixed(as_float64(self.weights), [part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
-        """Return the largest proxy of a component, and $D^2/4$, D the diameter of their means."""
+        """Return the largest proxy of a component plus $D^2/4$, D the diameter of their means."""
         return of_mixture(
             as_float64(self.weights), [part.variance_proxy() for part in self.components]
         )

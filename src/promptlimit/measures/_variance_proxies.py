@@ -48,7 +48,7 @@ def of_points(points: Array, weights: Array) -> VarianceProxy:
 
 
 def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
-    """Return the largest proxy of a part, and $D^2/4$ for the choice of the part."""
+    """Return the largest proxy of a part plus $D^2/4$ for the choice of the part."""
     kept = [(w, proxy) for w, proxy in zip(weights, proxies, strict=True) if w > 0]
     known = [(w, proxy) for w, proxy in kept if proxy is not None]
     if len(known) < len(kept):
