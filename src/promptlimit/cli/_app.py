@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _tolerate_odd_terminals() -> None:
-    """Run where standard output is closed, and where the environment sets a width of zero."""
+    """Allow a closed standard output, and a width of zero in the environment."""
     if os.environ.get("COLUMNS", "80").strip("0") == "":
         del os.environ["COLUMNS"]
     if sys.stdout is None:
@@ -113,7 +113,7 @@ def _add(command: FunctionType, *, resumes: bool = False) -> None:
 
 
 def _wrapped(command: Command, *, resumes: bool) -> Command:
-    """Return the command with the options of its groups as its own, and with its errors named.
+    """Return the command with the options of its groups as its own; its errors name options.
 
     A group is a named tuple of options that several commands share.
     """
@@ -154,7 +154,7 @@ def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
 
 
 def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
-    """Return an error of the library; parameters of commands have the names of its arguments."""
+    """Return an error of the library that names the options instead of the arguments."""
     if problem.argument == "key":
         return UsageError(
             "--samples must be at least 2 for a problem that can only be simulated, got 0",

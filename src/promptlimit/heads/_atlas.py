@@ -37,7 +37,7 @@ from promptlimit.storage import write_bytes
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
-"""Share of a head's variation that the limit may miss at the length called needed."""
+"""Share of a head's variation that the limit may miss at `length_needed`."""
 
 
 @with_numpy_defaults

@@ -8,7 +8,7 @@ recent window) are kept; the n far tokens between them are known through their m
     head       (Z_k a_k + Z_f a_f)/(Z_k + Z_f)        Z_k, a_k: mass and answer of the kept tokens
 
 For n Gaussian tokens $\ln Z_f$ has mean $\ln n+s+g\,\mathrm{var}/2$ and the pull $C_{vk}t$ shrinks
-by $1-E\,S_2$: the finite-length correction.
+by $1-E\,S_2$: the finite-length correction; g is `Statistics.growth`.
 """
 
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def _answers(
     masks: _Masks,
     prediction: Prediction,
 ) -> Named:
-    """Return the answers [n, e] without the far tokens, by the way of replacing them.
+    """Return the answers [n, e] for each way of replacing the far tokens.
 
     - `dropped`: as many more recent tokens are kept as the moments cost in memory;
     - `mean`: true mass and mean value, the memory of one token and a mass;

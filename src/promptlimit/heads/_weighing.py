@@ -1,7 +1,7 @@
 r"""Softmax and its limits as ways to weigh the tokens of a prompt.
 
 A head answers a query with $\sum_jw_jv_j$. Softmax takes $w_j\propto e^{s_j}$, $s_j$ the score of
-token j. The limits of the theory know the prompt through moments only, and yet they too are
+token j. The limits of the theory depend on moments of the prompt only, but they too are
 weighings of the same tokens, because a sample's covariance is a sum over its tokens:
 
     uniform    w_j = 1/n
@@ -154,7 +154,7 @@ def sink_members(
 ) -> Float[Array, "length parts"]:
     r"""Return the membership of keys when the most attractive ones are parts of their own.
 
-    How much a key attracts is $E_qe^{\langle q,k\rangle}$ with the scale, for Gaussian queries:
+    How much a key attracts is $\ln E_qe^{\langle q,k\rangle}$ with scale, for Gaussian queries:
     the log-Laplace transform of the queries' law at k, $\langle m_q,k\rangle+k^\top C_qk/2$. The
     other keys are the last part.
     """

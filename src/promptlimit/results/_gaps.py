@@ -23,7 +23,7 @@ _HEADINGS = {
     "estimate": "simulated",
 }
 _FAR = 3.5
-"""Standard errors between an estimate and the exact value from which on a note says so."""
+"""A note says if an estimate is more standard errors than this from the exact value."""
 
 
 class GapCurve(Result):
@@ -198,9 +198,9 @@ class GapReport(Result):
         curves: one for each available kind.
         exponent: the rate that theory predicts; None where it is not known.
         fit: a power law fitted to the best curve; None for fewer than two usable lengths.
-        fit_from: the shortest length of that fit: of an exact curve, the first from which on it is
+        fit_from: the shortest length of that fit; for an exact curve, the one from which it is
             a power law, if there is one.
-        missing: why the other kinds cannot be had, by kind.
+        missing: why the other kinds are not available, by kind.
     """
 
     curves: tuple[GapCurve, ...]

@@ -239,7 +239,7 @@ class CausalAtlas(AbstractAtlas):
         mass_error: mean logarithm of the far tokens' mass from their moments, over the true one.
         lengths: edges of the classes by length of prompt, [classes + 1].
         by_length: `between`, `within` and `entropy` by class, [layers, heads, classes].
-        entropy_predicted: entropy in the last class predicted from the first, by the way to do so.
+        entropy_predicted: entropy in the last class predicted from the first, by each method.
     """
 
     columns: ClassVar[tuple[Column, ...]] = (

@@ -14,4 +14,4 @@ Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 
 
 Length: TypeAlias = float | int
-"""The number of tokens of a prompt: whole, or infinite. Run-time checks take no int for a float."""
+"""The number of tokens of a prompt: whole, or infinite. Run-time checks reject an int as float."""

@@ -36,12 +36,12 @@ class PromptMoments(Result):
     r"""Moments over prompts of $T_L$, the attention output at one query, about its limit $T$.
 
     All arrays are float64. For one length they have the shapes below; for an array of lengths its
-    axes come first, in `limit` excepted.
+    axes come first, except in `limit`.
 
     Attributes:
         lengths: $L$, the number of tokens drawn, the query not counted.
         mean: $E\,T_L$, [output_dim].
-        bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits;
+        bias: $E\,T_L - T$, [output_dim], accurate also where `mean - limit` has no digits;
             NaN, as the mean, where the leading order of a stack has none (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
@@ -54,7 +54,7 @@ class PromptMoments(Result):
             one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
         limit_error: of `limit`, [output_dim]: 0 where it is a closed form, else what the doubling
-            of a quadrature moved, or one standard error over replicas of particles.
+            of a quadrature changed, or one standard error over replicas of particles.
         bias_error: one standard error of `bias` where prompts were simulated, 0 elsewhere,
             [output_dim].
         fixed_weights: mean attention weights of the tokens that are in every prompt, [k]: fixed
@@ -79,7 +79,7 @@ class PromptMoments(Result):
     @property
     @derived("length", label="mean squared error", scale="log")
     def value(self) -> np.ndarray:
-        """The mean squared error, which `error` is of."""
+        """The mean squared error, to which `error` refers."""
         return self.mse
 
 

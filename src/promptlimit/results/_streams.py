@@ -12,7 +12,7 @@ class StreamedAttention(Result):
     r"""Attention of q queries on the first L tokens of one prompt, at n lengths L.
 
     With scores $s_i=\langle Uz,z_i\rangle$ and weights $p_i\propto e^{s_i}$, in double precision
-    but for what the tokens' own precision rounds.
+    except for the rounding of the tokens themselves.
 
     Attributes:
         lengths: $L$, [n].

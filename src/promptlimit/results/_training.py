@@ -31,7 +31,7 @@ class Training(Result):
         value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
             for `key_query`.
         value: the risk $R_L$, the mean loss of the task, [length, start, seed, step], averaged over
-            those sets; NaN after a run has diverged, or where the sharpness is beyond weight
+            sets of points; NaN after a run has diverged, or where scores are too sharp for weight
             statistics.
         gradient_norms: $\|\nabla R_L\|$ in the arrays that moved.
         error: of `value`: one standard error over independent sets of points or prompts, widened

@@ -41,7 +41,7 @@ def critical_distance(looks: int = 1) -> float:
 
 
 def within_errors(name: str, distances: Iterable[float]) -> Check:
-    """Return a check that passes if means are within their standard errors of what is expected.
+    """Return a check that passes if no mean is too many standard errors from its expectation.
 
     Args:
         name: what was computed, in words.

@@ -467,7 +467,7 @@ def _mentions_control(function: object) -> bool:
     """Return whether a function refers to a control, itself or through functions that it calls.
 
     Reads the names in the compiled code, without running it. A claim that never refers to a control
-    has none; whether one that does has a control is known when its checks are computed.
+    has none; one that refers to a control is checked again when it is decided.
     """
     waiting: list[Any] = [function]
     seen: set[int] = set()
