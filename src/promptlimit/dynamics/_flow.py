@@ -74,7 +74,7 @@ def gradient_flow(
     r"""Return the trajectory of $\theta'=-\nabla R_L(\theta)$, $\theta$ the arrays of `start`.
 
     Where the risk is exact, no prompt is simulated: on `LinearRegression`, at every length, the
-    risk is the closed form of linear heads and of $L=\infty$, or for one softmax head that of
+    risk is the closed form of linear heads and of $L=\infty$, or for one softmax head a variant of
     `risk_function`. Otherwise it is the mean loss over simulated prompts, drawn once from `key`.
     The flow stops where the gradient norm falls below `arrival`; later times repeat that state.
 

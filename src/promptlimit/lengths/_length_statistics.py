@@ -114,7 +114,7 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
     r"""Return the statistics where all free tokens have one score, and those of infinite prompts.
 
-    $Z=Le^m+\sum_fe^{s_f}$. One free token alone has them, too, but for the variance of $\ln Z$.
+    $Z=Le^m+\sum_fe^{s_f}$. They hold for one free token too, except the variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -143,7 +143,7 @@ def gaussian_statistics(
 ) -> PromptStatistics:
     """Return the statistics for scores N(0, sigma^2), [n], prompts of one sharpness together.
 
-    Without `variances`, those at small sharpness are not extrapolated, which takes twelve times as
+    `variances=False` omits the extrapolation at small sharpness, which takes twelve times as
     long as the rest.
 
     Raises:

@@ -50,7 +50,7 @@ class Readout:
         return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
     def features(self, tokens: Array, x: Array) -> Array:
-        """Return the functions of a token that cumulants are computed of, [e + 2, u, ...].
+        """Return the functions of a token whose cumulants are computed, [e + 2, u, ...].
 
         They are the e entries of y, which have mean zero under the tilted law, then 1 and x.
         """

@@ -32,7 +32,7 @@ class Prompt(eqx.Module):
     Args:
         law: of the random tokens: a measure, or a prompt such as `MarkovChain`.
         fixed: tokens of every prompt, such as a first token or a needle, shape `[k, d]`.
-        sinks: scores of value zero, shape `[k]`.
+        sinks: scores of tokens whose value is zero, shape `[k]`.
         offset: added to the scores of random tokens.
         slope: of ALiBi, at least 0: how much the score falls per position.
 

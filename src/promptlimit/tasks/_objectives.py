@@ -145,7 +145,7 @@ def mean_over_sets(objectives: Objectives, attention: AbstractAttention, points:
 def to_tolerance(
     mean: Callable[[int], Estimate], effort: Effort, first: int, largest: int, floor: float = 0.0
 ) -> Estimate:
-    """Return a mean over points, four times as many until its error is small enough.
+    """Return a mean over points, quadrupling their number until its error is small enough.
 
     Args:
         mean: a function of the number of points.

@@ -35,7 +35,7 @@ BatchGradient: TypeAlias = Callable[
     ],
     tuple[Array, Array],
 ]
-r"""The gradient in $U$ and $V$ of twice the mean loss over a batch, at a step, $U$ and $V$."""
+r"""The gradient of twice the mean loss over a batch, as a function of the step, $U$ and $V$."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity(
 def on(
     *classes: type[AbstractTask], obstacle: Callable[[Any], str | None] = applies_always
 ) -> Callable[[Any], str | None]:
-    """Return the obstacle of a rule for tasks of some classes, and `obstacle` for such a task."""
+    """Return an obstacle that admits only tasks of these classes, then checks `obstacle`."""
     names = " and ".join(one.__name__ for one in classes)
 
     def whole(problem: Any) -> str | None:
