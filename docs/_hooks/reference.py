@@ -17,6 +17,7 @@ import promptlimit as pl
 
 _PACKAGES = {
     "finite": "Finite prompts",
+    "prompts": "Laws of prompts",
     "concentration": "Gaps and required lengths",
     "lengths": "Growing contexts",
     "weights": "Softmax weights",
