@@ -103,7 +103,7 @@ def test_limit_of_files_prints_a_table_and_writes_json(here: Here, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     *rows, note = done.stdout.splitlines()
     assert [row.split() for row in rows[1:]] == [["0", "4", "6"], ["1", "4", "4"]]
-    assert note == "The distance between the two is 2; kind: limit."
+    assert note == "The distance between the two outputs is 2; kind: limit."
     assert json.loads((tmp_path / "o" / "limit.json").read_text())["distance"] == 2.0
 
 
@@ -493,7 +493,7 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     assert result["expected_square"] is None
     assert not result["is_limit"]
     table = here("stream", "head.npz", "--tokens", "tokens.npy")
-    assert "over 1 query, from the output on the whole prompt; others, means." in table.stdout
+    assert "Distances from the output over the whole prompt are root mean squares" in table.stdout
 
 
 def test_flow_keeps_its_trajectories_and_reads_them_again(

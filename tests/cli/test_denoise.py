@@ -97,5 +97,7 @@ def test_the_table_has_the_parameters_of_the_best_layer(
         ["0.333333", "0.625", "0.5", "-12.5"],
         ["0.333333", "0.8", "0.5", "-inf"],
     ]
-    assert " ".join(rows[4]).startswith("The Bayes layer falls as L^-1 (tau 0.4472) as L grows, ")
+    assert " ".join(rows[4]).startswith(
+        "The distance of the Bayes layer falls like L^-1 as L grows (tau 0.4472), "
+    )
     assert " ".join(rows[5]).startswith("At L = 100 the best gate is the largest one searched, 1.6")

@@ -97,7 +97,7 @@ def test_a_result_that_cannot_be_written_is_shown_all_the_same(
     monkeypatch.setattr("promptlimit.storage.write_bytes", full)
     done = here("limit", "--example", "shifted", "--out", "o")
     assert done.returncode == 1
-    assert "The distance between the two is 0.125" in done.stdout
+    assert "The distance between the two outputs is 0.125" in done.stdout
     assert done.stderr.startswith("error: o/limit.json: no space left on device\n")
 
 

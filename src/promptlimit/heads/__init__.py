@@ -1,8 +1,7 @@
 """Attention heads of trained transformers, measured against the theory.
 
-Names load on first use. Opening a model needs the packages of the extra `heads`; heads captured
-from a PyTorch model that runs need PyTorch; heads brought by hand, `Head(queries, keys, values)`,
-need nothing more.
+Names load on first use. `load` requires the packages of the extra `heads`, and `capture` requires
+PyTorch. Heads built by hand, `Head(queries, keys, values)`, require no further packages.
 """
 
 import lazy_loader

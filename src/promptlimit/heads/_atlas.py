@@ -1,4 +1,4 @@
-"""Every head of a model measured against its limits, over prompts of one length."""
+"""The atlas: every head of a model compared with its limits, over prompts of one length."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from promptlimit.storage import write_bytes
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
-"""Share of a head's variation that the limit may miss at `length_needed`."""
+"""The unexplained share of the variance of a head at `length_needed`."""
 
 
 @with_numpy_defaults
@@ -52,28 +52,29 @@ def atlas(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> HeadAtlas:
-    r"""Return, for every head, how sharp it is and how well its limits reproduce it.
+    r"""Return the sharpness of every head, and the share of its variance that each limit explains.
 
-    The text is cut into windows, each a prompt. The model runs over it twice: once for the moments
-    of the corpus, once to measure. Memory does not grow with the square of a long window. Heads
-    from `capture`, or built by hand, are measured directly. The atlas depends on queries, keys and
-    values alone; replacing heads (`replacement_curve`) requires the model.
+    The text is cut into windows, each a prompt. The model runs over the text twice: once for the
+    moments of the corpus, and once to measure. Memory does not grow with the square of the window.
+    Heads from `capture`, or built by hand, are measured directly. The atlas depends only on
+    queries, keys and values; replacing heads (`replacement_curve`) requires the model.
 
-    The prompt of a head is the law of (key, value) over the tokens that a query sees. In a causal
-    model these are all tokens up to the query, and queries with fewer than an eighth of the window
-    before them are omitted. With rotary positions, keys are taken after rotation: the position is
-    part of a token, and the law is an average over the positions of the prompt.
+    The prompt of a head is the law of (key, value) over the tokens that a query attends to. In a
+    causal model these are all tokens up to the query, and queries with fewer than an eighth of the
+    window before them are omitted. With rotary positions, keys are taken after rotation: the
+    position is part of a token, and the law is an average over the positions of the prompt.
 
     Args:
         model: the result of `load` or of `capture`; or heads: a list for one layer, a list of lists
             for several layers (as `Model.heads` returns), a list of those for several prompts.
         text_or_ids: a text, token ids, or windows of token ids, one per row; omitted for heads.
-        window: tokens of a prompt; by default the longest prompt of the model, at most 512.
-        windows: the largest number of windows to read.
-        clusters: number of Gaussians in the mixture.
-        sinks: number of tokens that are atoms, in addition to one Gaussian.
-        seed: of the clusters' starts.
-        progress: called after each step, from any thread.
+        window: the number of tokens of a prompt; by default the longest prompt of the model, at
+            most 512.
+        windows: the largest number of windows to use.
+        clusters: the number of Gaussians in the limit "mixture".
+        sinks: the number of tokens that the limit "sinks" keeps as atoms.
+        seed: the seed of the clusters.
+        progress: a function that is called after each step, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
@@ -152,10 +153,10 @@ def _pooled_quantiles(sharpness: np.ndarray) -> np.ndarray:
 
 
 def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Return the length from which the predicted error is a tenth of the limit's own variation.
+    """Return the length at which the predicted error is a tenth of the variance of the limit.
 
-    Logarithms are interpolated between the lengths of the grid; infinite beyond its end,
-    NaN for a limit that does not vary.
+    Logarithms are interpolated between the lengths of the grid. Infinite beyond the end of the
+    grid, NaN for a constant limit.
     """
     share = share_of(errors, totals[..., None])
     lengths = np.full(totals.shape, np.inf)
@@ -176,7 +177,7 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
-    """Return the rate at which each head's gap falls with length, for tokens of its moments."""
+    """Return the exponent of the gap of each head, for Gaussian tokens with its moments."""
     rates = np.empty(scales.shape)
     for layer, head in np.ndindex(rates.shape):
         keys, queries = moments[layer].key_law(head), moments[layer].query_law(head)

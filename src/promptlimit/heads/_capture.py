@@ -1,12 +1,12 @@
 r"""Heads of a PyTorch model of any family, captured while it runs.
 
-There are two routes. A model of transformers calls an attention function by its registered name;
-one that records its arguments is registered for the time of the call. In any other model attention
+There are two routes. A model of transformers calls an attention function by its registered name, so
+a function that records its arguments is registered while the model runs. In other models attention
 is either a call of `scaled_dot_product_attention`, whose arguments are queries, keys, values, scale
-and mask, or two matrix products with a softmax between them. For the latter the operators are
-followed, and scale and mask are inferred from the scores, $s=c\,qk^\top$ for visible tokens and a
+and mask, or two matrix products with a softmax between them. In the latter case the operators are
+recorded, and scale and mask are inferred from the scores: $s=c\,qk^\top$ for visible tokens, and a
 large negative number for the others. Both routes rebuild the output of every layer from the
-captured heads and compare.
+captured heads and compare it with that of the model.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads
 
 _HIDDEN = -5e3
-"""A token with this score or less is not seen: masks are -10000, -1e9, the least number or -inf."""
+"""Tokens with this score or less are masked: masks are -10000, -1e9, the least float or -inf."""
 _REBUILT = {4: 1e-4, 2: 5e-2}
-"""Relative error of a rebuilt output that rounding may leave, by the bytes of a number."""
+"""The largest relative error of a rebuilt output due to rounding, by the bytes of a number."""
 _BY_HAND = "Bring its arrays: promptlimit.heads.Head(queries, keys, values)."
 
 
@@ -50,7 +50,7 @@ def capture(
 
     The model can be any `torch.nn.Module` that computes attention by `scaled_dot_product_attention`
     or by matrix products and a softmax: a model of transformers, `torch.nn.MultiheadAttention`, or
-    a user-defined module. Queries and keys are captured as the scores use them, after rotation;
+    a user-defined module. Queries and keys are those that enter the scores, after any rotation;
     shared keys and values are repeated for each head. The model runs once per prompt, in evaluation
     mode and without gradients; its state is restored afterwards.
 
@@ -58,10 +58,10 @@ def capture(
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
         ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes
             vectors, [n, d] or [prompts, n, d]. Padding is not supported.
-        name: of the model, for the page; its own by default.
+        name: the name of the model on the page; by default the name of its class or checkpoint.
         route: "transformers" registers an attention function (`transformers.AttentionInterface`),
-            which also covers models loaded with flex attention; "operators" follows the
-            operators of PyTorch; "auto" uses the first where the model supports it.
+            which also covers models loaded with flex attention; "operators" records the operators
+            of PyTorch; "auto" uses "transformers" if the model supports it.
         inputs: further arguments of the model's forward pass.
 
     Raises:
@@ -111,7 +111,7 @@ def _torch() -> Any:
 
 
 def _batches_of_one(torch: Any, model: Any, ids: Any) -> Iterator[Any]:
-    """Yield the prompts as tensors with a batch of one, where the model is."""
+    """Yield the prompts as tensors with a batch of one, on the device of the model."""
     try:
         tokens = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
@@ -134,14 +134,14 @@ class _Call:
     """One attention of a model on one prompt, arrays in single precision.
 
     Attributes:
-        module: in which module it happened.
+        module: the name of the module.
         queries: [heads, n, d].
         keys: [heads, length, d], repeated for heads that share them.
         values: [heads, length, e].
-        seen: which tokens each query sees, [heads, n, length].
+        seen: whether each query attends to each token, [heads, n, length].
         scale: the factor on the scores.
-        outputs: what the model computed, [heads, n, e].
-        rounding: relative error that its precision may leave.
+        outputs: the outputs of the model, [heads, n, e].
+        rounding: the largest relative error due to the precision of the model.
     """
 
     module: str
@@ -155,7 +155,7 @@ class _Call:
 
 
 def _heads(call: _Call) -> list[Head]:
-    """Return the heads of one call, whose mask must be none or causal."""
+    """Return the heads of one call, which must have no mask or a causal mask."""
     causal = np.tri(*call.seen.shape[1:], dtype=bool)
     if not call.seen.all() and not (call.seen == causal).all():
         raise ArgumentError(
@@ -220,7 +220,7 @@ def _calls(
 
 
 def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
-    """Return the names of the modules that are running, innermost last, kept up to date."""
+    """Return the list of the names of running modules, innermost last; it is kept up to date."""
     running = [type(model).__name__]
     for name, module in model.named_modules():
         if name:
@@ -236,7 +236,7 @@ def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
 def _is_transformers_model(model: Any) -> bool:
     """Return whether the model can use a registered attention function in place of "sdpa".
 
-    A model of transformers exists only where the package has been imported. Models with capped
+    A model of transformers can exist only if the package has been imported. Models with capped
     scores or learned sinks do not support "sdpa".
     """
     transformers = sys.modules.get("transformers")
@@ -283,7 +283,7 @@ def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' atten
 
 @contextlib.contextmanager
 def _registered_calls_seen(model: Any, record: Callable[..., None]) -> Generator[None]:
-    """Record every call of a model of transformers while the context lasts."""
+    """Record every attention call of a model of transformers inside the context."""
     name = "promptlimit_capture"
     transformers = importlib.import_module("transformers")
     masks = transformers.AttentionMaskInterface
@@ -303,7 +303,7 @@ def _registered_calls_seen(model: Any, record: Callable[..., None]) -> Generator
 
 @contextlib.contextmanager
 def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -> Generator[None]:
-    """Record every `scaled_dot_product_attention` while the context lasts."""
+    """Record every call of `scaled_dot_product_attention` inside the context."""
     functional = torch.nn.functional
     fused = functional.scaled_dot_product_attention
 
@@ -338,7 +338,7 @@ def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -
 
 
 def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
-    """Return which tokens each query sees, broadcast to [..., n, length]."""
+    """Return whether each query attends to each token, broadcast to [..., n, length]."""
     seen = np.tri(*shape, dtype=bool) if causal else np.ones(shape, dtype=bool)
     if mask is None:
         return seen
@@ -356,11 +356,11 @@ def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
 
 
 def _follow_operators(torch: Any, record: Callable[..., None]) -> Any:
-    """Return a context in which products, softmax, products are seen as attention."""
+    """Return a context in which a softmax between two matrix products is recorded as attention."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     class FollowOperators(base):
-        """Remembers which tensors are scores, and which are weights made of them."""
+        """Tracks which tensors are scores, and which are softmax weights of scores."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -406,7 +406,7 @@ def _follow_operators(torch: Any, record: Callable[..., None]) -> Any:
 def _read_off(
     scores: np.ndarray, queries: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Return which tokens are seen, and the scale, by least squares over their scores."""
+    """Return the mask, and the scale fitted by least squares to the scores of visible tokens."""
     seen = scores > _HIDDEN
     products = (queries.astype(np.float64) @ keys.astype(np.float64).swapaxes(-1, -2))[seen]
     size = float((products**2).sum())
@@ -424,7 +424,7 @@ def _call(
     scale: float,
     rounding: float,
 ) -> _Call:
-    """Return a call with one leading axis, that of heads; the batch before it has one prompt."""
+    """Return a call whose arrays begin with the axis of heads; the batch must have one prompt."""
     arrays = {"queries": queries, "keys": keys, "values": values, "outputs": outputs}
     for name, array in arrays.items():
         if array.ndim < 2 or any(size != 1 for size in array.shape[:-3]):
@@ -444,5 +444,5 @@ def _call(
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """Return a tensor of any precision and place as an array in single precision."""
+    """Return a tensor of any precision and device as an array in single precision."""
     return tensor.detach().float().cpu().numpy()

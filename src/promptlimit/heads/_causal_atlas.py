@@ -1,4 +1,4 @@
-"""Every head of a causal model by distance, over long prompts."""
+"""The causal atlas: every head of a causal model by distance, over long prompts."""
 
 import itertools
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from promptlimit.heads._prompts import CapturedHeads, HeadLists, TextOrIds, prom
 from promptlimit.results import CausalAtlas
 
 LONG = 4096
-"""Tokens of a window by default, where the model accepts as many."""
+"""The default number of tokens of a window, if the model accepts as many."""
 _CLASSES = 6
 
 
@@ -38,26 +38,27 @@ def causal_atlas(
 ) -> CausalAtlas:
     r"""Return statistics of every head of a causal model by distance, with far tokens replaced.
 
-    A query sees its own token and all earlier ones. The first few tokens (sinks) and the last few
-    (the recent window) are kept; the others are far. The atlas has the variance of the scores,
+    A query attends to its own token and all earlier ones. The first few tokens (sinks) and the last
+    few (recent tokens) are kept; the others are far. The atlas contains the variance of the scores,
     between and within bands of distance, the weights of sinks and of recent tokens, the effective
     number of tokens and the entropy. Far tokens are then replaced by their count, means and
-    covariances, $1+d+e+de+d(d+1)/2$ numbers per head; the control drops them and keeps more recent
-    tokens in the same memory.
+    covariances, $1+d+e+de+d(d+1)/2$ numbers per head. For comparison, they are also dropped, and
+    more recent tokens are kept in the same memory.
 
-    The model runs over the text once. Memory holds the scores of a few hundred queries of one head
+    The model runs over the text once. The scores of a few hundred queries of one head are in memory
     at a time.
 
     Args:
         model: as for `atlas`.
         text_or_ids: as for `atlas`.
-        window: tokens of a window; by default the longest prompt of the model, at most 4096.
-        windows: the largest number of windows to read.
-        sinks: tokens kept at the beginning.
-        recent: tokens kept before the query, its own included.
-        band: tokens of a band of distance.
-        every: one query in `every` is measured, the last one included.
-        progress: called after each step, from any thread.
+        window: the number of tokens of a window; by default the longest prompt of the model, at
+            most 4096.
+        windows: the largest number of windows to use.
+        sinks: the number of first tokens that are kept.
+        recent: the number of most recent tokens that are kept, including the query's own.
+        band: the number of distances in a band.
+        every: one query in `every` is measured, including the last one.
+        progress: a function that is called after each step, from any thread.
     """
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
@@ -125,7 +126,7 @@ def _moment_tokens(keys: int, values: int) -> int:
 def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
     """Return the measured queries: one in `every` from an eighth of the window on, and the last.
 
-    A query must have twice the tokens before it that are kept, so that dropping drops something.
+    A query must have twice as many tokens before it as are kept, so that some are dropped.
     """
     kept = far.sinks + far.recent + far.equivalent
     first = max(length // 8, 2 * kept)
@@ -139,7 +140,7 @@ def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
 
 
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the edges of nonempty classes of lengths in equal ratios, and their members."""
+    """Return the edges of nonempty classes of lengths with equal ratios, and their members."""
     count = _CLASSES
     while True:
         edges = np.geomspace(lengths[0], lengths[-1] + 1, count + 1).round()
@@ -187,7 +188,7 @@ _at_own_length = jax.jit(Prediction.at_own_length)
 def _added(
     table: Prediction, variance: np.ndarray, before: np.ndarray, after: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return what $E\ln Z$ and $E\,H$ of Gaussian scores gain from one length to another.
+    r"""Return the changes of $E\ln Z$ and $E\,H$ of Gaussian scores between two lengths.
 
     $E\ln Z=\ln L+g\sigma^2/2$ and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$.
     """

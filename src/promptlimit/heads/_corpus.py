@@ -1,4 +1,4 @@
-"""Moments of a head's tokens and queries over many prompts, and the affine map they amount to."""
+"""Moments of a head's tokens and queries over many prompts, and the affine map of its limit."""
 
 import dataclasses
 
@@ -13,15 +13,15 @@ from promptlimit.measures import Gaussian, full_precision
 
 @dataclasses.dataclass(frozen=True)
 class CorpusMoments:
-    """Sums over the tokens of many prompts, for the heads of one layer, in doubles.
+    """Sums over the tokens of many prompts, for the heads of one layer, in double precision.
 
     Attributes:
         count: number of tokens.
         query_count: number of queries.
         tokens: sums of tokens (key, value), [heads, t].
         token_squares: sums of their outer squares, [heads, t, t].
-        queries: the same for queries, [heads, d].
-        query_squares: [heads, d, d].
+        queries: sums of queries, [heads, d].
+        query_squares: sums of their outer squares, [heads, d, d].
     """
 
     count: int
@@ -38,7 +38,7 @@ class CorpusMoments:
         return CorpusMoments(*(a - b for a, b in zip(_parts(self), _parts(other), strict=True)))
 
     def key_law(self, head: int) -> Gaussian:
-        """Return the Gaussian with the moments of a head's keys: scores depend on no more."""
+        """Return the Gaussian with the moments of a head's keys, which determine its scores."""
         d = self.queries.shape[1]
         return _gaussian(self.count, self.tokens[head, :d], self.token_squares[head, :d, :d])
 
@@ -49,7 +49,7 @@ class CorpusMoments:
     def affine_maps(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
 
-        $M=$ scale $C_{vk}$ and $b=m_v$ (Lemma 2.1), with one scale a head.
+        $M=$ scale $C_{vk}$ and $b=m_v$ (Lemma 2.1), with one scale per head.
         """
         d = self.queries.shape[1]
         mean = self.tokens / self.count
@@ -59,7 +59,7 @@ class CorpusMoments:
 
 
 def corpus_moments(heads: LayerHeads) -> CorpusMoments:
-    """Return one prompt's moments as sums that add up with those of others."""
+    """Return the moments of one prompt as sums, which can be added to those of others."""
     counts = heads.keys.shape[1], heads.queries.shape[1]
     sums: list[np.ndarray] = []
     for count, moments in zip(counts, _means_and_scatters(heads), strict=True):
@@ -88,7 +88,7 @@ def _parts(moments: CorpusMoments) -> tuple:
 
 
 def _gaussian(count: int, total: np.ndarray, squares: np.ndarray) -> Gaussian:
-    """Return the Gaussian of these sums; rounding may not leave a negative variance."""
+    """Return the Gaussian with these sums; negative variances due to rounding become zero."""
     mean = total / count
     variances, axes = np.linalg.eigh(squares / count - np.outer(mean, mean))
     cov = (axes * np.maximum(variances, 0.0)) @ axes.T

@@ -1,14 +1,14 @@
-r"""The far tokens of a causal head: what they weigh, and what is left of them as moments.
+r"""The far tokens of a causal head: statistics of their weights, and replacements by moments.
 
-A query at position i sees the tokens 0..i. The first few of them (sinks) and the last few (the
-recent window) are kept; the n far tokens between them are known through their moments:
+A query at position i attends to the tokens 0..i. The first few of them (sinks) and the last few
+(recent tokens) are kept; the n far tokens between them are replaced by their moments:
 
     mass       Z_f = n exp(s + var/2)                 s, var: mean and variance of their scores
     answer     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j                            (Lemma 2.1)
     head       (Z_k a_k + Z_f a_f)/(Z_k + Z_f)        Z_k, a_k: mass and answer of the kept tokens
 
-For n Gaussian tokens $\ln Z_f$ has mean $\ln n+s+g\,\mathrm{var}/2$ and the pull $C_{vk}t$ shrinks
-by $1-E\,S_2$: the finite-length correction; g is `Statistics.growth`.
+The finite-length correction: for n Gaussian tokens $\ln Z_f$ has mean $\ln n+s+g\,\mathrm{var}/2$,
+where g is `Statistics.growth`, and the linear part $C_{vk}t$ is multiplied by $1-E\,S_2$.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ _LEAST = 1e-37
 
 
 class FarTokens(NamedTuple):
-    """The measurement of the causal atlas: which tokens are kept, and how distance is cut.
+    """The measurement of the causal atlas: which tokens are kept, and the bands of distance.
 
     Attributes:
-        sinks: tokens kept at the beginning.
-        recent: tokens kept before the query, its own included.
-        equivalent: tokens that take as much memory as the moments of the far ones.
-        band: tokens of a band of distance.
+        sinks: the number of first tokens that are kept.
+        recent: the number of most recent tokens that are kept, including the query's own.
+        equivalent: the number of tokens that take as much memory as the moments of the far tokens.
+        band: the number of distances in a band.
     """
 
     sinks: int
@@ -50,9 +50,9 @@ class FarTokens(NamedTuple):
         Statistics of each query: `variance` of the scores and its part `between` bands of distance;
         softmax weights of `sinks` and `recent` tokens; `participation`, the sum of squared weights;
         `entropy` of the weights, in nats, and the same among far tokens and among kept tokens;
-        `far_odds`, the logarithm of the far tokens' mass over that of the kept ones;
-        `far_variance` of the far scores; `mass_error`, the logarithm of the far tokens' mass from
-        moments over the true one.
+        `far_odds`, the logarithm of the ratio of the masses of far and kept tokens;
+        `far_variance`, the variance of the far scores; `mass_error`, the logarithm of the ratio of
+        the far mass from moments to the true one.
         """
         del given
         keys = scale * head.keys
@@ -95,7 +95,7 @@ class FarTokens(NamedTuple):
 
 
 class _Masks(NamedTuple):
-    """Which tokens a query sees: the first, the last, the far, and those that `dropped` keeps."""
+    """Masks of the tokens of a query: sinks, recent, far, and those that `dropped` keeps."""
 
     inside: Bool[Array, "n length"]
     first: Bool[Array, "1 length"]
@@ -111,13 +111,13 @@ def _answers(
     masks: _Masks,
     prediction: Prediction,
 ) -> Named:
-    """Return the answers [n, e] for each way of replacing the far tokens.
+    """Return the outputs [n, e] for each replacement of the far tokens.
 
-    - `dropped`: as many more recent tokens are kept as the moments cost in memory;
-    - `mean`: true mass and mean value, the memory of one token and a mass;
-    - `gaussian`: mass and answer from moments;
-    - `gaussian_finite`: the same with the finite-length correction;
-    - `gaussian_mass`: true mass, answer from moments.
+    - `dropped`: more recent tokens are kept instead, in the memory of the moments;
+    - `mean`: true mass and mean value, in the memory of one token and a mass;
+    - `gaussian`: mass and value from moments;
+    - `gaussian_finite`: mass and value from moments, with the finite-length correction;
+    - `gaussian_mass`: true mass, value from moments.
     """
     count = _counts(masks.far)
     mean, variance, centred = _moments(scores, masks.far)
@@ -166,7 +166,7 @@ def _entropy(
 def _moments(
     scores: Float[Array, "n length"], chosen: Bool[Array, "n length"]
 ) -> tuple[Array, Array, Array]:
-    """Return mean and variance of the scores of chosen tokens, and their differences to it."""
+    """Return mean and variance of the scores of chosen tokens, and the centred scores."""
     count = _counts(chosen)
     mean = _only(scores, chosen).sum(axis=1) / count
     centred = _only(scores - mean[:, None], chosen)
@@ -182,7 +182,7 @@ def _between(
 ) -> Float[Array, " n"]:
     r"""Return the variance of the mean scores of bands of distance, $\sum_bn_bm_b^2/L$.
 
-    Band b holds the tokens whose distance to the query is from b times `band` to the next.
+    Band b consists of the tokens at distances from b times `band` to (b + 1) times `band` - 1.
     """
     sums = jnp.pad(jnp.cumsum(centred, axis=1), ((0, 0), (1, 0)))
     bands = -(-centred.shape[1] // band)

@@ -99,7 +99,7 @@ class AbstractModelSource(abc.ABC):
 
     Attributes:
         place: the path of the folder or file.
-        name: of the model.
+        name: the name of the model.
         described_by: the source of the expected shapes, for messages.
         config: the content of config.json, or its equivalent.
     """
@@ -115,7 +115,7 @@ class AbstractModelSource(abc.ABC):
 
     @abc.abstractmethod
     def tokenizer(self) -> Any:
-        """Return the tokenizer, or None where it is missing or not supported."""
+        """Return the tokenizer, or None if it is missing or not supported."""
 
     @abc.abstractmethod
     def _spelled(self, name: str) -> str:
@@ -183,7 +183,7 @@ class ModelFolder(AbstractModelSource):
         return tokenizer
 
     def _spelled(self, name: str) -> str:
-        """Return the name, or the one that old models have for it: gamma and beta in norms."""
+        """Return the name in the file; old models use gamma and beta in norms."""
         start, dot, end = name.rpartition("LayerNorm.")
         old = f"{start}{dot}{_OLD_NAMES[end]}" if dot and end in _OLD_NAMES else name
         return old if name not in self._tensors and old in self._tensors else name

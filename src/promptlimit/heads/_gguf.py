@@ -14,8 +14,8 @@ from promptlimit.heads._files import AbstractModelSource, StoredTensor, extra
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
 _MOST_VALUES = 2**21
-"""Values in a header, each some 200 bytes in memory; a vocabulary of 128,000 tokens with their
-merges has half as many."""
+"""The largest number of values in a header, each about 200 bytes in memory. A vocabulary of 128,000
+tokens with their merges has half as many."""
 _KNOWN = frozenset(
     {
         "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -24,7 +24,7 @@ _KNOWN = frozenset(
         "rope.dimension_count", "rope.scaling.type",
     }
 )  # fmt: skip
-"""Metadata that the forward pass implements; any other key of the architecture is refused."""
+"""Metadata that the forward pass implements; other keys of the architecture raise an error."""
 _AROUND = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -94,7 +94,7 @@ class GgufModel(AbstractModelSource):
         return f"blk.{layer}.{_IN_LAYER[part]}.{ending}"
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer that the file describes, or None where it is not supported."""
+        """Return the tokenizer that the file describes, or None if it is not supported."""
         values = self._metadata
         way = values.get("tokenizer.ggml.pre", "gpt-2")
         if values.get("tokenizer.ggml.model") != "gpt2" or way not in _WITH_DIGITS:
@@ -140,7 +140,7 @@ class GgufModel(AbstractModelSource):
         return tokenizer
 
     def _end(self, words: list[str], which: str) -> str:
-        """Return the token put before (bos) or after (eos) a text, or nothing."""
+        """Return the token added before (bos) or after (eos) a text, if any."""
         if not self._metadata.flag(f"tokenizer.ggml.add_{which}_token", False):
             return ""
         number = self._metadata.whole(f"tokenizer.ggml.{which}_token_id", least=0)

@@ -1,4 +1,4 @@
-"""One attention head over one prompt, as the measures it attends to."""
+"""One attention head over one prompt, and its prompt as a measure."""
 
 import dataclasses
 
@@ -16,16 +16,16 @@ class Head:
     r"""Queries, keys and values of one head over one prompt, in single precision.
 
     A token of the prompt is the pair $(k_j, v_j)$, and the score of token j for query i is
-    `scale` $\langle q_i,k_j\rangle$. `attention` and the measures below put the head into the words
-    of the library: `head.attention(head.tokens(), q)` is the head itself, and
-    `head.attention(head.gaussian(), q)` its Gaussian limit.
+    `scale` $\langle q_i,k_j\rangle$. The attribute `attention` and the methods that return measures
+    connect the head with the rest of the library: `head.attention(head.tokens(), q)` is the output
+    of the head, and `head.attention(head.gaussian(), q)` its Gaussian limit.
 
     Args:
         queries: [n, d].
         keys: [length, d].
         values: [length, e].
         scale: the factor on the scores; $1/\sqrt d$ unless given.
-        causal: whether query i sees tokens 0..i only; there are then as many queries as tokens.
+        causal: whether query i attends only to tokens 0..i; requires as many queries as tokens.
 
     >>> head = Head([[1.0]], keys=[[0.0], [1.0]], values=[[0.0], [3.0]])
     >>> print(head.outputs().round(4))
@@ -79,7 +79,7 @@ class Head:
         return SoftmaxAttention(self.scale * np.eye(width, keys), np.eye(values, width, k=keys))
 
     def tokens(self, position: int | None = None) -> Empirical:
-        """Return the prompt itself; of a causal head, the one that ends at `position`."""
+        """Return the prompt; for a causal head, the prompt that ends at `position`."""
         return Empirical(self._prompt(position))
 
     def gaussian(self, position: int | None = None) -> Gaussian:
@@ -87,9 +87,9 @@ class Head:
         return _fitted(self._prompt(position))
 
     def mixture(self, clusters: int, *, seed: int = 0, position: int | None = None) -> Mixture:
-        """Return the mixture of Gaussians with the moments of clusters of the prompt's keys.
+        """Return the mixture of Gaussians with the moments of clusters of the prompt.
 
-        Keys are close when the scores that the queries give them are.
+        Keys are in the same cluster if their scores over the queries are similar.
         """
         label = np.asarray(clusters_of(self.queries, self.keys, clusters, seed=seed)).argmax(axis=1)
         return self._by_parts(label, position)
@@ -105,15 +105,15 @@ class Head:
     def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
         """Return the mixture of the most attractive tokens, as atoms, and a Gaussian for the rest.
 
-        Trained heads often park their attention on a few tokens; the others may still look
-        Gaussian.
+        Trained heads often put much of their attention on a few tokens; the others may still be
+        close to Gaussian.
         """
         parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
         return self._by_parts(parts, position)
 
     @with_numpy_defaults
     def outputs(self) -> np.ndarray:
-        """Return the answer to each query, by the textbook formula in double precision, [n, e]."""
+        """Return the output at each query, by the textbook formula in double precision, [n, e]."""
         queries, keys = self.queries.astype(np.float64), self.keys.astype(np.float64)
         scores = self.scale * queries @ keys.T
         if self.causal:

@@ -1,8 +1,9 @@
-r"""The infinite-prompt limits of a head, measured against the head on one prompt.
+r"""The infinite-prompt limits of a head, compared with the head over one prompt.
 
-For query i with scores $s_j$ over its prompt, each limit answers $\sum_jw_jv_j$ with the weights of
-`_weighing`; `corpus` answers with the affine map of other prompts' moments. `gaussian_finite` and
-`corpus_finite` shrink the linear part by $1-E\,S_2$, its mean over prompts of the query's length.
+For query i with scores $s_j$ over its prompt, the output of each limit is $\sum_jw_jv_j$ with the
+weights of `_weighing`; `corpus` is the affine map with the moments of other prompts.
+`gaussian_finite` and `corpus_finite` multiply the linear part by $1-E\,S_2$, as finite prompts do
+on average.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from promptlimit.heads._weighing import (
 EVERY = 8
 """One query in this many is used to predict the error at other lengths."""
 MEANS = ("participation", "participation_predicted", "skewness", "kurtosis")
-"""Statistics of which the atlas has the mean over queries."""
+"""Statistics whose means over queries are in the atlas."""
 
 
 class PerHead(NamedTuple):
@@ -37,7 +38,7 @@ class PerHead(NamedTuple):
     Attributes:
         matrix: $M$ of the Gaussian limit $q\mapsto m_v+Mq$ with moments of other prompts.
         shift: $m_v$.
-        key: randomness of the clusters' starts.
+        key: the random key of the clusters.
     """
 
     matrix: Float[Array, "heads e d"]
@@ -46,12 +47,12 @@ class PerHead(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The measurement of the encoder's atlas.
+    """The measurement of `atlas`.
 
     Attributes:
-        causal: whether a query sees the tokens up to its own.
-        clusters: number of Gaussians in the mixture.
-        sinks: number of tokens that are atoms in addition to one Gaussian.
+        causal: whether a query attends only to the tokens up to its own.
+        clusters: the number of Gaussians in the limit "mixture".
+        sinks: the number of tokens that the limit "sinks" keeps as atoms.
     """
 
     causal: bool
@@ -115,8 +116,8 @@ class Limits(NamedTuple):
 def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any) -> Any:
     r"""Return $E|T_L-T|^2=|Be|^2E(A-\sigma)^2+(\|B\|_F^2-|Be|^2)E\,S_2$ for each query.
 
-    `along` is $|Be|^2=|C_{vk}t|^2/\sigma^2$, the values' variance along the tilt; `spread` is
-    $\|B\|_F^2$, their whole variance.
+    `along` is $|Be|^2=|C_{vk}t|^2/\sigma^2$, the variance of the values along the tilt; `spread` is
+    $\|B\|_F^2$, their total variance.
     """
     return along * score_error + (spread - along) * participation
 
@@ -127,16 +128,17 @@ def layer_sums(
     """Return sums over the queries of one prompt, for the heads of a layer.
 
     Args:
-        rows: of `Limits`.
-        queries: those of the rows, [heads, queries, d].
-        lengths: of their prompts, [queries].
+        rows: the rows of `Limits`.
+        queries: the queries of the rows, [heads, queries, d].
+        lengths: the lengths of their prompts, [queries].
         prediction: the weight statistics of Gaussian tokens.
 
     Returns:
-        `sharpness` [heads, queries]; `means` over queries by name; `errors` by limit, with the
-        fitted affine map; `predicted_error` of the Gaussian limit for independent Gaussian tokens;
-        `total`; and `grid_error` [heads, lengths] with `grid_total`, the same two at the lengths of
-        `GRID`, with the variation of the limit. All are [heads] unless said otherwise.
+        `sharpness` [heads, queries]; `means` over queries by name; `errors` by limit, including
+        the fitted affine map; `predicted_error` of the Gaussian limit for independent Gaussian
+        tokens; `total`, the variance of the outputs; `grid_error` [heads, lengths], the predicted
+        error at the lengths of `GRID`; and `grid_total`, the variance of the limit. All are
+        [heads] unless stated otherwise.
     """
     found = rows.statistics
     order = found["variance"] / np.log(lengths)
@@ -158,7 +160,7 @@ def layer_sums(
 
 
 def _affine_error(queries: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """Return the squared error of the best affine map from queries to answers, [heads]."""
+    """Return the squared error of the best affine map from queries to outputs, [heads]."""
     x, y = (np.asarray(part, np.float64) for part in (queries, answers))
     x, y = (part - part.mean(axis=1, keepdims=True) for part in (x, y))
     variances, axes = np.linalg.eigh(np.swapaxes(x, 1, 2) @ x)

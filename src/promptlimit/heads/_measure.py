@@ -1,8 +1,8 @@
-"""One pass over the heads of a model: what their queries show, and the error of replacements.
+"""One pass over the heads of a model: statistics of queries, and errors of replacements.
 
 Both atlases use this pass. A measurement is a hashable object with a method `rows`, which returns
-statistics of some queries and the answers of each replacement of the head; everything else (the
-loop over prompts, layers and heads, blocks of queries, squared errors, $R^2$) is here.
+statistics of some queries and the outputs of each replacement of the head. This module contains the
+loops over prompts, layers, heads and blocks of queries, the squared errors and $R^2$.
 """
 
 import functools
@@ -27,24 +27,24 @@ from promptlimit.measures import full_precision
 
 Found = TypeVar("Found")
 Progress = Callable[[str, int, int], None]
-"""Called from any thread with the name of the step, the number of parts done, and their total."""
+"""A function of the name of the step, the number of finished parts and their total."""
 Named = dict[str, Array]
 """Arrays by name, one row per query."""
 _THREADS = 4
 SOFTMAX = "softmax"
-"""The name of the head's own answers among those of its replacements."""
+"""The name of the outputs of the head itself, among those of its replacements."""
 
 
 class QueryRows(NamedTuple):
-    """What the queries of the heads of a layer show, in double precision.
+    """Statistics and errors at the queries of a layer, in double precision.
 
     Attributes:
-        statistics: of each query's scores, by name, [heads, queries].
-        errors: squared distance of each replacement's answer from the head's own, by name,
+        statistics: statistics of the scores of each query, by name, [heads, queries].
+        errors: squared distance of the output of each replacement from that of the head, by name,
             [heads, queries].
-        totals: squared distances of answers from their mean over queries, summed, by name; the head
+        totals: squared distances of outputs from their mean, summed over queries, by name; the head
             itself is "softmax", [heads].
-        answers: of the head itself, [heads, queries, e].
+        answers: the outputs of the head itself, [heads, queries, e].
     """
 
     statistics: dict[str, np.ndarray]
@@ -55,20 +55,20 @@ class QueryRows(NamedTuple):
 
 @runtime_checkable
 class Measurement(Protocol):
-    """What is measured of a head: hashable, so that each measurement is compiled once."""
+    """A measurement of a head; hashable, so that each measurement is compiled once."""
 
     def rows(
         self, head: LayerHeads, scale: Array, prediction: Prediction, given: Any
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
         """Return a function of queries and their positions.
 
-        It returns statistics [n] and answers [n, e] by name, "softmax" among the answers.
+        It returns statistics [n] and outputs [n, e] by name; the outputs include "softmax".
 
         Args:
             head: queries, keys and values of one head.
             scale: the factor on its scores.
             prediction: the weight statistics of Gaussian tokens.
-            given: further arrays of this head.
+            given: further arrays for this head.
         """
 
 
@@ -80,12 +80,12 @@ def query_rows(  # noqa: PLR0917 - in the order of their use
     measurement: Measurement,
     given: Any = (),
 ) -> QueryRows:
-    """Return what the queries at some positions show, one head after the other.
+    """Return statistics and errors at the queries at some positions, one head after another.
 
     Args:
         heads: queries, keys and values of a layer.
         scales: the factor on the scores of each head.
-        positions: of the queries that are measured.
+        positions: the positions of the measured queries.
         prediction: the weight statistics of Gaussian tokens.
         measurement: the statistics and the replacements.
         given: arrays for the measurement, with one entry per head.
@@ -165,7 +165,7 @@ def _stacked(parts: list[Found]) -> Found:
 
 
 def in_threads(work: Callable[[int], Found], count: int) -> Iterator[Found]:
-    """Yield the results for all prompts in order; one layer alone does not keep two cores busy."""
+    """Yield the results for all prompts in order, computed in threads to use all cores."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         yield from pool.map(work, range(count))
 
@@ -188,5 +188,5 @@ def explained(
 
 
 def share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return the share of a variation; NaN for a head with the same answer to every query."""
+    """Return the share of a variance; NaN for a head with the same output at every query."""
     return part / np.where(whole > 0, whole, np.nan)

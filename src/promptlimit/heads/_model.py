@@ -35,13 +35,13 @@ from promptlimit.heads.families import AbstractArchitecture, Tensor, Weights, ar
 from promptlimit.measures import full_precision
 
 PROBE_LENGTH = 24
-"""Tokens of the prompt on which `load` compares a model with its heads."""
+"""The number of tokens of the prompt on which `load` compares a model with its heads."""
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
-"""How a head computes its output: as trained, or by a limit. Places in the list are numbers."""
+"""How a head computes its output: as trained, or by a limit. Code refers to them by index."""
 
 
 class Replacement(NamedTuple):
-    """How the heads of one layer compute; `matrix` and `shift` are the maps of "corpus"."""
+    """How the heads of one layer compute; `matrix` and `shift` are the affine maps of "corpus"."""
 
     way: Int[Array, " heads"]
     matrix: Float[Array, "heads e d"]
@@ -138,7 +138,7 @@ def closed(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> A
 @functools.partial(jax.jit, static_argnames="shape")
 @full_precision
 def next_token_logits(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> Array:
-    """Return the scores of the token after each, [n, vocabulary]."""
+    """Return the logits of the next token at each position, [n, vocabulary]."""
     return shape.logits(weights, shape.close(weights, hidden))
 
 
@@ -158,7 +158,7 @@ class Model:
     """A transformer whose heads can be extracted, measured and replaced; see `load`.
 
     Attributes:
-        name: of its folder or file.
+        name: the name of its folder or file.
         shape: its architecture.
         around: the arrays outside the layers.
         layers: the arrays of each layer.
@@ -176,7 +176,7 @@ class Model:
 
     @property
     def predicts(self) -> bool:
-        """Whether the weights score the next token."""
+        """Whether the model has weights for next-token logits."""
         return self.shape.causal and (self.shape.tied or "unembed" in self.around)
 
     def layer_outputs(
@@ -277,8 +277,9 @@ def load(path: str | Path | None) -> Model:
 
     The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
     text, `tokenizer.json`. A file must end in `.gguf` and be a plain Llama; quantised weights are
-    restored to single precision. Nothing is fetched and nothing pickled is opened. Every tensor is
-    checked against the configuration, and the model is rebuilt from its heads once: `parity`.
+    converted to single precision. Nothing is downloaded and no pickle is opened. Every tensor is
+    checked against the configuration. `parity` is the relative error of each layer when it is
+    rebuilt from its heads.
 
     Args:
         path: the folder, or the file.

@@ -1,8 +1,8 @@
 r"""Weight statistics of Gaussian tokens, tabulated for the lengths of the prompts.
 
-Everything is a function of a query's sharpness and of the length of its prompt (docs/finite.md).
-The exact engine computes them at fifty sharpnesses; between them a spline interpolates in
-$x=\frac12\ln(1+\sigma^2)$, so that thousands of queries cost one table lookup each.
+The statistics are functions of the sharpness of a query and the length of its prompt
+(docs/finite.md). They are computed exactly at fifty sharpnesses and interpolated by a spline in
+$x=\frac12\ln(1+\sigma^2)$, so that each of thousands of queries costs one table lookup.
 """
 
 import functools
@@ -27,7 +27,7 @@ _END = 0.5 * np.log1p(SHARPEST**2)
 
 
 class Statistics(NamedTuple):
-    r"""Means over prompts of Gaussian tokens, in one shape.
+    r"""Means over prompts of Gaussian tokens, all of the same shape.
 
     Attributes:
         participation: $E\,S_2$.
@@ -45,9 +45,9 @@ class Prediction(NamedTuple):
     """Logarithms of the weight statistics on a fine grid of sharpnesses.
 
     Attributes:
-        lengths: logarithms of the lengths between which prompts' own lengths lie, increasing.
-        logs: of the three statistics at those lengths, [3, lengths, nodes].
-        grid: of the first two at the lengths of `GRID`, [2, lengths, nodes].
+        lengths: logarithms of increasing lengths, between which those of the prompts are.
+        logs: logarithms of the three statistics at these lengths, [3, lengths, nodes].
+        grid: logarithms of the first two at the lengths of `GRID`, [2, lengths, nodes].
     """
 
     lengths: np.ndarray | Array
@@ -55,7 +55,7 @@ class Prediction(NamedTuple):
     grid: np.ndarray | Array
 
     def at_own_length(self, variance: Float[Array, " n"], length: Float[Array, " n"]) -> Statistics:
-        r"""Return the statistics at each query's own variance $\sigma^2$ and length, inside jit.
+        r"""Return the statistics at the variance $\sigma^2$ and length of each query, inside jit.
 
         Between tabulated lengths logarithms are interpolated linearly in the logarithm.
         """
@@ -91,7 +91,7 @@ def _abscissa(variance: Array) -> Array:
 
 
 def _place(place: Array, count: int) -> tuple[Array, Array]:
-    """Return the node to the left of a place, and the share of the one to its right."""
+    """Return the index of the node to the left, and the weight of the node to the right."""
     left = jnp.clip(jnp.floor(place), 0, count - 2)
     return left.astype(jnp.int32), place - left
 

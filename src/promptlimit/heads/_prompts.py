@@ -20,7 +20,7 @@ TextOrIds = str | np.ndarray | list[int] | list[list[int]]
 """A text, a list of token ids to cut into windows, or windows of token ids, one per row."""
 
 USUAL = 512
-"""Tokens of a window by default, where the model accepts as many."""
+"""The default number of tokens of a window, if the model accepts as many."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +31,12 @@ class CapturedHeads:
 
     Attributes:
         prompts: the heads; `prompts[p][layer][h]` is head h of a layer over prompt p.
-        name: of the model.
+        name: the name of the model.
         model_type: its family, or the name of its class.
         rotary: whether the model rotates queries and keys; they are stored after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
             NaN without an output to compare with.
-        layer_names: the module that computes the attention of each layer, where it is known.
+        layer_names: the module that computes the attention of each layer, if known.
     """
 
     prompts: Sequence[Sequence[Sequence[Head]]]
@@ -60,16 +60,16 @@ class HeadPrompts:
     """Prompts of one shape and a function that returns their heads, layer after layer.
 
     Attributes:
-        name: of the model.
+        name: the name of the model.
         model_type: its family.
-        causal: whether a query's prompt ends with the query.
+        causal: whether the prompt of a query ends with the query.
         rotary: whether keys are taken after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers].
         scales: the factor on the scores, [layers, heads].
-        count: number of prompts.
-        length: tokens of a prompt.
-        widths: coordinates of a key and of a value.
-        layers: from the number of a prompt to its heads.
+        count: the number of prompts.
+        length: the number of tokens of a prompt.
+        widths: the dimensions of a key and of a value.
+        layers: a function from the index of a prompt to its heads.
     """
 
     name: str
@@ -84,7 +84,7 @@ class HeadPrompts:
     layers: Callable[[int], Iterable[LayerHeads]]
 
     def described(self) -> dict[str, Any]:
-        """Return the fields that every atlas has of the prompts it was measured on."""
+        """Return the fields of an atlas that describe its prompts."""
         return {
             "model": self.name,
             "model_type": self.model_type,
@@ -109,10 +109,11 @@ def prompts_of(
     Args:
         model: from `load`, from `capture`, or lists of heads.
         text_or_ids: a text, token ids, or windows; None for heads.
-        window: tokens of a prompt; by default the longest of the model, at most `usual`.
+        window: the number of tokens of a prompt; by default the longest prompt of the model, at
+            most `usual`.
         windows: the largest number of prompts.
         usual: the default bound on `window`.
-        readings: how many times each prompt will be read.
+        readings: how many times each prompt will be used.
     """
     if isinstance(windows, bool) or (windows is not None and windows < 1):
         raise ArgumentError("windows", f"must be at least 1, got {windows}.")
@@ -141,8 +142,7 @@ def prompts_of(
 def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
     """Return windows of token ids [windows, window] as prompts.
 
-    Where each window is read twice, the heads of the first windows are kept in memory, up to
-    512 MiB.
+    If each window is used twice, the heads of the first windows are kept in memory, up to 512 MiB.
     """
     shape = model.shape
     room = (
@@ -177,7 +177,7 @@ def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPr
 
 
 def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
-    """Return existing heads as prompts, or raise `ArgumentError` where their shapes differ."""
+    """Return existing heads as prompts, or raise `ArgumentError` if their shapes differ."""
     captured = heads if isinstance(heads, CapturedHeads) else CapturedHeads(_by_prompt(heads))
     first = _require_alike(captured.prompts)
 

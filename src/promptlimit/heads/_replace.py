@@ -1,4 +1,4 @@
-"""A model whose heads are replaced by their limits, more and more of them."""
+"""The output of a model as more and more heads are replaced by their limits."""
 
 import itertools
 import math
@@ -39,25 +39,25 @@ def replacement_curve(
 ) -> HeadReplacement:
     """Return the model's output as more and more heads are replaced by their limits.
 
-    A head with its Gaussian limit needs the moments of the prompt, a state of fixed size, where
-    softmax needs all keys and values. With sinks it keeps `atlas.sinks` tokens in addition; with
-    the limit of the corpus it needs no state. The controls replace heads in a random order, the
-    same for both limits, and by uniform attention. Sinks are chosen with all queries of the window,
-    in a causal model including later ones.
+    The Gaussian limit of a head needs only the moments of the prompt, a state of fixed size;
+    softmax needs all keys and values. The limit "sinks" also keeps `atlas.sinks` tokens, and the
+    limit "corpus" needs no state. There are two controls: a random order, the same for both limits,
+    and uniform attention. Sinks are chosen with all queries of the window, including later ones in
+    a causal model.
 
     For an encoder the output is the mean of the last hidden state, compared by cosine with that of
-    the model as trained; for a causal model it is the loss.
+    the trained model; for a causal model it is the loss.
 
     Args:
-        model: from `load`; captured heads are refused, because they have no weights.
-        text_or_ids: a text, token ids, or windows. The last windows are used: in a text longer than
-            the atlas has read, these are new to the atlas.
-        atlas: of the same model: it orders the heads.
-        windows: number of prompts; `HeadReplacement.read_before` says how many of them are among
-            the first that the atlas read, if it read the same text.
-        counts: numbers of heads to replace, from 0 to all.
-        seed: of the random order.
-        progress: called after each step.
+        model: a model from `load`. Captured heads are not supported, because they have no weights.
+        text_or_ids: a text, token ids, or windows. The last windows are used; if the text is long
+            enough, the atlas has not used them.
+        atlas: an atlas of the same model, which determines the order of the heads.
+        windows: the number of prompts. `HeadReplacement.read_before` counts those that the atlas
+            has also used, if it was computed from the same text.
+        counts: the numbers of heads to replace, from 0 to all.
+        seed: the seed of the random order.
+        progress: a function that is called after each step.
     """
     if not isinstance(model, Model):
         raise ArgumentError(
@@ -119,7 +119,7 @@ def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
 def _ways(
     model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
 ) -> Replacements:
-    """Return how each head of each layer answers, with as many sinks as the atlas ordered by."""
+    """Return how each head of each layer computes, with the number of sinks of the atlas."""
     number = np.zeros(atlas.linear.shape, np.int32)
     for place in replaced:
         number[place] = WAYS.index(way)
@@ -135,7 +135,7 @@ def _ways(
 
 
 def _unrelated(embeddings: Sequence[np.ndarray]) -> float:
-    """Return the mean cosine of different windows' embeddings; NaN for a single window."""
+    """Return the mean cosine between embeddings of different windows; NaN for one window."""
     stacked = np.stack(embeddings)
     count = len(stacked)
     cosines = stacked @ stacked.T

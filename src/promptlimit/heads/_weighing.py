@@ -1,15 +1,15 @@
-r"""Softmax and its limits as ways to weigh the tokens of a prompt.
+r"""The weights of tokens under softmax and under its limits.
 
-A head answers a query with $\sum_jw_jv_j$. Softmax takes $w_j\propto e^{s_j}$, $s_j$ the score of
-token j. The limits of the theory depend on moments of the prompt only, but they too are
-weighings of the same tokens, because a sample's covariance is a sum over its tokens:
+The output of a head is $\sum_jw_jv_j$. For softmax $w_j\propto e^{s_j}$ with the scores $s_j$. The
+limits of the theory depend only on moments of the prompt, but they too are weighted sums of the
+same values, because the covariance of a sample is a sum over its tokens:
 
     uniform    w_j = 1/n
     Gaussian   w_j = (1 + s_j - s)/n                       as m_v + C_vk t = mean (1 + s_j - s) v_j
     mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c    r_c ∝ n_c exp(s_c + var_c/2)
 
-with s, s_c the mean scores of the prompt and of cluster c, n and n_c their numbers of tokens. A
-prompt that ends at the query, as causal models have it, is a row of `inside`.
+with s, s_c the mean scores of the prompt and of cluster c, n and n_c their numbers of tokens. Each
+row of `inside` is the mask of the prompt of one query, which ends at the query in causal models.
 """
 
 import functools
@@ -40,7 +40,7 @@ def softmax_weights(scores: Scores, inside: Inside) -> Scores:
 
 
 def uniform_weights(scores: Scores, inside: Inside) -> Scores:
-    """Return equal weights: what is left of attention when the query says nothing."""
+    """Return equal weights, which do not depend on the query."""
     return inside.astype(scores.dtype) / _counts(inside, scores)
 
 
@@ -58,9 +58,9 @@ def mixture_weights(
     """Return the weights of the limit over a mixture of Gaussians with the clusters' moments.
 
     Args:
-        scores: one row a query.
-        inside: which tokens are in the query's prompt.
-        members: 1 where a token belongs to a cluster, else 0.
+        scores: the scores, one row per query.
+        inside: whether a token is in the prompt of the query.
+        members: 1 if a token belongs to a cluster, otherwise 0.
     """
     here = inside.astype(scores.dtype)
     counts = here @ members
@@ -79,7 +79,7 @@ def _counts(inside: Inside, scores: Scores) -> Float[Array, "n 1"]:
 
 
 def inside_of(positions: Int[Array, " n"], length: int, *, causal: bool) -> Inside:
-    """Return which tokens each query sees: all, or those up to its own position."""
+    """Return whether each query attends to each token: all, or those up to its own position."""
     if not causal:
         return jnp.ones((positions.shape[0], length), bool)
     return jnp.arange(length)[None] <= positions[:, None]
@@ -92,8 +92,8 @@ def in_blocks(
 ) -> Rows:
     """Return `function(queries, positions)`, a few hundred queries at a time for long prompts.
 
-    The function's results must have one row a query; memory then grows with the prompt's length
-    and not with its square. Positions are those of all queries unless given.
+    The results must have one row per query; memory then grows linearly with the length of the
+    prompt. The default positions are those of all queries.
     """
     places = jnp.arange(queries.shape[0]) if positions is None else positions
     n = places.shape[0]
@@ -108,7 +108,7 @@ def in_blocks(
 def clusters_of(
     queries: ArrayLike, keys: ArrayLike, clusters: int, *, seed: int
 ) -> Float[Array, "length clusters"]:
-    """Return 1 where a key belongs to a cluster and 0 elsewhere."""
+    """Return 1 if a key belongs to a cluster, otherwise 0."""
     rows = to_device(keys, jnp.float32)
     if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
         raise ArgumentError(
@@ -152,11 +152,11 @@ def members(
 def sink_members(
     queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int
 ) -> Float[Array, "length parts"]:
-    r"""Return the membership of keys when the most attractive ones are parts of their own.
+    r"""Return the membership of keys if each of the most attractive ones is its own cluster.
 
-    How much a key attracts is $\ln E_qe^{\langle q,k\rangle}$ with scale, for Gaussian queries:
-    the log-Laplace transform of the queries' law at k, $\langle m_q,k\rangle+k^\top C_qk/2$. The
-    other keys are the last part.
+    The attraction of a key is $\ln E_qe^{\langle q,k\rangle}$, with the scale, for Gaussian
+    queries: the log-Laplace transform of the law of queries at k,
+    $\langle m_q,k\rangle+k^\top C_qk/2$. The other keys form the last cluster.
     """
     centre = queries.mean(axis=0)
     spread = scale * (keys @ (queries - centre[None]).T)
@@ -169,7 +169,7 @@ def sink_members(
 def sinks_of(
     queries: ArrayLike, keys: ArrayLike, scale: float, sinks: int
 ) -> Float[Array, "length parts"]:
-    """Return `sink_members` of a user's arrays."""
+    """Return `sink_members` for arrays of the user, after checking them."""
     rows = to_device(keys, jnp.float32)
     if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
         raise ArgumentError(

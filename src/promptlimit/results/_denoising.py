@@ -1,4 +1,4 @@
-"""How far attention is from the Bayes denoiser of a mixture."""
+"""Distances of attention from the Bayes denoiser of a mixture."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -25,18 +25,18 @@ class DenoisingReport(Result):
         lengths: $L$, [n]; the last is infinite.
         value: $E\|f_L-f_{Bayes}\|^2$ by predictor, each [n]: "layer", "two_heads", "linear",
             "best".
-        error: of `value`, in its units.
-        tuned: gate, temperature, gain and residual of the best layer, each [n]; empty where it was
-            not requested.
-        missing: why a predictor is not available, by name.
+        error: the error of `value`.
+        tuned: gate, temperature, gain and residual of the best layer, each [n]; empty if the best
+            layer was not requested.
+        missing: by name, the reason why a predictor is not available.
         bayes_risk: the mean squared error of the Bayes denoiser itself.
         tau: the largest standard deviation of the scores of the Bayes layer.
-        exponent: $\kappa$: the distance of the Bayes layer falls as $L^{-\kappa}$.
-        largest_gate: the largest gate that the search for the best layer tries.
-        means: of the components, one per row.
-        weights: of the components.
-        within_variance: of a clean token within its component.
-        noise_variance: of the noise.
+        exponent: $\kappa$: the distance of the Bayes layer falls like $L^{-\kappa}$.
+        largest_gate: the largest gate in the search for the best layer.
+        means: the means of the components, one per row.
+        weights: the weights of the components.
+        within_variance: the variance of a clean token within its component.
+        noise_variance: the variance of the noise.
         clean_prompt: whether the prompt consists of clean tokens.
         kind: "exact".
     """
@@ -86,12 +86,15 @@ class DenoisingReport(Result):
 
     def _rate(self) -> str:
         """Return the rate of the Bayes layer, predicted and between the last two lengths."""
-        rate = f"The Bayes layer falls as L^-{self.exponent:.4g} (tau {self.tau:.4g}) as L grows"
+        rate = (
+            f"The distance of the Bayes layer falls like L^-{self.exponent:.4g} as L grows "
+            f"(tau {self.tau:.4g})"
+        )
         lengths, excess = self.lengths[:-1], self.value["layer"]
         if lengths.size < 2 or not 0.0 < excess[-2] < excess[-3]:
             return f"{rate}."
         slope = math.log(excess[-3] / excess[-2]) / math.log(lengths[-1] / lengths[-2])
-        return f"{rate}, and as L^-{slope:.4g} from L = {lengths[-2]:g} to {lengths[-1]:g}."
+        return f"{rate}, and like L^-{slope:.4g} from L = {lengths[-2]:g} to {lengths[-1]:g}."
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the distances by predictor, the lengths and the exponent."""

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class DepthFlow(Result):
-    r"""The prompt $\mu_t$ at depth t, layers being infinitely thin and many.
+    r"""The prompt $\mu_t$ at depth t, in the limit of many thin layers.
 
     Attributes:
         times: the depths, increasing.
-        mean: of the tokens at each, [n, d]; NaN from `blow_up` on.
-        value: their covariance $G(t)$, [n, d, d]; NaN from `blow_up` on.
-        error: of `value`, entry by entry, [n, d, d]; 0 for a closed form.
+        mean: the mean of the tokens at each depth, [n, d]; NaN from `blow_up` on.
+        value: the covariance $G(t)$ of the tokens, [n, d, d]; NaN from `blow_up` on.
+        error: the error of each entry of `value`, [n, d, d]; 0 for a closed form.
         kind: "limit" for a Gaussian, "exact" for tokens.
-        blow_up: $t^*$, where the covariance leaves all bounds; infinite where it never does, None
-            where all that is known is that it has not by the last time.
-        tokens: at each depth, [n, L, d]; None for a Gaussian.
+        blow_up: $t^*$, the depth at which the covariance becomes infinite; infinite if it never
+            does, None if it is only known to be beyond the last time.
+        tokens: the tokens at each depth, [n, L, d]; None for a Gaussian.
     """
 
     times: np.ndarray = axis("time", "t")
@@ -35,15 +35,15 @@ class DepthFlow(Result):
 
     @property
     def cov(self) -> np.ndarray:
-        """The covariances, which is what `error` is of."""
+        """The covariances, same as `value`."""
         return self.value
 
     def ranks(self, threshold: float = 1e-9) -> np.ndarray:
-        """Return how many eigenvalues of each covariance exceed a fraction of the largest.
+        """Return the number of eigenvalues of each covariance above a fraction of the largest.
 
         Args:
-            threshold: that fraction. The rank of the limit is constant in depth; what falls below
-                a threshold is not gone.
+            threshold: the fraction. The exact rank does not change with depth: eigenvalues below
+                the threshold are small but not zero.
         """
         ranks = np.zeros(self.times.size, dtype=int)
         for place in np.flatnonzero(np.isfinite(self.value).all(axis=(1, 2))):
@@ -52,7 +52,7 @@ class DepthFlow(Result):
         return ranks
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the eigenvalues of the covariance against depth, and where it blows up.
+        """Draw the eigenvalues of the covariance against depth, and the depth of the blow-up.
 
         Args:
             ax: matplotlib's axes; new ones when None.

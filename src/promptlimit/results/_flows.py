@@ -13,13 +13,13 @@ class FlowReport(Result):
     r"""Gradient flows from one start at several prompt lengths; the last length is infinite.
 
     Attributes:
-        times: when, [n].
+        times: the times, [n].
         lengths: $L$, [m].
         value: the risk $R_L$ along each flow, [m, n].
-        error: of `value`, as in `Trajectory`.
+        error: the error of `value`, as in `Trajectory`.
         distance: the squared distance of the parameters from those of the infinite flow,
             as in `TrajectoryGap`, [m, n].
-        arrived: when the gradient fell below the threshold, NaN where it did not, [m].
+        arrived: the time at which the gradient fell below the threshold, NaN if it did not, [m].
         kinds: "exact", "limit" or "estimate", one per length.
     """
 

@@ -1,4 +1,4 @@
-"""How far finite prompts are from infinite ones: curves over lengths, rates, required lengths."""
+"""Gaps between finite and infinite prompts: curves over lengths, rates, required lengths."""
 
 import math
 import sys
@@ -23,22 +23,22 @@ _HEADINGS = {
     "estimate": "simulated",
 }
 _FAR = 3.5
-"""A note says if an estimate is more standard errors than this from the exact value."""
+"""An estimate farther from the exact value than this many standard errors is noted."""
 
 
 class GapCurve(Result):
-    r"""The mean square distance between finite and infinite prompts, averaged over queries.
+    r"""The mean squared distance between finite and infinite prompts, averaged over queries.
 
     Attributes:
         lengths: $L$, [n].
         value: $E\|T_L-T\|^2$ over prompts and queries, or the same for a gradient, [n].
-        error: of `value`, in its units: the numerical error the code measured on itself ("exact"),
-            one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 ("bound").
-        kind: of the numbers.
+        error: the error of `value`: the measured numerical error ("exact"), one standard error
+            ("estimate"), NaN ("asymptotic": none claimed), 0 ("bound").
+        kind: the kind of the numbers.
         wrt: the parameter whose gradient is compared; None for outputs.
-        limit_square: $E\|T\|^2$ over queries, the unit of the relative gap.
+        limit_square: $E\|T\|^2$ over queries, by which the relative gap is normalised.
         cov: covariance of the estimates at all lengths, [n, n]; None for other kinds.
-        samples: how many prompts were simulated; 0 unless the kind is "estimate".
+        samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log", keeps=True)
@@ -62,10 +62,10 @@ class GapExponent(Result):
     r"""The rate at which a gap falls: $L^{-\kappa}$ up to logarithms, or slower than every power.
 
     Attributes:
-        value: $\kappa$; 0 where the gap falls more slowly than every power.
-        tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, the largest standard deviation of scores that
-            one Gaussian direction of the queries makes; 0 when queries or tokens are bounded.
-        rho: where positive, the gap falls like $e^{-\sqrt{2\ln L}/\rho}$.
+        value: $\kappa$; 0 if the gap falls more slowly than every power.
+        tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, the largest standard deviation of scores over
+            Gaussian queries; 0 if queries or tokens are bounded.
+        rho: if positive, the gap falls like $e^{-\sqrt{2\ln L}/\rho}$.
     """
 
     value: float
@@ -81,7 +81,7 @@ class GapExponent(Result):
     @property
     @derived()
     def onset(self) -> float:
-        r"""About the length up to which a stretched law looks like $1/L$.
+        r"""The approximate length up to which a stretched law falls like $1/L$.
 
         $\ln L^*=\frac{3\sqrt3}4\rho^{-2}$, up to prefactors; infinite for a power.
         """
@@ -91,7 +91,7 @@ class GapExponent(Result):
     @property
     @derived()
     def kind(self) -> Kind:
-        """The kind of the rate, which is known exactly for long prompts."""
+        """The kind of the rate, a statement about long prompts."""
         return "limit"
 
     @property
@@ -102,19 +102,19 @@ class GapExponent(Result):
 
 
 class RequiredLength(Result):
-    r"""The length from which the gap stays below a tolerance, by every way of knowing it.
+    r"""The length from which the gap stays within a tolerance, in every available kind.
 
-    A length is a whole number, `math.inf` when it is beyond 1e30, NaN when the leading order in 1/L
-    diverges, and None where that kind is not available for the problem.
+    A length is a whole number, `math.inf` if it exceeds 1e30, NaN if the leading order in 1/L
+    diverges, and None if the kind is not available for the problem.
 
     Attributes:
-        tolerance: the gap allowed.
-        absolute: whether it bounds $\sqrt{E\|T_L-T\|^2}$ itself or its ratio to
+        tolerance: the largest allowed gap.
+        absolute: whether the tolerance bounds $\sqrt{E\|T_L-T\|^2}$ itself, or its ratio to
             $\sqrt{E\|T\|^2}$.
         wrt: the parameter whose gradient is compared; None for outputs.
-        exact: from the exact gap: the answer.
-        asymptotic: from the leading order in 1/L.
-        bound: from the proved bound: always enough.
+        exact: the length by the exact gap.
+        asymptotic: the length by the leading order in 1/L.
+        bound: a length that is proved to be sufficient.
     """
 
     tolerance: float
@@ -127,25 +127,25 @@ class RequiredLength(Result):
     @property
     @derived()
     def value(self) -> float:
-        """The best answer there is: the exact one, the proved one, or the leading order's."""
+        """The best available length: exact, else proved, else by the leading order."""
         return self._best()[1]
 
     @property
     @derived()
     def kind(self) -> Kind:
-        """What `value` is."""
+        """The kind of `value`."""
         return self._best()[0]
 
     @property
     @derived()
     def error(self) -> float:
-        """Zero: a whole number, checked on both sides; NaN for the leading order's."""
+        """0, since the gap is checked on both sides of the length; NaN for the leading order."""
         return math.nan if self.kind == "asymptotic" else 0.0
 
     @property
     @derived()
     def length(self) -> dict[str, int | str]:
-        """The answers by kind: a whole number, or a description if it is not finite."""
+        """The lengths by kind: a whole number, or a description if it is not finite."""
         answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         return {
             kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
@@ -157,7 +157,7 @@ class RequiredLength(Result):
         return {}, {name: np.array([value]) for name, value in row.items()}
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield one row: the tolerance, and the answer of each kind in words."""
+        """Yield one row: the tolerance, and a description of the length in each kind."""
         kinds = {"exact": "exact", "asymptotic": "leading order", "bound": "proved bound"}
         answers = {heading: self.describe(kind) for kind, heading in kinds.items()}
         yield {"tolerance" if self.absolute else "relative tolerance": self.tolerance, **answers}
@@ -171,7 +171,7 @@ class RequiredLength(Result):
         return next((kind, value) for kind, value in answers.items() if value is not None)
 
     def describe(self, kind: str) -> str:
-        """Return the answer of one kind in words.
+        """Return the length in one kind as text.
 
         >>> RequiredLength(0.01, False, None, 25000.0, 24000.0, math.inf).describe("bound")
         '> 1e30'
@@ -192,15 +192,15 @@ class RequiredLength(Result):
 
 
 class GapReport(Result):
-    """Everything known about one gap: its curves of every kind, its rate, and a fit to the curve.
+    """All results on one gap: its curve in every kind, its rate, and a fit to the curve.
 
     Attributes:
-        curves: one for each available kind.
-        exponent: the rate that theory predicts; None where it is not known.
+        curves: one curve for each available kind.
+        exponent: the predicted rate; None if it is not known.
         fit: a power law fitted to the best curve; None for fewer than two usable lengths.
-        fit_from: the shortest length of that fit; for an exact curve, the one from which it is
+        fit_from: the shortest length of that fit; for an exact curve, the length from which it is
             a power law, if there is one.
-        missing: why the other kinds are not available, by kind.
+        missing: by kind, the reason why it is not available.
     """
 
     curves: tuple[GapCurve, ...]
@@ -210,7 +210,7 @@ class GapReport(Result):
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self, kind: str) -> GapCurve | None:
-        """Return the curve of a kind, if there is one."""
+        """Return the curve of a kind; None if it is not available."""
         return next((curve for curve in self.curves if curve.kind == kind), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class GapReport(Result):
             yield {"L": row["length"], **kinds, **error, **relative}
 
     def notes(self) -> list[str]:
-        """Return the rates, the reasons for missing kinds, and a warning about rare draws."""
+        """Return the rates, the reasons for missing kinds, and a warning about rare queries."""
         notes = [f"No {_HEADINGS[kind]} gap: {why}" for kind, why in self.missing.items()]
         leading = self.curve("asymptotic")
         if leading is not None and not np.isfinite(leading.value).all():

@@ -12,21 +12,21 @@ from promptlimit.results._result import Result, axis, derived, variable
 REGIMES = ("linear", "concentrating", "frozen")
 _SUMMED = ("uniform", "gaussian", "sinks", "mixture", "affine")
 _WAYS = {
-    "dropped": "dropped, more recent tokens instead",
-    "mean": "their mean value, true mass",
+    "dropped": "dropped, with more recent tokens kept",
+    "mean": "mean value, true mass",
     "gaussian": "moments",
     "gaussian_finite": "moments, finite length",
     "gaussian_mass": "moments, true mass",
 }
-"""Replacements of the far tokens, in words."""
+"""Descriptions of the replacements of the far tokens."""
 
 
 class Column(NamedTuple):
     """A column of the table of heads.
 
     Attributes:
-        heading: above the column.
-        name: in `rows`.
+        heading: the heading of the column.
+        name: its name in `rows`.
         digits: 2 for two decimals, 3 for three significant digits, 0 for names and counts.
     """
 
@@ -36,30 +36,31 @@ class Column(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A small table over all heads: headings, and rows of words, counts and numbers."""
+    """A small table over all heads: headings, and rows of text, counts and numbers."""
 
     headings: tuple[str, ...]
     rows: list[tuple[str | int | float, ...]]
 
 
 class AbstractAtlas(Result, abc.ABC):
-    r"""Every head of a model on one text; arrays are [layers, heads] unless said otherwise.
+    r"""Statistics of every head of a model on one text; arrays are [layers, heads] by default.
 
-    The command line and the page show an atlas by `columns`, `summary`, `notes` and `outcome`.
+    The command line and the page show an atlas through `columns`, `summary`, `notes` and
+    `outcome`.
 
     Attributes:
-        columns: of the table of heads.
+        columns: the columns of the table of heads.
         model: the name of the model.
         model_type: its family, as in config.json.
-        window: tokens of a prompt, L.
-        windows: number of prompts.
-        sinks: number of tokens that are kept as they are, besides the moments of others.
+        window: L, the number of tokens of a prompt.
+        windows: the number of prompts.
+        sinks: the number of tokens that are kept exactly; the others are replaced by moments.
         rotary: whether keys were taken after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
-            NaN for heads brought by hand, with no output to compare with.
+            NaN for heads built by hand, which have no output to compare with.
         effective_tokens: $1/\overline{S_2}$, measured.
-        r2: share of the head's variation over queries that a replacement explains, by name. A
-            negative value is worse than the mean answer. NaN for a head with the same answer to
+        r2: by name, the share of the head's variance over queries that a replacement explains. A
+            negative value is worse than the mean output. NaN for a head with the same output at
             every query.
         r2_error: standard error of each `r2` over windows; infinite for one window.
     """
@@ -80,7 +81,7 @@ class AbstractAtlas(Result, abc.ABC):
     @property
     @abc.abstractmethod
     def outcome(self) -> str:
-        """The result in a few words."""
+        """A short statement of the result."""
 
     @abc.abstractmethod
     def summary(self) -> Summary:
@@ -88,34 +89,35 @@ class AbstractAtlas(Result, abc.ABC):
 
     @abc.abstractmethod
     def notes(self) -> list[str]:
-        """Return sentences on how the heads were measured, and numbers over all heads."""
+        """Return sentences that describe the measurement and statistics over all heads."""
 
 
 class HeadAtlas(AbstractAtlas):
-    r"""Every head of a model on one text, each replaced by a limit of the theory.
+    r"""Every head of a model on one text, compared with the limits of the theory.
 
-    Attributes of every atlas: see `AbstractAtlas`. `sinks` are atoms in addition to one Gaussian in
-    the limit "sinks"; with rotary positions the law of keys is averaged over positions.
+    `AbstractAtlas` describes the common attributes. In the limit "sinks", `sinks` tokens are atoms
+    and the others one Gaussian. With rotary positions the law of keys is averaged over positions.
 
     Attributes:
-        clusters: number of Gaussians in the limit "mixture".
-        causal: whether a query's prompt ends with the query.
-        quantiles: the shares of queries at which `sharpness` is given, [5].
-        sharpness: $\sigma=\sqrt{q^\top\mathrm{Cov}(k)q}$ with the head's scale, the standard
-            deviation of a query's scores: its quantiles over the queries of all prompts together
-            (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
+        clusters: the number of Gaussians in the limit "mixture".
+        causal: whether the prompt of a query ends with the query.
+        quantiles: the probabilities of the quantiles in `sharpness`, [5].
+        sharpness: quantiles (5, 25, 50, 75 and 95 per cent) of
+            $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$, the standard deviation of the scores of a
+            query, over the queries of all prompts together; $c$ is the scale. [layers, heads, 5].
         linear: share of queries with $\sigma^2\le\frac23\ln L$.
         frozen: share of queries with $\sigma^2>2\ln L$.
-        effective_tokens_predicted: `effective_tokens` for Gaussian tokens of that sharpness.
-        skewness: of the scores of one query, averaged over queries; 0 for Gaussian scores.
+        effective_tokens_predicted: `effective_tokens` for Gaussian tokens of this sharpness.
+        skewness: the skewness of the scores of one query, averaged over queries; 0 for Gaussian
+            scores.
         kurtosis: the same for the excess kurtosis.
-        error_predicted: share of the variation that independent Gaussian tokens would leave
-            unexplained, exactly.
-        length_needed: length from which a tenth is left unexplained, for Gaussian tokens; infinite
-            beyond $2^{40}$.
-        exponent: $\kappa$ of the squared gap's $L^{-\kappa}$ for Gaussian tokens and queries.
-        matrix: $M$ of the Gaussian limit $q\mapsto Mq+b$ with the whole text's moments, the scale
-            of the scores included, [layers, heads, e, d].
+        error_predicted: the exact unexplained share of the variance for independent Gaussian
+            tokens.
+        length_needed: the length at which a tenth of the variance would be unexplained, for
+            Gaussian tokens; infinite beyond $2^{40}$.
+        exponent: $\kappa$: for Gaussian tokens and queries the gap falls like $L^{-\kappa}$.
+        matrix: $M$ of the Gaussian limit $q\mapsto Mq+b$ with the moments of the whole text,
+            including the scale of the scores, [layers, heads, e, d].
         shift: $b$, [layers, heads, e].
     """
 
@@ -153,13 +155,13 @@ class HeadAtlas(AbstractAtlas):
 
     @property
     def median_sharpness(self) -> np.ndarray:
-        r"""The median of $\sigma$ over all queries: the order parameter of a head."""
+        r"""The median of $\sigma$ over all queries."""
         return self.sharpness[..., 2]
 
     @property
     @derived("layer", "head")
     def regime(self) -> np.ndarray:
-        r"""The regimes: the median $\sigma$, squared, against $\frac23\ln L$ and $2\ln L$."""
+        r"""The regime: the squared median of $\sigma$ compared with $\frac23\ln L$ and $2\ln L$."""
         order = self.median_sharpness**2 / math.log(self.window)
         return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
 
@@ -174,7 +176,7 @@ class HeadAtlas(AbstractAtlas):
         return ", ".join(f"{(self.regime == regime).sum()} {regime}" for regime in REGIMES)
 
     def summary(self) -> Summary:
-        """Return the number of heads of each regime and the median R² of each limit there."""
+        """Return the number of heads in each regime and the median R² of each limit."""
         rows: list[tuple[str | int | float, ...]] = []
         for regime in REGIMES:
             medians = self.median_r2(regime)
@@ -193,7 +195,7 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
-        """Return the heads (layer, head) from the one a limit explains best to the worst."""
+        """Return the heads (layer, head), sorted by the R² of a limit, the largest first."""
         heads = self.linear.shape[1]
         return [
             (int(index) // heads, int(index) % heads)
@@ -201,14 +203,14 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def median_r2(self, regime: str) -> dict[str, float]:
-        """Return the median R² of every limit over the heads of a regime; nothing without heads."""
+        """Return the median R² of every limit over the heads of a regime; empty without heads."""
         chosen = (self.regime == regime) & np.isfinite(self.r2["gaussian"])
         if not chosen.any():
             return {}
         return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
 
     def rank_correlation(self, limit: str = "gaussian") -> float:
-        """Return Spearman's correlation, over heads, of the median sharpness with a limit's R²."""
+        """Return Spearman's correlation over heads of median sharpness and the R² of a limit."""
         varies = np.isfinite(self.r2[limit])
         ranks = [
             np.argsort(np.argsort(values[varies])).astype(float)
@@ -218,26 +220,27 @@ class HeadAtlas(AbstractAtlas):
 
 
 class CausalAtlas(AbstractAtlas):
-    r"""Every head of a causal model on one text by distance, its far tokens replaced.
+    r"""Every head of a causal model on one text: statistics by distance, and replaced far tokens.
 
-    Attributes of every atlas: see `AbstractAtlas`. `sinks` tokens are kept at the beginning. A
-    query at position i has the prompt 0..i. Means are over queries, then over windows.
+    `AbstractAtlas` describes the common attributes. The first `sinks` tokens are kept. The prompt
+    of a query at position i consists of tokens 0..i. Means are over queries, then over windows.
 
     Attributes:
-        shortest: tokens of the shortest prompt that was looked at.
+        shortest: the number of tokens of the shortest measured prompt.
         every: one query in `every` was measured.
-        recent: tokens kept before the query, its own included.
-        equivalent: tokens that take as much memory as the moments of the far tokens.
-        band: tokens of a band of distance.
+        recent: the number of most recent tokens that are kept, including the query's own.
+        equivalent: the number of tokens that take as much memory as the moments of the far tokens.
+        band: the number of distances in a band.
         between: variance of the mean scores of bands of distance.
         within: variance of the scores within bands; `sharpness` squared is the sum of both.
         sink_weight: softmax weight of the first tokens.
-        recent_weight: softmax weight of the last ones; sinks that are recent count here too.
-        entropy: $\overline H$ in nats; $e^{\overline H}$ is the other number of effective tokens.
-        far_sharpness: standard deviation of the scores of far tokens, its root mean square over
+        recent_weight: softmax weight of the recent tokens, including sinks that are recent.
+        entropy: $\overline H$ in nats; $e^{\overline H}$ is `entropy_tokens`.
+        far_sharpness: standard deviation of the scores of far tokens, as a root mean square over
             queries.
-        mass_error: mean logarithm of the far tokens' mass from their moments, over the true one.
-        lengths: edges of the classes by length of prompt, [classes + 1].
+        mass_error: mean logarithm of the ratio of the far tokens' mass, from moments, to the true
+            one.
+        lengths: edges of the classes of prompt lengths, [classes + 1].
         by_length: `between`, `within` and `entropy` by class, [layers, heads, classes].
         entropy_predicted: entropy in the last class predicted from the first, by each method.
     """
@@ -296,11 +299,11 @@ class CausalAtlas(AbstractAtlas):
     @property
     @derived()
     def median_r2(self) -> dict[str, float]:
-        """The median R² over heads of each way to do without the far tokens."""
+        """The median R² over heads of each replacement of the far tokens."""
         return {name: float(np.nanmedian(value)) for name, value in self.r2.items()}
 
     def wins(self, way: str, other: str = "dropped") -> int:
-        """Return for how many heads one way explains more than another."""
+        """Return the number of heads for which one replacement has a larger R² than another."""
         return int((self.r2[way] > self.r2[other]).sum())
 
     @property
@@ -357,11 +360,11 @@ class HeadReplacement(Result):
         measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
         window: tokens of a prompt.
         sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
-        read_before: how many of the windows the atlas had read, when both were given one text.
+        read_before: how many of the windows the atlas had used, if both had the same text.
         counts: numbers of heads replaced, [n].
         curves: by name, one value for every count and window, [n, windows].
-        baseline: the value for an unrelated answer: the mean cosine of different windows'
-            embeddings, or the loss of a uniform guess.
+        baseline: a reference value: the mean cosine between embeddings of different windows, or the
+            loss of a uniform guess.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""What was compared between the methods of a law."""
+"""The checks that compare the methods of a law."""
 
 from promptlimit.results._result import Result
 
@@ -7,10 +7,10 @@ class LawCheck(Result):
     """One check of a law that passed or does not apply.
 
     Attributes:
-        name: what was compared.
-        comparisons: how many numbers were compared; 0 where the check does not apply.
-        largest: the largest deviation, as a share of the one allowed.
-        note: why the check does not apply, or what was left out; empty otherwise.
+        name: the name of the check.
+        comparisons: how many numbers were compared; 0 if the check does not apply.
+        largest: the largest deviation, divided by the allowed deviation.
+        note: the reason why the check does not apply, or the omitted comparisons; empty otherwise.
     """
 
     name: str
@@ -25,8 +25,8 @@ class LawReport(Result):
     Attributes:
         law: the name of its class.
         samples: how many tokens were drawn.
-        false_alarm: a bound of the probability that a correct law fails.
-        checks: in the order in which they were made.
+        false_alarm: an upper bound on the probability that a correct law fails.
+        checks: the checks, in order.
     """
 
     law: str
@@ -39,7 +39,7 @@ class LawReport(Result):
         return next(check for check in self.checks if check.name == name)
 
     def __str__(self) -> str:
-        """Return a table with one row a check."""
+        """Return a table with one row per check."""
         rows = [("check", "comparisons", "largest share of what is allowed")]
         for check in self.checks:
             share = f"{check.largest:.2g}" if check.comparisons else "-"

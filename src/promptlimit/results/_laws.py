@@ -1,4 +1,4 @@
-"""The law over prompts of one number that an attention says, as its upper tail."""
+"""The law of one output coordinate over prompts, given by its upper tail."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,21 +28,21 @@ class OutputLaw(Result):
     r"""The law over prompts of $f_L$, one coordinate of an attention's output at one query.
 
     All arrays are float64. For one length they have the shapes below; for an array of lengths its
-    axes come first, in `limit` excepted.
+    axes come first, except in `limit`.
 
     Attributes:
         lengths: $L$, the number of tokens drawn.
-        thresholds: $c$, [m]; those of its own stand densely about the mean and end where no
-            probability is left.
+        thresholds: $c$, [m]; by default they are dense around the mean and cover all of the
+            probability.
         value: $P(f_L>c)$, [m].
         mean: $E\,f_L$.
         variance: of $f_L$.
         third: $E(f_L-E\,f_L)^3$.
         limit: $f$, the output for an infinite prompt.
         kind: "exact", "asymptotic", "estimate", or "limit" when all lengths are infinite.
-        error: of `value`, in its units, [m]: the numerical error the code measured on itself
-            ("exact"), one standard error ("estimate"), NaN ("asymptotic"), 0 at infinite length.
-        samples: how many prompts were simulated; 0 unless the kind is "estimate".
+        error: the error of `value`, [m]: the measured numerical error ("exact"), one standard error
+            ("estimate"), NaN ("asymptotic"), 0 at infinite length.
+        samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -59,9 +59,9 @@ class OutputLaw(Result):
     def expectation(self, function: Function, slope: Function) -> np.ndarray:
         r"""Return $E\,h(f_L)$, for every length.
 
-        $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$ with G normal of the same mean and variance:
-        the difference is smooth, so that thresholds of its own give nine digits; others are as
-        good as they are dense.
+        $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$ with G normal of the same mean and variance.
+        The difference is smooth, so the default thresholds give nine digits. With other thresholds
+        the accuracy depends on their density.
 
         Args:
             function: $h$, of an array.
@@ -90,8 +90,8 @@ class OutputLaw(Result):
         Between thresholds a monotone cubic interpolates the normal quantile of the tail, which is
         exact for a normal law. With the thresholds of `output_law` the error is below 2e-5
         for laws with one mode, and 2e-3 for one or two tokens with two narrow modes; denser
-        `thresholds` do better. Steps of a law with atoms are smoothed. The result is NaN beyond the
-        thresholds, unless less than 1e-9 of probability is left there.
+        `thresholds` reduce it. Steps of a law with atoms are smoothed. The result is NaN beyond the
+        thresholds, unless the remaining probability is below 1e-9.
 
         Args:
             x: finite numbers.
@@ -110,9 +110,9 @@ class OutputLaw(Result):
         return np.reshape(rows, (*self.lengths.shape, *points.shape))
 
     def quantile(self, p: Numbers) -> np.ndarray:
-        r"""Return where `cdf` is p, of shape `[*lengths.shape, *p.shape]`.
+        r"""Return the quantiles, where `cdf` is p, of shape `[*lengths.shape, *p.shape]`.
 
-        NaN where the thresholds do not reach.
+        NaN beyond the thresholds.
 
         Args:
             p: probabilities between 0 and 1, both excluded.
@@ -156,14 +156,14 @@ class OutputLaw(Result):
 
 
 class _Curve(NamedTuple):
-    r"""A distribution function: the normal quantile of it, interpolated in $(x-\text{mean})/s$.
+    r"""A distribution function, given by its normal quantile interpolated in $(x-\text{mean})/s$.
 
     Attributes:
-        score: the interpolated quantile, linear beyond its ends; None where one point has all.
-        mean: of the law.
+        score: the interpolated quantile, linear beyond its ends; None for a single atom.
+        mean: the mean of the law.
         spread: $s$, its standard deviation.
-        low: the least probability that the thresholds reach; 0 where they reach all.
-        high: the largest.
+        low: the smallest probability within the thresholds; 0 if they cover everything.
+        high: the largest probability within the thresholds.
     """
 
     score: Callable[[np.ndarray], np.ndarray] | None

@@ -1,4 +1,4 @@
-"""What the length of a prompt does to its attention weights, and what temperature undoes it."""
+"""The effect of the length of a prompt on attention weights, and temperatures that compensate."""
 
 import math
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ TEMPERATURE_ROWS = (
     "keep needle",
     "keep entropy",
 )
-"""Rules of practice, from the mildest on, and the two exact temperatures."""
+"""Rules used in practice, the mildest first, and the two exact temperatures."""
 
 
 class LengthStatistics(Result):
     r"""Statistics over prompts of $\ln Z$ and of the softmax weights p, one array each.
 
-    Two numbers are called the effective number of tokens, and differ: `entropy_tokens` and
+    Two different quantities are called the effective number of tokens: `entropy_tokens` and
     `effective_tokens`.
 
     Attributes:
-        lengths: L, the number of free tokens, broadcast with all that was given.
+        lengths: L, the number of free tokens, broadcast with the other arguments.
         log_partition: $E\ln Z$, $Z=\sum e^s$ over free and fixed tokens.
         log_partition_variance: of $\ln Z$.
         entropy: $E\,H$, $H=-\sum p\ln p$, in nats.
@@ -38,10 +38,10 @@ class LengthStatistics(Result):
         participation: $E\,S_2=E\sum p^2$.
         fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
         kind: "limit" when all lengths are infinite, else "exact".
-        relative_error: the largest relative error of the means, as measured; 0 for closed forms.
-            That of `entropy` and `log_partition` is relative to the larger of them and 1.
-        variance_relative_error: the same for the variances, which have few digits, or none, where
-            a fixed token takes all the weight.
+        relative_error: the largest measured relative error of the means; 0 for closed forms. The
+            errors of `entropy` and `log_partition` are relative to the larger of the value and 1.
+        variance_relative_error: the same for the variances, which have few correct digits, or none,
+            if a fixed token has almost all the weight.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -96,15 +96,15 @@ class LengthStatistics(Result):
 
 
 class EntropyPrediction(Result):
-    r"""The mean entropy at other lengths, guessed from N measured scores.
+    r"""The mean entropy at other lengths, predicted from N measured scores.
 
     Attributes:
         lengths: L, the number of free tokens.
-        value: the guess, its bias to order 1/N taken off.
+        value: the prediction, with its bias of order 1/N subtracted.
         listed: $E\,H$ of L draws from the measured scores, exactly.
-        bias: what was taken off.
+        bias: the subtracted bias.
         naive: the measured entropy plus $\ln(L/N)$.
-        error: one standard error of the guess.
+        error: one standard error of the prediction.
         participation: $S_2$ of the measured scores; from 0.1 on the error is unreliable.
         kind: "estimate".
     """
@@ -121,22 +121,22 @@ class EntropyPrediction(Result):
     @property
     @derived()
     def trusted(self) -> bool:
-        """Whether the scores are many enough to have seen their own tilted law: $S_2<0.1$."""
+        """Whether $S_2<0.1$: there are enough scores to represent their own tilted law."""
         return self.participation < 0.1
 
 
 class InverseTemperatures(Result):
-    r"""Factors b on the scores that keep something as prompts grow.
+    r"""Factors b on the scores that keep a quantity constant as prompts grow.
 
     Attributes:
-        sharpness: $\sigma$ at b = 1, broadcast with all that was given.
+        sharpness: $\sigma$ at b = 1, broadcast with the other arguments.
         lengths: L.
-        keep: what is kept.
-        target: its value.
-        value: b, the smallest that keeps it; NaN where none does.
-        annealed: b by the annealed formula, which is not exact; NaN where it has no answer.
+        keep: the name of the quantity.
+        target: the value at which it is kept.
+        value: the smallest b that keeps it; NaN if none does.
+        annealed: b by the annealed formula, an approximation; NaN where it has no solution.
         kind: "exact".
-        error: of `value`, in its units; NaN where no factor exists.
+        error: the error of `value`; NaN if no factor exists.
     """
 
     sharpness: np.ndarray = variable("length")
@@ -151,7 +151,7 @@ class InverseTemperatures(Result):
     @property
     @derived("length")
     def possible(self) -> np.ndarray:
-        """Whether some temperature keeps it."""
+        """Whether some factor keeps the quantity."""
         return np.asarray(np.isfinite(self.value))
 
 
@@ -161,20 +161,20 @@ class TemperatureTable(Result):
     Attributes:
         sharpness: $\sigma$ of the head at b = 1.
         base: the length at which it was measured.
-        margin: $\Delta$, by how much the score of a needle exceeds the mean.
+        margin: $\Delta$, the score of the needle minus the mean score.
         lengths: L, [n].
-        names: of the rules, and of what is kept: `TEMPERATURE_ROWS`.
-        value: b, [rule, n]; NaN where nothing keeps what is to be kept.
-        entropy: $E\,H$ without the needle, [rule, n]; NaN, as what follows, beyond a sharpness
-            $b\sigma$ of 40.
+        names: the names of the rules and of the kept quantities: `TEMPERATURE_ROWS`.
+        value: b, [rule, n]; NaN if no factor keeps the quantity.
+        entropy: $E\,H$ without the needle, [rule, n]. This and the next two are NaN if the
+            sharpness $b\sigma$ exceeds 40.
         participation: $E\,S_2$ without the needle, [rule, n].
         needle: the mean weight of the needle, [rule, n].
-        frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if none is,
-            NaN for what is kept by exact roots.
+        frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if there is
+            none, NaN for kept quantities.
         kind: "exact".
-        error: of `value`, in its units, [rule, n]: 0 for a rule, which is a closed form; of a root
-            where something is kept.
-        relative_error: the largest relative error of the other statistics, as measured.
+        error: the error of `value`, [rule, n]: 0 for a rule, which is a closed form; the error of
+            the root for a kept quantity.
+        relative_error: the largest measured relative error of the other statistics.
     """
 
     sharpness: float
@@ -213,7 +213,7 @@ class TemperatureTable(Result):
             }
 
     def notes(self) -> list[str]:
-        """Return the lengths, the margin, and what no temperature keeps."""
+        """Return the lengths, the margin, and the quantities that no temperature keeps."""
         last = self.lengths[-1]
         impossible = [
             f"No temperature keeps the {name.removeprefix('keep ')} at L = {last:g}."
@@ -221,7 +221,7 @@ class TemperatureTable(Result):
             if name.startswith("keep ") and math.isnan(value)
         ]
         head = (
-            f"At L = {last:g}; the head was measured at L = {self.base:g}, and the needle scores "
-            f"{self.margin:.6g} above the mean."
+            f"At L = {last:g}; the factor is 1 at L = {self.base:g}, and the score of the needle "
+            f"exceeds the mean by {self.margin:.6g}."
         )
         return [head, *impossible]

@@ -7,13 +7,13 @@ from promptlimit.results._result import Result, axis, derived, variable
 
 
 class Limits(Result):
-    r"""Two attentions at one query, side by side.
+    r"""Softmax and linear attention at one query.
 
     Attributes:
         softmax: $V\nabla\Lambda_\mu(Uz)$.
         linear: $V E_\mu[z'z'^\top]\,Uz$.
         kind: "limit" when the prompt is the law of a token, "exact" when it is a list of tokens.
-        error: zero: closed forms in double precision, right up to rounding.
+        error: 0, since both are closed forms, computed in double precision.
     """
 
     softmax: np.ndarray = variable("output")
@@ -29,7 +29,7 @@ class Limits(Result):
 
     def notes(self) -> list[str]:
         """Return the distance and the kind in a sentence."""
-        return [f"The distance between the two is {self.distance:.6g}; kind: {self.kind}."]
+        return [f"The distance between the two outputs is {self.distance:.6g}; kind: {self.kind}."]
 
 
 class PromptMoments(Result):
@@ -41,25 +41,26 @@ class PromptMoments(Result):
     Attributes:
         lengths: $L$, the number of tokens drawn, the query not counted.
         mean: $E\,T_L$, [output_dim].
-        bias: $E\,T_L - T$, [output_dim], accurate also where `mean - limit` has no digits;
-            NaN, as the mean, where the leading order of a stack has none (docs/depth-theory.md).
+        bias: $E\,T_L - T$, [output_dim], accurate even if `mean - limit` has no correct digits.
+            Bias and mean are NaN if the bias of a stack has no leading order
+            (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
-        effective_tokens: $1/E\sum_lp_l^2$, $p$ the attention weights, own token included; NaN for
-            an attention that is not one head.
-        limit: $T$, the output for an infinite prompt, [output_dim]; NaN, as bias and mse, where no
-            limit exists (docs/tutorials/2-a-law-of-my-own.md).
+        effective_tokens: $1/E\sum_lp_l^2$ with the attention weights $p$, including those of known
+            tokens; NaN for an attention that is not one head.
+        limit: $T$, the output for an infinite prompt, [output_dim]. Limit, bias and mse are NaN if
+            no limit exists (docs/tutorials/2-a-law-of-my-own.md).
         kind: "exact", "estimate", "asymptotic", or "limit" when all lengths are infinite.
-        error: of `mse`, in its units: the numerical error the code measured on itself ("exact"),
-            one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
-        samples: how many prompts were simulated; 0 unless the kind is "estimate".
-        limit_error: of `limit`, [output_dim]: 0 where it is a closed form, else what the doubling
-            of a quadrature changed, or one standard error over replicas of particles.
-        bias_error: one standard error of `bias` where prompts were simulated, 0 elsewhere,
+        error: the error of `mse`: the measured numerical error ("exact"), one standard error
+            ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
+        samples: the number of simulated prompts; 0 unless the kind is "estimate".
+        limit_error: the error of `limit`, [output_dim]: 0 for a closed form, otherwise the change
+            in the last doubling of a quadrature, or one standard error over replicas of particles.
+        bias_error: one standard error of `bias` if prompts were simulated, otherwise 0,
             [output_dim].
-        fixed_weights: mean attention weights of the tokens that are in every prompt, [k]: fixed
-            tokens, the query where it is one, then sinks; NaN for an attention that is not one
-            head; None without such tokens.
+        fixed_weights: mean attention weights of the tokens that are in every prompt, [k]: known
+            tokens, then the query if it is in the prompt, then sinks; NaN for an attention that is
+            not one head; None without such tokens.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -84,15 +85,15 @@ class PromptMoments(Result):
 
 
 class GradientMoments(Result):
-    r"""The mean square over prompts of what a finite prompt changes in a parameter gradient.
+    r"""The mean squared difference between gradients over finite and infinite prompts.
 
     Attributes:
         lengths: $L$, the number of tokens drawn, the query not counted.
         value: $E\sum_i\|\nabla_\theta T_{L,i} - \nabla_\theta T_i\|_F^2$, over all outputs i.
         wrt: the name of the parameter $\theta$.
         kind: as in `PromptMoments`.
-        error: of `value`, in its units, as in `PromptMoments`.
-        samples: how many prompts were simulated; 0 unless the kind is "estimate".
+        error: the error of `value`, as in `PromptMoments`.
+        samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")

@@ -1,4 +1,4 @@
-"""The rate of a curve: an exponent, its interval, and whether the curve is a power law yet."""
+"""The rate of a curve: an exponent, its interval, and whether the curve is a power law."""
 
 import math
 from typing import Literal
@@ -8,10 +8,10 @@ from promptlimit.results._result import Result, derived
 RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
 """How well the data fit $C L^{-\\kappa}$.
 
-- `power law`: the slope drifts by less than the tolerance, shown by the data.
-- `not yet`: the slope still moves.
-- `too noisy`: a drift larger than the tolerance is neither shown nor excluded.
-- `too few`: two lengths fit every power law, and so test none.
+- `power law`: the data show that the slope drifts by less than the tolerance.
+- `not yet`: the slope still drifts.
+- `too noisy`: the data neither show nor exclude a drift larger than the tolerance.
+- `too few`: there are only two lengths, which every power law fits.
 """
 
 
@@ -19,20 +19,21 @@ class RateFit(Result):
     r"""A power law $C L^{-\kappa}$ fitted to a curve, and whether the curve is one.
 
     Attributes:
-        exponent: $\kappa$, the fitted one.
-        exponent_interval: where the exponent of the limit $L\to\infty$ is, (low, high). Noise is
-            covered at `level`; a drifting slope widens it, and without noise is all there is in it.
+        exponent: $\kappa$, the fitted exponent.
+        exponent_interval: an interval (low, high) for the exponent in the limit $L\to\infty$. It
+            covers the noise with confidence `level`, and the drift of the slope.
         coefficient: $C$.
-        standard_error: of `exponent`, by the noise alone; 0 for exact values.
-        level: confidence of the intervals.
-        drift: how much the local exponent changes from the shortest to the longest length; NaN for
-            two lengths.
-        drift_interval: the same with its noise, (low, high).
+        standard_error: the standard error of `exponent` due to noise; 0 for exact values.
+        level: the confidence level of the intervals.
+        drift: the change of the local exponent from the shortest to the longest length; NaN for two
+            lengths.
+        drift_interval: a confidence interval of the drift, (low, high).
         reach: total change of the local exponent up to $L=\infty$, extrapolated like $1/\ln L$.
-        tolerance: the reach up to which a curve is called a power law.
+        tolerance: the largest reach for which a curve is called a power law.
         chi_square: squared residuals of the line in units of their noise; NaN for exact values.
-        degrees_of_freedom: what `chi_square` is compared with.
-        p_value: probability of a larger `chi_square` if the line were true; NaN for exact values.
+        degrees_of_freedom: the degrees of freedom of `chi_square`.
+        p_value: probability of a larger `chi_square` if the power law is true; NaN for exact
+            values.
         status: "power law", "not yet", "too noisy" or "too few".
     """
 
@@ -59,7 +60,7 @@ class RateFit(Result):
     @property
     @derived()
     def verdict(self) -> str:
-        """The status in one sentence, with the numbers it rests on."""
+        """The status in one sentence, with the numbers that determine it."""
         low, high = self.exponent_interval
         where = f"{self.exponent:.3f}"
         if math.isfinite(low + high):
@@ -85,7 +86,7 @@ class RateFit(Result):
 
     @property
     def error(self) -> float:
-        """The standard error of the exponent, by the noise alone."""
+        """The standard error of the exponent due to noise."""
         return self.standard_error
 
     @property

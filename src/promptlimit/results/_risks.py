@@ -1,4 +1,4 @@
-"""How well attention predicts in context: a risk, its gradient, and how sure each is."""
+"""Risks of in-context prediction, their gradients and their errors."""
 
 import numpy as np
 
@@ -12,14 +12,14 @@ class Risk(Result):
     Numbers for one length; for many, arrays of the shape of `lengths`.
 
     Attributes:
-        value: the mean loss; for regression half the mean squared error, noisy query label
-            included.
-        error: of `value`, in its units: 0 for a closed form; one standard error over eight
-            independent point sets, widened by Student's law, plus the error of tables ("exact",
-            "limit"); one standard error over prompts ("estimate"); NaN for "asymptotic".
+        value: the mean loss; for regression half the mean squared error, including the noise of
+            the query's label.
+        error: the error of `value`: 0 for a closed form; one standard error over eight independent
+            point sets, widened by Student's law, plus the error of tables ("exact", "limit"); one
+            standard error over prompts ("estimate"); NaN for "asymptotic".
         kind: "exact", "limit", "asymptotic" or "estimate"; "limit" when all lengths are infinite.
         lengths: $L$, the number of tokens of a prompt.
-        samples: points of quadrature used (0 for a closed form), or prompts simulated.
+        samples: the number of quadrature points (0 for a closed form), or of simulated prompts.
     """
 
     value: float | np.ndarray = variable("length", label="risk", scale="log")
@@ -45,9 +45,9 @@ class RiskGradient(Result):
     r"""The gradient of a risk in the matrices of an attention.
 
     Attributes:
-        value: one array for each matrix, by name; "heads[0].value" for a matrix inside another.
-            For many lengths, theirs are the first axes.
-        error: the same, entry by entry, as in `Risk`.
+        value: the gradient by the name of the matrix, such as "value" or "heads[0].value". For many
+            lengths, the axes of lengths come first.
+        error: the error of each entry, as in `Risk`.
         kind: "exact", "limit" or "estimate".
         lengths: $L$, the number of tokens of a prompt.
         samples: as in `Risk`.
@@ -67,13 +67,13 @@ class TunedLayers(Result):
 
     Attributes:
         lengths: $L$, the number of tokens of a prompt.
-        gate: $u$, the inverse temperature in units of the Bayes gate's: $U=(u/s)I$.
+        gate: $u$, the inverse temperature relative to the Bayes gate: $U=(u/s)I$.
         gain: $v$, of $V=vI$.
         residual: $c$, of $C=cI$.
         value: the excess risk, half the mean squared distance to the Bayes predictor.
-        error: of `value`, in its units, measured.
+        error: the measured error of `value`.
         kind: "exact", or "limit" when all lengths are infinite.
-        query_variance: $s$, of a query within its component.
+        query_variance: $s$, the variance of a query within its component.
         dim: $d$.
     """
 
@@ -103,7 +103,7 @@ class TunedLayers(Result):
         """Return U, V and C at one of the lengths, as `SoftmaxAttention` and `Layer` take them.
 
         Args:
-            place: which of the lengths, in their order.
+            place: the index of the length.
         """
         gate, gain, residual = (
             float(np.ravel(column)[place]) for column in (self.gate, self.gain, self.residual)

@@ -45,20 +45,21 @@ class StreamedAttention(Result):
     @property
     @derived("length", "query")
     def effective_tokens(self) -> np.ndarray:
-        r"""$1/S_2$: how many tokens of equal weight would be as spread out, [n, q]."""
+        r"""$1/S_2$: the number of equal weights with this participation, [n, q]."""
         return 1.0 / self.participation
 
 
 class StreamReport(Result):
-    """A streamed prompt compared with the theory of prompts of its law.
+    r"""A streamed prompt compared with exact means over random prompts of its law.
 
     Attributes:
         streamed: the streamed attention.
         reference: the output with which outputs are compared, [q, output_dim]: the limit, or the
-            output on the whole prompt where the law of the tokens is not known.
+            output over the whole prompt if the law of the tokens is not known.
         is_limit: whether `reference` is the limit.
-        expected_square: the exact mean square distance of outputs from the limit, [n, q], and
-        expected_tokens: one over the exact mean of $S_2$, [n, q]; None where they are not known.
+        expected_square: the exact mean squared distance of outputs from the limit, [n, q]; None if
+            not known.
+        expected_tokens: $1/E\,S_2$, exact, [n, q]; None if not known.
     """
 
     streamed: StreamedAttention
@@ -70,11 +71,11 @@ class StreamReport(Result):
     @property
     @derived("length", "query")
     def square(self) -> np.ndarray:
-        """The square distances of outputs from the reference, [n, q]."""
+        """The squared distances of outputs from the reference, [n, q]."""
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return one row per length: means over queries, of distances their root mean square."""
+        """Return one row per length: root mean squares of distances over queries, and means."""
         streamed = self.streamed
         columns = {
             "distance": np.sqrt(self.square.mean(axis=1)),
@@ -89,17 +90,18 @@ class StreamReport(Result):
         return {"length": streamed.lengths}, columns
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows under headings in words."""
+        """Yield one row per length, with readable headings."""
         for row in self.rows():
             yield {"L" if n == "length" else n.replace("_", " "): x for n, x in row.items()}
 
     def notes(self) -> list[str]:
-        """Return what the distances refer to."""
-        reference = "the limit" if self.is_limit else "the output on the whole prompt"
+        """Return the reference of the distances, and whether exact values are missing."""
+        reference = "the limit" if self.is_limit else "the output over the whole prompt"
         count = self.streamed.output.shape[1]
         queries = f"{count} quer{'y' if count == 1 else 'ies'}"
         notes = [
-            f"Distances are root mean squares over {queries}, from {reference}; others, means."
+            f"Distances from {reference} are root mean squares over {queries}; other columns are "
+            "means."
         ]
         if self.is_limit and self.expected_square is None:
             notes.append("Exact theory does not apply to these queries and tokens.")

@@ -1,4 +1,4 @@
-"""Many runs of gradient descent side by side: lengths, starts and seeds."""
+"""Runs of gradient descent for several lengths, starts and seeds."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,27 +19,28 @@ class Training(Result):
     r"""Parameters along training, with the axes (length, start, seed, step).
 
     Attributes:
-        steps: after how many steps, [n].
-        times: of the flow that these steps correspond to, $2k\eta$, [n]; the steps themselves when
+        steps: the numbers of steps at which parameters were recorded, [n].
+        times: the flow times $2k\eta$ that correspond to these steps, [n]; the steps themselves if
             the optimiser is not plain descent.
         lengths: $L$, the prompt lengths, whole numbers or infinity.
-        kernels: "softmax" or "linear", one a start; for a start that is not one head its type and
-            the kernels of its heads, such as "Layer(softmax, linear)".
-        parameters: the arrays that moved, by name, each [length, start, seed, step, ...].
-        key_query: the merged $U$, [length, start, seed, step, dim, dim]; None where a start is not
-            one head.
+        kernels: "softmax" or "linear", one per start; for a start that is not one head, its type
+            and the kernels of its heads, such as "Layer(softmax, linear)".
+        parameters: the trained arrays, by name, each [length, start, seed, step, ...].
+        key_query: the merged $U$, [length, start, seed, step, dim, dim]; None if a start is not one
+            head.
         value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
             for `key_query`.
         value: the risk $R_L$, the mean loss of the task, [length, start, seed, step], averaged over
-            sets of points; NaN after a run has diverged, or where scores are too sharp for weight
+            sets of points; NaN after a run has diverged, or if scores are too sharp for the weight
             statistics.
-        gradient_norms: $\|\nabla R_L\|$ in the arrays that moved.
-        error: of `value`: one standard error over independent sets of points or prompts, widened
-            by Student's law; 0 for a closed form.
-        diverged: after how many steps a run was infinite, -1 for never, [length, start, seed].
-        kind: of the risks: "exact", "limit" where all lengths are infinite, or "estimate" where
+        gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays.
+        error: one standard error of `value` over independent sets of points or prompts, widened by
+            Student's law; 0 for a closed form.
+        diverged: the number of steps after which a run diverged, -1 for a finished run,
+            [length, start, seed].
+        kind: the kind of the risks: "exact", "limit" if all lengths are infinite, or "estimate" if
             prompts are simulated.
-        config: all that decides the runs, as plain numbers and strings.
+        config: everything that determines the runs, as plain numbers and strings.
     """
 
     steps: np.ndarray = axis("step", scale="symlog")
@@ -61,8 +62,8 @@ class Training(Result):
 
         Args:
             length: one of `lengths`; the first when None.
-            start: which start, from 0.
-            seed: which seed, from 0.
+            start: the index of the start.
+            seed: the index of the seed.
         """
         length = self.lengths[0] if length is None else length
         if length not in self.lengths:
@@ -104,11 +105,11 @@ class Training(Result):
         """Return the attention of one run at one of the steps.
 
         Args:
-            like: an attention of the arrays that moved, such as the start.
+            like: an attention with the trained arrays, such as the start.
             length: one of `lengths`; the first when None.
-            start: which start, from 0.
-            seed: which seed, from 0.
-            place: which of `steps`, the last by default.
+            start: the index of the start.
+            seed: the index of the seed.
+            place: the index in `steps`; the last by default.
         """
         return self.trajectory(length, start, seed).attention(like, place)
 

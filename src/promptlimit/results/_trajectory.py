@@ -1,4 +1,4 @@
-"""Parameters along training: where they were, what they cost, and how sure that is."""
+"""Trajectories of training: parameters, risks and their errors."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -15,10 +15,10 @@ OfOneHead: TypeAlias = np.ndarray | Any
 
 @runtime_checkable
 class HasArrays(Protocol):
-    """What can be given other arrays by their names, as an attention can."""
+    """An object whose arrays can be replaced by name, such as an attention."""
 
     def with_arrays(self, arrays: Mapping[str, Any], /) -> Any:
-        """Return the same with these arrays."""
+        """Return the object with these arrays."""
         ...
 
 
@@ -32,25 +32,26 @@ class Trajectory(Result):
     `at(length)` returns the trajectory at one of them.
 
     Attributes:
-        times: when, [n]; the last may be infinite, which is the time of arrival and after.
+        times: the times, [n]; the last may be infinite, the state after arrival.
         lengths: $L$, the number of tokens of a prompt; one number or many.
-        parameters: the arrays that moved, by name, such as "value" or "heads[0].value", each
+        parameters: the trained arrays by name, such as "value" or "heads[0].value", each
             [n, ...].
-        key_query: the merged $U$, [n, token_dim, query_dim]; None where there is more than one head
-            or a residual.
+        key_query: the merged $U$, [n, token_dim, query_dim]; None if there is more than one head or
+            a residual.
         value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
         value: the risk $R_L$ at each time, [n], on the points or prompts that a flow descends.
-        gradient_norms: $\|\nabla R_L\|$ in the arrays that moved, [n].
-        error: of `value`, [n]: one standard error over independent sets of points or prompts,
-            widened by Student's law; 0 for a closed form.
-        parameter_error: of the parameters as one vector, [n]: $\|\theta-\theta'\|/\sqrt2$,
-            $\theta'$ the flow over an independent point set, one standard error; 0 for a closed
-            form, NaN at times that the second flow does not reach, None where it was not measured.
-        arrived: when the gradient fell below the threshold, after which nothing moves; NaN where
-            it did not.
-        kind: "exact", "limit" or "estimate", as for a risk; for many lengths "estimate" where the
-            risk at one of them is simulated.
-        config: all that decides the trajectory, as plain numbers and strings.
+        gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays, [n].
+        error: one standard error of `value` over independent sets of points or prompts, widened by
+            Student's law, [n]; 0 for a closed form.
+        parameter_error: one standard error of the vector of all parameters, [n]:
+            $\|\theta-\theta'\|/\sqrt2$, where $\theta'$ is the flow over an independent point set.
+            0 for a closed form, NaN at times that the second flow does not reach, None if it was
+            not measured.
+        arrived: the time at which the gradient fell below the threshold and the flow stopped; NaN
+            if it did not.
+        kind: "exact", "limit" or "estimate", as for a risk; for many lengths "estimate" if the risk
+            at one of them is simulated.
+        config: everything that determines the trajectory, as plain numbers and strings.
     """
 
     times: np.ndarray = axis("time", "t", scale="symlog")
@@ -67,7 +68,7 @@ class Trajectory(Result):
     config: Mapping[str, object] = scalar(bulk=True)
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the merged U and V of one head at all times; an error for other attentions."""
+        """Return the merged U and V at all times. Raises an error unless there is one head."""
         if self.key_query is None or self.value_matrix is None:
             raise ArgumentError(
                 "key_query",
@@ -77,11 +78,11 @@ class Trajectory(Result):
         return self.key_query, self.value_matrix
 
     def attention(self, start: HasArraysT, place: int = -1) -> HasArraysT:
-        """Return the attention at one of the times: `start` with the parameters it had there.
+        """Return the attention at one of the times: `start` with the recorded parameters.
 
         Args:
-            start: what the trajectory started from, or another attention with the same arrays.
-            place: which of `times`, the last by default.
+            start: the start of the trajectory, or another attention with the same arrays.
+            place: the index in `times`; the last by default.
 
         >>> import math, jax.numpy as jnp, promptlimit as pl
         >>> task = pl.LinearRegression(jnp.eye(2))

@@ -1,6 +1,6 @@
-"""Families of transformers whose weights can be read: one file each.
+"""Families of transformers whose weights can be loaded, one file each.
 
-A module of this folder without a leading underscore is a family: it registers a class for one or
+A module of this folder without a leading underscore is a family. It registers a class for one or
 more values of `model_type`. A user-defined family is registered in the same way from any module:
 
     from promptlimit.heads import families

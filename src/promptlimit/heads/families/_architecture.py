@@ -1,8 +1,8 @@
-"""What a family of transformers provides so that its heads can be extracted.
+"""The interface of a family of transformers, from which its heads are extracted.
 
-A family is a class with the shape of the network and its forward pass, cut where attention happens.
-`Config` reads the configuration, which is not trusted; the functions at the end of this module are
-the blocks that families share, in single precision.
+A family is a class with the shape of the network and its forward pass, split at the attention.
+`Config` validates the configuration, which is not trusted. The functions at the end of this module
+are building blocks that families share, in single precision.
 """
 
 import abc
@@ -25,7 +25,7 @@ WITHOUT_WEIGHTS = (
 _LARGEST = 2**24
 _HUGE = 1e30
 Weights = Mapping[str, Array]
-"""The arrays of one layer, or of what is around the layers, by their short names."""
+"""The arrays of one layer, or those outside the layers, by their short names."""
 
 ACTIVATION: dict[str, Callable[[Array], Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -38,13 +38,13 @@ ACTIVATION: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The named values of a config.json, or of another `source` that errors name."""
+    """The named values of a config.json, or of another `source`, which errors name."""
 
     values: Mapping[str, Any]
     source: str = "config.json"
 
     def get(self, name: str, default: object = None) -> Any:
-        """Return a value as it is."""
+        """Return a value without checking it."""
         return self.values.get(name, default)
 
     def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
@@ -77,7 +77,7 @@ class Config:
         return value
 
     def share(self, total: str, parts: str) -> int:
-        """Return one whole number divided by another, the width of a head for instance."""
+        """Return the quotient of two whole numbers, such as the width of a head."""
         whole, count = self.whole(total), self.whole(parts)
         if whole % count:
             raise InputFileError(
@@ -87,7 +87,7 @@ class Config:
         return whole // count
 
     def require(self, name: str, expected: object) -> None:
-        """Refuse a value that the family does not support."""
+        """Raise an error for a value that the family does not support."""
         value = self.get(name, expected)
         if type(value) is not type(expected) or value != expected:
             raise InputFileError(
@@ -117,13 +117,14 @@ Projected = tuple[Array, Array, Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbstractArchitecture(abc.ABC):
-    """The shape of a transformer, and its forward pass cut where attention happens.
+    """The shape of a transformer, and its forward pass, split at the attention.
 
-    Hashable, so that one compiled layer serves every layer; a family adds fields of its own.
+    Hashable, so that all layers share one compiled program. A family adds its own fields.
 
     Attributes:
-        prefixes: of the names of tensors, which depend on the class that saved them.
-        causal: whether a position sees only the tokens up to itself.
+        prefixes: possible prefixes of the names of tensors, which depend on the class that saved
+            them.
+        causal: whether a position attends only to the tokens up to itself.
         rotary: whether positions enter by rotating queries and keys.
         model_type: the name in config.json.
         layers: number of layers.
@@ -171,15 +172,15 @@ class AbstractArchitecture(abc.ABC):
 
     @abc.abstractmethod
     def embed(self, weights: Weights, ids: Array) -> Array:
-        """Return the residual stream [n, hidden] of token ids [n]; `weights` are those around."""
+        """Return the residual stream [n, hidden] of token ids [n]; `weights` are from `around`."""
 
     @abc.abstractmethod
     def project(self, weights: Weights, hidden: Array) -> Projected:
-        """Return queries, keys and values of a layer, as the scores use them."""
+        """Return queries, keys and values of a layer, after any rotation."""
 
     @abc.abstractmethod
     def output(self, weights: Weights, context: Array) -> Array:
-        """Return the attention's output from the heads' outputs side by side, [n, heads d]."""
+        """Return the output of the attention from concatenated outputs of heads, [n, heads d]."""
 
     @abc.abstractmethod
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
@@ -203,10 +204,10 @@ Class = TypeVar("Class", bound=type[AbstractArchitecture])
 
 
 def register(*model_types: str) -> Callable[[Class], Class]:
-    """Return a decorator that lets `load` read these `model_type`s of config.json by a class.
+    """Return a decorator that registers a class for these values of `model_type` in config.json.
 
-    The same class may be registered again, as when a notebook's cell is run twice; a type that
-    another class reads is refused.
+    The same class may be registered again, for example by running a notebook cell twice. A type
+    that is already registered for another class raises an error.
     """
     if not model_types or not all(isinstance(name, str) and name for name in model_types):
         raise ArgumentError("model_types", f"must be names of models, got {model_types}.")
@@ -271,16 +272,16 @@ def affine(
 
 
 def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads n d"]:
-    """Return the columns dealt out to the heads, consecutive ones to each."""
+    """Return the columns split into heads; each head has consecutive columns."""
     return rows.reshape(rows.shape[0], heads, -1).transpose(1, 0, 2)
 
 
 def rotated(
     rows: Float[Array, "heads n d"], positions: Float[Array, " n"], theta: float
 ) -> Float[Array, "heads n d"]:
-    r"""Return queries or keys turned by their position (RoPE, halves paired).
+    r"""Return queries or keys rotated by their position (RoPE, halves paired).
 
-    Coordinates $j$ and $j+d/2$ turn together by the angle $p\,\theta^{-2j/d}$ at position p.
+    At position p, coordinates $j$ and $j+d/2$ are rotated by the angle $p\,\theta^{-2j/d}$.
     """
     half = rows.shape[2] // 2
     frequency = theta ** (-jnp.arange(half, dtype=rows.dtype) / half)

@@ -1,4 +1,4 @@
-"""BERT and its kin: norms after the residual, biases everywhere, every position sees all."""
+"""BERT and related models: norms after the residual, biases everywhere, no mask."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -28,8 +28,8 @@ class GPT2(AbstractArchitecture):
     """A decoder with learned positions.
 
     Attributes:
-        scaled: whether scores are divided by the root of the head's width.
-        scaled_by_layer: whether they are divided by the layer's number too.
+        scaled: whether scores are divided by the square root of the width of a head.
+        scaled_by_layer: whether scores are also divided by the number of the layer.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("", "transformer.")

@@ -1,4 +1,4 @@
-"""Llama and its kin: root-mean-square norms, rotary positions, shared keys, gated feed-forward."""
+"""Llama and related models: RMS norms, rotary positions, shared keys, gated feed-forward parts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ class Llama(AbstractArchitecture):
     Attributes:
         rope_theta: base of the rotary frequencies.
         attention_bias: whether queries, keys and values have biases.
-        output_bias: whether the attention's output has one.
-        inner_bias: whether the feed-forward part has them.
+        output_bias: whether the output of the attention has a bias.
+        inner_bias: whether the feed-forward part has biases.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("", "model.")
@@ -136,7 +136,7 @@ def _head_dim(config: Config) -> int:
 
 
 def _positions(config: Config) -> int:
-    """Return the longest prompt of which every token sees all before it."""
+    """Return the longest prompt in which every token attends to all earlier ones."""
     positions = config.whole("max_position_embeddings")
     if config.get("sliding_window") is not None and config.flag("use_sliding_window", True):
         return min(positions, config.whole("sliding_window"))
@@ -144,7 +144,7 @@ def _positions(config: Config) -> int:
 
 
 def _rope_theta(config: Config) -> float:
-    """Return the base of the rotary frequencies; frequencies that are changed are refused."""
+    """Return the base of the rotary frequencies; raise an error for scaled frequencies."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
         if rope is None:
