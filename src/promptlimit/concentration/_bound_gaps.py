@@ -23,7 +23,7 @@ from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
-"""Relative error of the average of a bound, which has a kink. It is added to the average."""
+"""Relative error of the average of a bound; large, since a bound has a kink. It is added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Reduced:
     Attributes:
         dim: the rank of the covariance of the tokens.
         transform: $U$ for those tokens.
-        scale: the factor of the bound at one query, without the size of the query.
+        scale: the factor of the bound at one query, apart from the size of the query.
         size: the size $|Fz|^2$ of the query; empty if the gap does not depend on it.
         of_covariance: whether $\hat C-C$ is bounded rather than $\hat m-m$.
     """
@@ -45,7 +45,7 @@ class _Reduced:
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
-        """Return the bound at one query, without its size, [n, lengths]."""
+        """Return the bound at one query, apart from the size of the query, [n, lengths]."""
         bound = covariance_bound if self.of_covariance else mean_bound
         return self.scale * bound(
             lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]
@@ -72,10 +72,10 @@ def bound_obstacle(problem: Problem) -> str | None:
 
 
 def bound_gap(problem: Problem) -> Array:
-    r"""Return an upper bound of the gap at every length.
+    r"""Return an upper bound on the gap at every length.
 
-    It is the average of the bound at one query: exact over points and Gaussians, and by the
-    sub-Gaussian constant for other centred laws (Proposition 3.1 with explicit constants).
+    The bound at one query is averaged over queries: exactly for points and Gaussians, and through
+    the sub-Gaussian constant for other centred laws (Proposition 3.1 with explicit constants).
     """
     reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
     if reduced.scale == 0.0:

@@ -1,8 +1,8 @@
 r"""Proved upper bounds of the gap between finite and infinite prompts, for sub-Gaussian tokens.
 
-They hold for every $L\ge1$ and never exceed a bound by the sizes of the tokens. They are loose: use
-exact moments where those exist. Tokens and queries are centred, and queries 1-sub-Gaussian;
-docs/bounds.md derives the bounds and reduces other problems to this one.
+They are valid for every $L\ge1$, and never exceed a bound that follows from the sizes of the tokens
+alone. They are loose: use exact moments if those are available. Tokens and queries are centred, and
+queries 1-sub-Gaussian; docs/bounds.md derives the bounds and reduces other problems to this one.
 
 Tokens are $s$-sub-Gaussian in $\mathbb R^d$, $u=Uz$ is the tilt, $x=s^2|u|^2$,
 $w=e^{\langle u,z\rangle-\Lambda(u)}$ the weight of a token, of mean one, and $m=\nabla\Lambda(u)$.
@@ -35,8 +35,8 @@ def mean_bound(
     \frac{16s^2e^{2x}}L\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
     +4s^2e^{-q}\Big(\sqrt{\ln(1+L2^{d/2}e^q)}+\sqrt x\Big)^2.$$
 
-    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound, and the gradient of one output in its
-    row of V has the error $E|\hat m-m|^2$. The paper states the first order (Lemmas C.1 to C.4);
+    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound. The gradient of one output in its row
+    of V has the mean squared error $E|\hat m-m|^2$. The paper states the order (Lemmas C.1 to C.4);
     the constants are derived in docs/bounds.md.
 
     Args:

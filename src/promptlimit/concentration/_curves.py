@@ -1,4 +1,4 @@
-"""A gap at several lengths: what rules return, and the result made of it."""
+"""Gaps at several lengths: the return value of rules, and the result of `output_gap`."""
 
 import dataclasses
 import math
@@ -18,10 +18,10 @@ class GapValues:
 
     Attributes:
         value: mean squared distances from the limit, [n].
-        error: of them, [n].
+        error: the errors of `value`, [n].
         cov: covariance of estimates, [n, n]; None for other kinds.
-        limit_square: mean square of the limit where the rule computes it, else None.
-        samples: how many prompts were simulated.
+        limit_square: mean square of the limit if the rule computes it, otherwise None.
+        samples: the number of simulated prompts.
     """
 
     value: Array
@@ -44,8 +44,9 @@ def curve_of(
         quantity: the rules.
         problem: the problem.
         kind: the requested kind.
-        effort: how much work a rule may do.
-        limit_square: returns the mean square of the limit, or None where only rules compute it.
+        effort: the key and the number of samples.
+        limit_square: a function that returns the mean square of the limit, or None if only rules
+            compute it.
     """
     rule = quantity.choose(problem, kind, effort)
     lengths = problem.lengths

@@ -3,7 +3,7 @@ r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and
 With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/2}K'K\Gamma^{1/2}$
 the squared distance from the limit at a query is a sum of weight statistics, functions of
 $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$, $y'(PN)y$ over powers of
-$\sigma^2$. The average over queries needs the joint law of $\sigma$ and of those forms. Derived in
+$\sigma^2$. The average over queries requires the joint law of $\sigma$ and these forms. Derived in
 docs/gaps.md.
 """
 
@@ -166,13 +166,13 @@ def _over_sharpness(
 
 
 def _at_one_sharpness(gap: GaussianGap, law: SharpnessLaw, lengths: Array) -> tuple[Array, Array]:
-    """Return the gap where all queries have one sharpness, though the forms may vary."""
+    """Return the gap if all queries have the same sharpness; the forms may vary."""
     products = np.array([[law.tilted_mean_of(0.0, product) for product in gap.products]])
     return _summed(gap, products, np.array([np.sqrt(law.floor)]), lengths)
 
 
 def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
-    r"""Return the leading order, infinite where $E\,e^{\sigma^2}$ is ($\tau^2\ge1/2$)."""
+    r"""Return the leading order; infinite if $E\,e^{\sigma^2}$ is infinite ($\tau^2\ge1/2$)."""
     total = 0.0
     squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
     with np.errstate(over="ignore"):
@@ -279,7 +279,8 @@ def gap_exponent(
         kappa = 1                           if tau^2 <= 1/2
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
 
-    For $\tau^2>1/2$ rare sharp queries, at which few tokens have all the weight, dominate the gap.
+    For $\tau^2>1/2$ the gap is dominated by rare sharp queries, at which a few tokens have almost
+    all the weight.
     For a mixture of Gaussian queries the broadest component determines the rate; for finitely many
     queries, and for linear attention, it is 1. Derived in docs/gaps.md.
 

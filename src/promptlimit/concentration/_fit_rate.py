@@ -1,8 +1,8 @@
 r"""The exponent of a curve, and whether the curve is a power law.
 
 Gaps fall as $L^{-\kappa}$ up to logarithms, so the slope of a log-log plot drifts, sometimes over
-tens of decades. A straight line through such data has a small residual and the wrong slope, so the
-fit measures the drift of the slope, too.
+tens of decades. A straight line through such data has small residuals and the wrong slope, so the
+fit also measures the drift of the slope.
 """
 
 import dataclasses
@@ -116,7 +116,7 @@ def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
 
 
 def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: bool) -> RateFit:
-    """Return the fit with its drift, its status, and an interval that covers the drift.
+    """Return the fit with its drift, its status, and an interval that includes the drift.
 
     Args:
         fit: the line.
@@ -181,7 +181,7 @@ def _path(where: Array, exponents: Array) -> _Path:
 def _spanned(exponents: Array) -> tuple[float, float]:
     """Return the range of some exponents, extended by its width on both sides.
 
-    An exponent that has drifted may drift as far again.
+    An exponent that has drifted by some amount may drift by as much again.
     """
     width = float(np.ptp(exponents))
     return float(exponents.min()) - width, float(exponents.max()) + width

@@ -77,14 +77,14 @@ def output_gap(
         measure: $\mu$, the law of a token or of a prompt; or a task, over whose prompts and
             queries to average.
         queries: the law of the query: a measure, or an array [n, query_dim] with equal weights;
-            left out for a task.
+            omitted for a task.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
         kind: "auto" (exact where possible, else estimate), "exact", "asymptotic" (leading order in
             1/L), "bound" (proved, docs/bounds.md) or "estimate" (simulated).
-        key: randomness, for `estimate`.
-        samples: prompts to simulate, 4096 when None.
-        sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$, where the
+        key: the random key, for `estimate`.
+        samples: the number of prompts to simulate; 4096 when None.
+        sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$, if the
             measure has no `variance_proxy`; ignored for Gaussian tokens, which are whitened.
 
     >>> import promptlimit as pl
@@ -122,15 +122,15 @@ def gradient_gap(
         attention: $T$.
         measure: $\mu$, the law of a token or of a prompt; or a task, over whose prompts and
             queries to average.
-        queries: the law of the query: a measure, or an array [n, query_dim]; left out for a task.
+        queries: the law of the query: a measure, or an array [n, query_dim]; omitted for a task.
         lengths: $L$, increasing.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
             "value_weight" or "output".
         including_query: whether the query is one more token of its prompt.
         kind: "auto", "exact", "asymptotic", "bound" or "estimate".
-        key: randomness, for `estimate`.
-        samples: prompts to simulate.
-        sub_gaussian: the tokens' constant, for `bound`.
+        key: the random key, for `estimate`.
+        samples: the number of prompts to simulate.
+        sub_gaussian: the sub-Gaussian constant of the tokens, for `bound`.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[0.5]], value=[[1.0]])
@@ -145,7 +145,7 @@ def gradient_gap(
 
 
 class _Given(NamedTuple):
-    """Arguments that describe the queries and tails of a law, and that a task does not take."""
+    """Arguments on queries and tails of a law, which are not accepted together with a task."""
 
     queries: AbstractMeasure | ArrayLike | None
     including_query: bool
@@ -178,7 +178,7 @@ def _curve(
 
 
 def limit_square(problem: Problem) -> float | None:
-    r"""Return $E\|T\|^2$ over queries; None where it is not a finite sum."""
+    r"""Return $E\|T\|^2$ over queries; None if it is not a finite sum."""
     queries = problem.queries
     heads = problem.heads if problem.wrt is None else problem.reading
     is_affine = problem.gaussian is not None and heads is not None
@@ -216,7 +216,7 @@ def _moments(problem: Problem) -> Quantity[Problem, Any]:
 
 
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
-    """Return why moments at single queries cannot be averaged, judged at the first query."""
+    """Return why moments at single queries cannot be averaged, decided at the first query."""
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
         return problem.no_head_reason if problem.reading is None else alone

@@ -1,4 +1,4 @@
-r"""The paper's lemmas for one fixed query, with every constant written out.
+r"""The paper's lemmas for one fixed query, with explicit constants.
 
 Tokens are centred and $s$-sub-Gaussian, $u=Uz$ is the tilt of the query, $x=s^2|u|^2$. The paper
 states the lemmas; the constants are derived in docs/bounds.md.
@@ -29,7 +29,7 @@ def error_quantile(
     value_norm: ArrayLike,
     delta: float,
 ) -> Array:
-    r"""Return a bound of $|T_L(z)-T(z)|$ of probability at least $1-2\delta$ (Lemma C.1).
+    r"""Return a bound on $|T_L(z)-T(z)|$ that holds with probability $1-2\delta$ (Lemma C.1).
 
     $$\frac{4s\|V\|e^x}{\sqrt{\delta L}}\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big),\qquad
     L\ge8e^{2x}\ln\tfrac1\delta.$$

@@ -33,8 +33,8 @@ def gap_report(
         queries: the law of the query, or an array [n, query_dim].
         lengths: $L$, increasing.
         wrt: the parameter whose gradient is compared; None for outputs.
-        key: randomness; without it nothing is simulated.
-        samples: prompts to simulate, at lengths up to 10,000.
+        key: the random key; without it nothing is simulated.
+        samples: the number of prompts to simulate, at lengths up to 10,000.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[0.4]], value=[[1.0]])
@@ -81,9 +81,10 @@ def _exponent(
 
 
 def _fit(curves: list[GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
-    """Return the power law of the best curve, and the first of the fitted lengths.
+    """Return the power law fitted to the best curve, and the first of the fitted lengths.
 
-    Simulated curves are fitted as a whole: with noise, some end of a curve would always pass.
+    Simulated curves are fitted as a whole: with noise, some part of a curve would always pass the
+    test.
     """
     best = next((curve for curve in curves if curve.kind in ("exact", "estimate")), None)
     if best is None:

@@ -19,12 +19,12 @@ from promptlimit.rules import Effort, computes
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
 )
-"""The first lengths: dense where gaps of gradients may rise, sparse where all gaps fall."""
+"""The lengths of the first scan: dense where gaps of gradients may rise, sparse beyond."""
 _SCAN_TOLERANCE = 0.01
 _TOLERANCE = 1e-7
 """Relative error of the gaps near the crossing."""
 _POINTS = 12
-"""Lengths per step when a crossing is narrowed down: they cost little more than one."""
+"""The number of lengths per step of the search, which cost little more than one."""
 _NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
 """Relative distances from a guess at which lengths are tried."""
 _RESOLUTION = 1e-11
@@ -33,7 +33,7 @@ _RESOLUTION = 1e-11
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
 
 GapOfLengths = Callable[[Array, float], Array]
-"""From lengths and a relative tolerance to the gaps there."""
+"""A function of lengths and a relative tolerance that returns the gaps at these lengths."""
 
 
 @computes(GAPS)
@@ -52,16 +52,17 @@ def required_length(
 
     The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
     per cent. The result has the exact length, the length by the leading order in 1/L, and a length
-    that is proved to suffice. Several heads have an exact length at listed queries if they share a
-    tilt, or if all but one have tilt zero; a residual matrix changes the limit, not the gap.
+    that is proved to be sufficient. Several heads have an exact length at listed queries if they
+    share a tilt, or if there are two and one has tilt zero; a residual matrix changes the limit but
+    not the gap.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token.
         queries: the law of the query: a measure, or an array [n, query_dim].
-        tolerance: the gap allowed, positive; below 1 when relative.
+        tolerance: the largest allowed gap, positive; below 1 if relative.
         wrt: compare the gradient in this parameter instead of the output.
-        absolute: compare $\sqrt{E\|T_L-T\|^2}$ itself.
+        absolute: whether the tolerance is for $\sqrt{E\|T_L-T\|^2}$ itself.
         sub_gaussian: the constant of the tokens, for the bound of a user-defined measure.
 
     >>> import promptlimit as pl
@@ -111,7 +112,7 @@ def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array
 
 
 def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
-    """Return the largest mean square allowed."""
+    """Return the largest allowed mean square."""
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
         allowed = "positive" if absolute else "between 0 and 1"
@@ -136,8 +137,8 @@ def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
 def _crossing(gap: GapOfLengths, threshold: float) -> float:
     """Return the smallest length from which the gap does not exceed the threshold.
 
-    A rough scan over all lengths brackets the last crossing, between a length where the gap is
-    surely above and the first from which it surely is not.
+    A rough scan over all lengths brackets the last crossing between a length at which the gap is
+    certainly above the threshold and the first length from which it certainly is not.
     """
     scan = gap(_SCAN, _SCAN_TOLERANCE)
     maybe = np.flatnonzero(~(scan <= (1.0 - _SCAN_TOLERANCE) * threshold))
@@ -152,7 +153,7 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
     r"""Return the last crossing between a length above the threshold and one not above it.
 
-    $\log$ gap is smooth in $\log L$: linear interpolation guesses where to look next.
+    $\log$ gap is smooth in $\log L$, so linear interpolation predicts the crossing.
     """
     guess = math.sqrt(low) * math.sqrt(high)
     while (tried := _between(low, high, guess)).size:
@@ -167,7 +168,7 @@ def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> f
 
 
 def _between(low: float, high: float, guess: float) -> Array:
-    """Return whole lengths strictly between two, dense near a guess; none if the two are close."""
+    """Return whole lengths strictly between two, dense near a guess; empty if they are close."""
     if high <= low * (1.0 + _RESOLUTION):
         return np.zeros(0)
     even = np.geomspace(low, high, _POINTS)

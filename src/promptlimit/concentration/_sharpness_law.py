@@ -13,9 +13,9 @@ $\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as la
 integral, so that even small densities keep their digits. Derived in docs/gaps.md.
 
 A gap at a query is a sum of products of a function of the sharpness and of such forms. Its average
-is an integral of a smooth function of the radius $\rho$, by Fejer's rule, whose points at one level
-are among those of the next, in $x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near
-$\rho_c$, even ratios far from it.
+is an integral of a smooth function of the radius $\rho$, computed by Fejer's rule in
+$x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near $\rho_c$, even ratios far from it. The
+points of one level are among those of the next.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ Integrand = Callable[[Array, Array], Array]
 """From sharpness [n] and densities [products, n] to the integrand, [n, lengths]."""
 
 LogSize = Callable[[Array], Array]
-"""From sharpness [n] to about the logarithm of the integrand without its density, [n, k]."""
+"""From sharpness [n] to the approximate logarithm of the integrand over the density, [n, k]."""
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
@@ -159,7 +159,7 @@ class SharpnessLaw:
         return step, int(np.ceil(_SCOUTS[min(last + 1, _SCOUTS.size - 1)])) + 1
 
     def _seen(self) -> tuple[Array, Array]:
-        """Return variances and shifts of the directions that affect the scores."""
+        """Return the variances and shifts of the directions that affect the scores."""
         seen = self.variances > 0.0
         return self.variances[seen], self.shifts[seen]
 

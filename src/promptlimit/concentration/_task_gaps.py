@@ -1,6 +1,6 @@
 """Gaps averaged over the prompts of a task: the problem, and the quantities that rules compute.
 
-Tasks are built on this package, so their rules are registered where the tasks are.
+The package `tasks` imports this one, so it registers the rules.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ class TaskGapProblem:
 
     @property
     def subject(self) -> str:
-        """The problem in words."""
+        """A description of the problem."""
         what = "" if self.wrt is None else f" (gradient in {self.wrt})"
         return f"{type(self.attention).__name__} on {type(self.task).__name__}{what}"
 
     @cached_property
     def head(self) -> AbstractHead | None:
-        """The attention as one head, None where it is not one."""
+        """The attention as one head; None if it is not one head."""
         return self.attention.single_head()
 
     def with_lengths(self, lengths: Array) -> "TaskGapProblem":
@@ -79,7 +79,7 @@ class SupportsTasks(Protocol):
         """Return the laws of the prompt's tokens and of the query."""
 
     def query_of(self, token: Any) -> Any:
-        """Return the query as the attention reads it."""
+        """Return the query of a target token."""
 
 
 def task_problem(
@@ -89,7 +89,7 @@ def task_problem(
     wrt: str | None,
     unused: Mapping[str, object],
 ) -> TaskGapProblem:
-    """Return a validated problem, or refuse arguments (`unused`) that a task does not take."""
+    """Return a validated problem; raise an error for `unused` arguments."""
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
     for name, value in unused.items():

@@ -8,7 +8,7 @@ c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y) of `_fluctuations` (derived here),
     x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
 
 c_ll/2 comes from the concavity of the logarithm, x_l from the errors of the tokens, and the last
-sum from the covariance of the query's error with the field at it. Each term is a derivative of
+sum from the covariance of the error of the query with the field there. Each term is a derivative of
 $E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is the derivative in a covariance $\epsilon D$ of t and s.
 """
 
@@ -34,7 +34,7 @@ Diagram: TypeAlias = tuple[float, Tilts, Array]
 r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""
 
 _CHUNK = 256
-"""Laws at a time in `square_error_slopes`, which fit into a cache."""
+"""The number of laws at a time in `square_error_slopes`, which fit into a cache."""
 
 
 def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
@@ -80,7 +80,7 @@ def _own_error_bias(stack: GaussianStack, query: Array) -> Array:
 
 
 def reading_bias(stack: GaussianStack, query: Array) -> Array:
-    """Return the bias without the term of the tokens' own errors."""
+    """Return the bias without the term for the errors of the tokens themselves."""
 
     def diagrams(level: int, head: int, tilts: Tilts) -> Iterator[Diagram]:
         yield from _concavity(stack, tilts, level)
@@ -110,7 +110,7 @@ def _gradients(
 
 
 def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
-    r"""Yield $x_l(t)$, the effect of the tokens' own errors on the field at v = t."""
+    r"""Yield $x_l(t)$, the effect of the errors of the tokens themselves on the field at v = t."""
     t = slice(0, stack.token_dims[level])
     token = slice(t.stop, t.stop + stack.mean.shape[-1])
     both = tilts.append(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m

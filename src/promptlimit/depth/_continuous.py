@@ -6,7 +6,7 @@ limit of the attention over $N(m,G)$,
 
     m' = M m + c,      G' = M G + G M',       softmax: M = V G U, c = V m.
 
-Where every $V_h=v_hI$ and the heads are softmax, $G(t)=G_0(I-tBG_0)^{-1}$ with
+If the heads are softmax and every $V_h=v_hI$, then $G(t)=G_0(I-tBG_0)^{-1}$ with
 $B=\sum_hv_h(U_h+U_h^\top)$ (derived here). It blows up at
 $t^*=1/\lambda_{\max}(G_0^{1/2}BG_0^{1/2})$ if that is positive, and never otherwise.
 """
@@ -53,14 +53,14 @@ def depth_flow(
     one softmax head its tokens grow at most by the factor $e^{\|V\|t}$.
 
     Args:
-        attention: $T$, the same at every depth, with tokens, queries and outputs of one dimension.
-            Leave out the residual, which is the identity of Euler's step.
+        attention: $T$, the same at every depth, with tokens, queries and outputs of one dimension
+            and without a residual, since Euler's step contains the identity.
         prompt: $\mu_0$.
         times: the depths, increasing, from 0 on.
         method: "closed" for the closed form of the covariance, "ode" for the equation, "auto" for
-            the closed form where it exists.
-        rtol: relative tolerance of the solver. The reported error is the change when it is 100
-            times as large.
+            the closed form if it exists.
+        rtol: relative tolerance of the solver. The reported error is the change of the solution if
+            the tolerance is 100 times as large.
 
     >>> import numpy as np, promptlimit as pl
     >>> head = pl.SoftmaxAttention([[0.5]], [[1.0]])
@@ -116,7 +116,7 @@ class _Head(NamedTuple):
 def _require_problem(
     attention: AbstractAttention, prompt: AbstractMeasure, times: Vector
 ) -> Gaussian | Empirical:
-    """Return the prompt, or raise an error where it does not fit the attention."""
+    """Return the prompt, or raise an error if it does not fit the attention."""
     dims = (attention.token_dim, attention.query_dim, attention.output_dim)
     if not isinstance(prompt, Gaussian | Empirical):
         raise ArgumentError(
@@ -136,7 +136,7 @@ def _require_problem(
 
 
 def _heads(attention: AbstractAttention) -> list[_Head]:
-    """Return the heads, or raise an error where there are none or there is a residual."""
+    """Return the heads, or raise an error if there are none or there is a residual."""
     heads = attention.as_heads()
     if heads is None or attention.residual_matrix() is not None:
         raise ArgumentError(
@@ -152,7 +152,7 @@ def _heads(attention: AbstractAttention) -> list[_Head]:
 
 
 def _closed_matrix(heads: list[_Head]) -> Vector | None:
-    """Return B where the covariance has a closed form, else None."""
+    """Return B if the covariance has a closed form, otherwise None."""
     dim = len(heads[0].key_query)
     scalar = all(np.array_equal(head.value, head.value[0, 0] * np.eye(dim)) for head in heads)
     if not scalar or not all(head.softmax for head in heads):
@@ -285,7 +285,7 @@ def _integrated(
 
 @dataclasses.dataclass(frozen=True)
 class _End:
-    """The event that ends a flow where `room` is zero, as scipy requires it."""
+    """The scipy event that ends a flow when `room` is zero."""
 
     room: Callable[[float, Vector], float]
     terminal: bool = True

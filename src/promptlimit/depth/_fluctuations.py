@@ -41,12 +41,12 @@ AnyArray = Any
 """A NumPy array, or a jax array while jax traces."""
 
 MOST_TERMS = 1500
-"""Most coefficients in all paths; the covariance has their pairs. Six layers of one head."""
+"""The largest number of coefficients in all paths: six layers of one head."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """A path of layers, with the tilt that has descended it.
+    """A path of layers, and the tilt at its end.
 
     Attributes:
         tilts: the tilt at the end of the path.
@@ -60,7 +60,7 @@ class Descent:
 
 
 def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
-    """Yield every path from a layer down, for the first tilt of v; its end comes last in v."""
+    """Yield every path down from a layer, for the first tilt of v; its end comes last in v."""
     first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
     yield Descent(tilts.select(others, first), level, 0)
     for j, h in stack.below(level):
@@ -93,7 +93,7 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
 
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
-    """Return every path from a head that the query reads, with N from that head to the output."""
+    """Return every path from a head at the query, with N from that head to the output."""
     require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)
@@ -128,7 +128,7 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
 
 
 def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
-    r"""Raise an error where the square of a path has no mean: $C G_p$ has an eigenvalue above 1."""
+    r"""Raise an error if the square of a path has no mean: $C G_p$ has an eigenvalue above 1."""
     across = stack.paths[descent.layer] @ stack.root
     spread = across.mT @ descent.tilts.cov[0] @ across
     largest = float(np.max(np.linalg.eigvalsh(spread)))
@@ -141,7 +141,7 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
 
 
 def too_many_terms(stack: GaussianStack) -> str | None:
-    """Return why a stack has too many paths to sum; None if it has not."""
+    """Return why a stack has too many paths to sum; None if it does not."""
     terms, below = 0, 1
     for layer in stack.layers:
         terms += len(layer.heads) * below

@@ -157,7 +157,7 @@ class GaussianStack:
         return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
 
     def sharp_layer(self) -> str | None:
-        r"""Return a layer below the last with $\tau_l^2\ge1/2$ as an obstacle, None without one."""
+        r"""Return an obstacle that names a layer below the last with $\tau_l^2\ge1/2$, or None."""
         for level in range(self.depth - 1):
             if (sharpness := self.squared_tau(level)) >= SHARPEST:
                 return (
@@ -167,7 +167,7 @@ class GaussianStack:
         return None
 
     def slow_layer(self) -> str | None:
-        """Return a layer below the last with q of 1/4 or more as an obstacle, None without one."""
+        """Return an obstacle that names a layer below the last with q of 1/4 or more, or None."""
         for level in range(self.depth - 1):
             if (exponent := self.own_exponent(level)) >= SLOWEST:
                 return (
@@ -179,7 +179,7 @@ class GaussianStack:
 
 
 def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
-    """Return why layers do not form a `GaussianStack`, None where they do."""
+    """Return why layers do not form a `GaussianStack`; None if they do."""
     for number, layer in enumerate(layers):
         heads = layer.as_heads()
         if heads is None:

@@ -1,8 +1,7 @@
 r"""A stack of linear layers over L Gaussian tokens, exact at every L.
 
 A linear layer multiplies all tokens and the query by one matrix, so the stack is a polynomial in
-the
-second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
+the second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
 
     M_l = R_l + sum_h V_l^h P_l S P_l' U_l^h,     P_{l+1} = M_l P_l,     P_0 = I,     output P_K z
 
@@ -28,10 +27,10 @@ from promptlimit._quadrature import chi2_gauss, normal_gauss
 from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
-"""The largest number of nodes of a product of Gauss rules; beyond it prompts are drawn."""
+"""The largest number of nodes of a product of Gauss rules; beyond it prompts are simulated."""
 
 _CHUNK = 2**13
-"""Prompts at a time."""
+"""The number of prompts that are processed at a time."""
 
 _MANY = 1e8
 """Degrees of freedom from which a chi-square is approximated by a skewed normal."""

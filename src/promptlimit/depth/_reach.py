@@ -20,7 +20,7 @@ from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.weights import MAX_SHARPNESS, some_statistics
 
 REACHED = 0.8
-"""The share from which the leading order is used."""
+"""The smallest share at which the leading order is used."""
 
 _STEP = 0.5
 _TAIL = 8.0
@@ -43,7 +43,7 @@ def reached_share(stack: GaussianStack, query: Array, lengths: Array) -> Array:
 
 
 def reached_length(stack: GaussianStack, query: Array) -> float:
-    """Return the power of two from which `reached_share` is `REACHED`; inf beyond 1e30."""
+    """Return the smallest power of two with `reached_share` at least `REACHED`; inf beyond 1e30."""
 
     def is_reached(power: int) -> bool:
         return bool(reached_share(stack, query, np.array([2.0**power]))[0] >= REACHED)

@@ -1,8 +1,8 @@
 r"""The bias of two layers whose tokens attend strongly to themselves.
 
-The bias is then far from its leading order. The term of the tokens' own errors, $x_1(t)$ of `_bias`,
-is a mean over tokens z' of moments of one layer at a token of its own prompt, which are known
-exactly at every length:
+The bias is then far from its leading order. The term for the errors of the tokens themselves,
+$x_1(t)$ of `_bias`, is a mean over tokens z' of moments of one layer at a token of its own prompt,
+which are known exactly at every length:
 
     x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ],   d = F_0[mu_L](z') - F_0[mu](z')
 
@@ -30,7 +30,7 @@ _TABLE = (20, 56)
 
 
 def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
-    r"""Return L times the bias at a length, with the exact term of the tokens' own errors, [e].
+    r"""Return L times the bias at a length, with the exact term $x_1(t)$, [e].
 
     Args:
         stack: two layers, the first of one head.
@@ -94,7 +94,7 @@ def _own_errors(
 
 
 def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    """Return `own_token_statistics`; logarithms are interpolated where there are many points."""
+    """Return `own_token_statistics`; logarithms are interpolated if there are many points."""
     if sharpness.size <= _TABLE[0] * _TABLE[1] or length == 0.0:
         return own_token_statistics(sharpness, own_score, length)
     rows, left = _chebyshev(sharpness, _TABLE[0])

@@ -36,7 +36,7 @@ MOST_STEPS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    r"""A measure $\mu$ on $[0,\infty)$ by the Jacobi matrix of $d\nu=\lambda\,d\mu$ in $\lambda-1$.
+    r"""A measure $\mu$ on $[0,\infty)$: the Jacobi matrix of $d\nu=\lambda\,d\mu$ in $\lambda-1$.
 
     Attributes:
         mass: $\mu_0$.
@@ -88,14 +88,14 @@ class Spectrum:
 
 
 def _root(square: Fraction) -> float:
-    """Return the root of a rational number, however small."""
+    """Return the square root of a rational number, without underflow."""
     return math.sqrt(square.numerator / square.denominator)
 
 
 def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
     r"""Return the spectrum with these moments $\mu_0,\dots,\mu_{2n}$, of at most n nodes.
 
-    Chebyshev's algorithm on the moments of $\lambda-1$ under $\nu$; it ends early where $\nu$ has
+    Chebyshev's algorithm on the moments of $\lambda-1$ under $\nu$; it ends early if $\nu$ has
     fewer atoms.
     """
     count = len(moments) // 2

@@ -37,9 +37,9 @@ class BestSteps(NamedTuple):
 def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
     r"""Return the real steps, one per node of the spectrum, that minimise $F(p)$.
 
-    They attain the best polynomial where its roots are real. Elsewhere F has several local minima,
-    which differ in how many steps exceed $1/\lambda$: one descent starts near each of them and one
-    from the best steps of one layer less.
+    They attain the best polynomial if its roots are real. Otherwise F has several local minima,
+    which differ in the number of steps that exceed $1/\lambda$. One descent starts near each of
+    them, and one from the best steps for one layer less.
     """
     bound = spectrum.least(ridge)
     offsets, _ = spectrum.nodes
@@ -51,7 +51,7 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
 
 @functools.lru_cache(maxsize=128)
 def _least(spectrum: Spectrum, ridge: float) -> _Descent:
-    """Return the best descent, with a start from one layer less where the minimum is above F_n."""
+    """Return the best descent; if it ends above F_n, also start from one layer less."""
     starts = _starts(spectrum.nodes[0], ridge)
     best = min((_descend(spectrum, ridge, start) for start in starts), key=lambda one: one[0])
     if spectrum.degree == 1 or best[0] <= _MET * float(spectrum.mass):
@@ -61,10 +61,10 @@ def _least(spectrum: Spectrum, ridge: float) -> _Descent:
 
 
 def _starts(offsets: Vector, ridge: float) -> list[Vector]:
-    r"""Return starts for the shortfalls $1-\beta_l$: those without a ridge, and of each sign.
+    r"""Return starts for the shortfalls $1-\beta_l$: the optimum without a ridge, and all signs.
 
-    An even number of shortfalls is negative, as $p(\lambda_j)>0$; large ones have basins of their
-    own.
+    An even number of shortfalls is negative, as $p(\lambda_j)>0$. Large shortfalls have their own
+    basins of attraction.
     """
     count = offsets.size
     size = max(ridge ** (1 / count), float(np.sqrt(np.mean(offsets**2))))
@@ -148,8 +148,8 @@ def best_moving_steps(
     r"""Return the best steps $b_l$ of labels and $a_l$ of covariates (GD++), one per layer.
 
     $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$ and $a_{K-1}=0$, as
-    no layer follows the last. The best of descents from all orders of the best steps without
-    motion.
+    no layer follows the last. The result is the best of the descents that start from all orders of
+    the best steps with fixed covariates.
 
     Args:
         spectrum: of degree `moving_degree(depth)`.

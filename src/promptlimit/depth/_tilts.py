@@ -22,7 +22,7 @@ from promptlimit._arrays import Array, as_float64
 
 @functools.cache
 def _splits(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return all pairs of disjoint S and S', grouped by their union, and where groups begin."""
+    """Return all pairs of disjoint S and S', grouped by their union, and the starts of groups."""
     pairs = [
         (part, whole ^ part) for whole in range(count) for part in range(count) if not part & ~whole
     ]
@@ -159,7 +159,7 @@ class Tilts:
         return Tilts(mean, slope, np.concatenate([self.cov, added]))
 
     def join(self, other: "Tilts") -> "Tilts":
-        """Return both, stacked and independent, each with its own initial tilt."""
+        """Return both vectors stacked, independent, each with its own initial tilt."""
         own, others = len(self.mean), len(other.mean)
 
         def blocks(first: Array, second: Array) -> Array:
@@ -196,7 +196,7 @@ class GaussianMean:
     Attributes:
         value: $e^F$, [2^n, ...].
         gradient: $\nabla F$, columns [2^n, ..., q, 1].
-        slope: that of the mean of v, [2^n, ..., k, q].
+        slope: the derivative of the mean of v in the initial tilts, [2^n, ..., k, q].
         precision: $Y$, [2^n, ..., k, k].
     """
 

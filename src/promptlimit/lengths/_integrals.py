@@ -13,8 +13,8 @@ $\psi_k-u$, $\psi_k$ the digamma function of k, so that with $t=s+u$
 
     E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
 
-The second moment has a similar formula where a few tokens have most weight; where many share it,
-it is computed about the annealed limit. Derived in docs/lengths.md.
+The second moment has a similar formula, which is used if a few tokens have most of the weight.
+Otherwise it is computed around the annealed limit. Derived in docs/lengths.md.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ class PromptStatistics:
 
     Attributes:
         log_partition: the mean of ln Z.
-        log_partition_variance: its variance.
+        log_partition_variance: the variance of ln Z.
         entropy: the mean entropy of the weights.
-        entropy_variance: its variance.
+        entropy_variance: the variance of the entropy.
         participation: the mean sum of squared weights.
         fixed_weights: the mean weights of the fixed tokens, [n, f].
         error: the largest measured relative error of the means.
@@ -152,7 +152,7 @@ class _Prompts:
         return 0.5 * np.einsum("nu,nuf->nf", self.left, self.fixed_x)
 
     def partition(self) -> _PartitionMoments:
-        r"""Return the moments of ln Z about $\ln E\,Z$, or about the median if that is far."""
+        r"""Return the moments of ln Z around $\ln E\,Z$, or around the median if that is far."""
         scores, u = self.scores, self.scores.u
         log_free = np.log(self.lengths[:, 0]) + scores.log_mean
         annealed = np.logaddexp.reduce(np.column_stack([log_free, self.fixed]), axis=1)

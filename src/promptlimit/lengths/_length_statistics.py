@@ -112,9 +112,9 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 
 
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
-    r"""Return the statistics where all free tokens have one score, and those of infinite prompts.
+    r"""Return the statistics if all free tokens have the same score, and those of infinite prompts.
 
-    $Z=Le^m+\sum_fe^{s_f}$. They hold for one free token too, except the variance of $\ln Z$.
+    $Z=Le^m+\sum_fe^{s_f}$. They are also valid for one free token, except the variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -141,13 +141,13 @@ def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistic
 def gaussian_statistics(
     sigma: Array, lengths: Array, fixed: Array, *, variances: bool = True
 ) -> PromptStatistics:
-    """Return the statistics for scores N(0, sigma^2), [n], prompts of one sharpness together.
+    """Return the statistics for scores N(0, sigma^2), [n]; prompts are grouped by sharpness.
 
     `variances=False` omits the extrapolation at small sharpness, which takes twelve times as
     long as the rest.
 
     Raises:
-        AccuracyError: an error above `TOLERANCE`; those of variances count without fixed tokens.
+        AccuracyError: an error exceeds `TOLERANCE`; without fixed tokens, also one of a variance.
     """
     statistics = _closed_forms(lengths, fixed, 0.0)
     for value in np.unique(sigma):

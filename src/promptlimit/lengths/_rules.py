@@ -1,7 +1,7 @@
-r"""Rules used in practice for longer prompts: factors of the logits, and their effect on a head.
+r"""Rules used in practice for longer prompts: factors on the logits, and their effect on a head.
 
-A rule is the same for all heads, whose sharpness differs: `temperature_table` compares rules with
-the factors that keep a given head unchanged.
+A rule applies one factor to all heads, although their sharpness differs. `temperature_table`
+compares rules with the factors that keep the needle or the entropy of a given head.
 """
 
 import dataclasses
@@ -126,9 +126,9 @@ RULES = tuple(
 
 
 def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
-    r"""Return the length from which $b(L)\,\sigma\ge\sqrt{2\ln L}$: few tokens have most weight.
+    r"""Return the length from which the head is frozen: $b(L)\,\sigma\ge\sqrt{2\ln L}$.
 
-    It is infinite if it exceeds 1e30, and `base` if the head is frozen there already.
+    It is infinite if it exceeds 1e30, and `base` if the head is already frozen at that length.
 
     >>> print(f"{math.log10(freezing_length(RULES[5], 2.0, 8192)):.1f}")
     17.6
@@ -161,7 +161,8 @@ def temperature_table(
         sharpness: $\sigma$, from 0 to 40, at $L_0$.
         base: $L_0$, from 2.
         lengths: L, one or several, finite.
-        margin: of the needle; None for the one whose weight is one half at $L_0$.
+        margin: the margin of the needle; None for the margin that gives it half the weight at
+            $L_0$.
 
     >>> table = temperature_table(2.0, 8192, 131072)
     >>> for name, b, weight in zip(table.names, table.value[:, 0], table.needle[:, 0]):

@@ -30,7 +30,7 @@ class AbstractScores(abc.ABC):
         """The law along a tilt, for the integrals over prompts."""
 
     def mean_and_variance(self) -> tuple[float, float]:
-        """Return the mean and the variance of one score; here, of tokens that are scores."""
+        """Return the mean and the variance of one score."""
         _, mean, cov = self.law.ends(np.ones((1, 1)))
         return float(mean[0]), float(cov[0, 0])
 
@@ -97,10 +97,10 @@ class ListedScores(AbstractScores):
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one score at all u that one of the prompts needs.
+    """Return the means of one score at all u that any of the prompts needs.
 
     Args:
-        law: of a free score.
+        law: the law of a free score.
         lengths: L, [n].
         fixed: scores from the offset of the law, [n, f].
     """
