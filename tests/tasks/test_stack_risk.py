@@ -133,7 +133,7 @@ def test_points_in_four_dimensions_agree_with_the_adjoint(x64):
     limit = pl.risk(stack_of(*matrices), task, math.inf)
     assert 0 < limit.error < 2e-3 * limit.value
     assert abs(limit.value - 0.05 - values.mean()) < 4 * values.std() / math.sqrt(values.size)
-    # Layers that read labels by covariates alone are linear in w: exact whatever the points.
+    # If scores depend only on covariates, the stack is linear in w and exact for any points.
     block = _descent([0.5, 0.9], 4, kernel="softmax")
     points = _over_points(block, task, 64)
     assert_allclose(points.value, pl.risk(block, task, math.inf).value, rtol=1e-13)

@@ -16,12 +16,12 @@ LENGTHS = [10, 100, 1e4, 1e6, 1e8, 1e12, 1e30]
 
 
 def scalar_head(rho):
-    """Return a head whose scores read labels alone, on covariates of one dimension."""
+    """Return a head whose scores depend only on labels, on covariates of one dimension."""
     return pl.SoftmaxAttention([[0.0, 0.0], [rho, 0.0]], [[0.0, 1.0]])
 
 
 def five_dimensional():
-    """Return the setting of the paper's experiments and a head whose scores read labels."""
+    """Return the setting of the paper's experiments and a head whose scores depend on labels."""
     task = pl.LinearRegression(np.eye(5), prior_variance=0.2, noise_variance=0.1)
     key_query = np.zeros((6, 6))
     key_query[:5, :5], key_query[5, 0] = 0.3 * np.eye(5), 1.0

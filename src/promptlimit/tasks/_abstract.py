@@ -24,7 +24,7 @@ class AbstractTask(eqx.Module):
     Remark 4.1 allows other query laws).
 
     **A user-defined task** implements four methods. In this example each prompt has a hidden mean,
-    the tokens scatter about it, and the attention should return that mean from the tokens alone:
+    around which its tokens scatter, and the attention should return this mean:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> class HiddenMean(pl.AbstractTask):
@@ -49,8 +49,8 @@ class AbstractTask(eqx.Module):
     >>> print(found.kind, abs(found.value - 0.1) < 4 * found.error)
     estimate True
 
-    **Optional methods** return None by default. One formula, `closed_risk`, makes the risks of the
-    task, their gradients, flows and the records of `sgd` exact:
+    **Optional methods** return None by default. If a task defines `closed_risk`, its risks, their
+    gradients, flows and the risks recorded by `sgd` are exact:
 
     >>> class KnownMean(HiddenMean):
     ...     def closed_risk(self, attention, length):
@@ -98,7 +98,7 @@ class AbstractTask(eqx.Module):
         attention: AbstractAttention,  # noqa: ARG002
         length: Float[Array, ""],  # noqa: ARG002
     ) -> Float[Array, ""] | None:
-        r"""Return $R_L$ by a formula, differentiable in the attention; None if not known.
+        r"""Return $R_L$ by a formula that is differentiable in the attention; None if not known.
 
         Args:
             attention: $T$; `attention.single_head()` gives its matrices.

@@ -1,4 +1,4 @@
-"""All predictors of a denoising task compared with Bayes."""
+"""The predictors of a denoising task, compared with the Bayes predictor."""
 
 import math
 from collections.abc import Callable
@@ -30,18 +30,18 @@ def denoising_report(
     best: bool = False,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> DenoisingReport:
-    """Return the distances of attention from the Bayes denoiser at several lengths, exactly.
+    """Return the exact distances of attention from the Bayes denoiser at several lengths.
 
-    Predictors are the Bayes layer (Proposition 4.4 of the sequel), the linear head closest to
-    Bayes, and on request the two heads of Theorem 4.1 and the best layer at each length. A
-    predictor that does not exist for the task is named in `missing`.
+    Predictors are the Bayes layer (Proposition 4.4 of the paper on mixtures), the linear head
+    closest to the Bayes denoiser and, on request, the two heads of Theorem 4.1 and the best layer
+    at each length. `missing` gives the reason if a predictor does not exist for the task.
 
     Args:
         task: the mixture.
         lengths: whole numbers from 1 to 1e30; an infinite length is added.
-        two_heads: whether to include the two heads, some 15 seconds.
-        best: whether to include the best layer, some ten seconds per length.
-        watch: called with the current step, the number of steps done and their total.
+        two_heads: whether to include the two heads, which takes about 15 seconds.
+        best: whether to include the best layer, which takes about ten seconds per length.
+        watch: a function of the current step, the number of finished steps and their total.
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[2], [-2]], [0.5, 0.5], within_variance=1, noise_variance=1)
@@ -104,7 +104,7 @@ def denoising_report(
 def _attentions(
     task: Denoising, *, two_heads: bool
 ) -> tuple[dict[str, AbstractAttention], dict[str, str]]:
-    """Return the predictors that do not depend on the length, and why others do not exist."""
+    """Return the predictors that do not depend on the length, and reasons for missing ones."""
     makers: dict[str, Callable[[Denoising], AbstractAttention]] = {"layer": bayes_layer}
     makers |= {"two_heads": bayes_heads} if two_heads else {}
     makers["linear"] = linear_denoiser

@@ -19,11 +19,11 @@ from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import AbstractTask
 
 SHARPNESS_RANGES = (16.0, 40.0)
-"""How far weight statistics are tabulated: first, and where that is not enough."""
+"""The ranges of sharpness of the tables of weight statistics: the first, and a larger one."""
 
 
 class Estimate(NamedTuple):
-    """A value, its error, and the number of points it is a mean over; 0 in closed form."""
+    """A value, its error, and the number of points of the average; 0 for a closed form."""
 
     value: float
     error: float
@@ -51,7 +51,7 @@ class AbstractObjective(eqx.Module):
 
     @abc.abstractmethod
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $R_L$, differentiable in the arrays of the attention; NaN where not known."""
+        r"""Return $R_L$, differentiable in the arrays of the attention; NaN beyond the tables."""
 
     @property
     def of_matrices(self) -> MatrixRisk | None:
@@ -149,7 +149,7 @@ def to_tolerance(
 
     Args:
         mean: a function of the number of points.
-        effort: the number of points, or where None the relative error.
+        effort: the number of points or, if that is None, the relative error.
         first: the number of points to start with.
         largest: the number of points at which to stop.
         floor: an absolute error that is small enough.
@@ -171,10 +171,10 @@ def gradient_moments(
     """Return the mean gradient of a risk over independent point sets, and its error.
 
     Args:
-        attention: where to differentiate.
-        risks: the risk over independent point sets; one in closed form, without error.
-        changed: the risk over the first set with tables off by their error; the distance from the
-            first is an error that all sets share.
+        attention: the attention at which the risk is differentiated.
+        risks: the risk over independent point sets; a single one for a closed form.
+        changed: the risk over the first set with tables changed by their error; its difference from
+            the first is an error that all sets share.
     """
     rows = [_slopes(attention, risk) for risk in risks]
     others = [_slopes(attention, risk) for risk in changed]
@@ -189,5 +189,5 @@ def gradient_moments(
 
 @eqx.filter_jit
 def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
-    """Return the slopes of a risk in all matrices; with an array for its length, compiled once."""
+    """Return the gradients of a risk; its length is an array, so that this is compiled once."""
     return jax.tree.leaves(eqx.filter_grad(risk)(attention))

@@ -21,7 +21,7 @@ from promptlimit.tasks._objectives import ArrayMoments, Estimate, Objectives
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
-"""The most points of one set; the sequence itself ends at 2**30."""
+"""The largest number of points of one set; the sequence itself ends at 2**30."""
 
 Lengths: TypeAlias = Number | ArrayLike
 """One prompt length, or many."""
@@ -42,8 +42,8 @@ r"""The gradient of twice the mean loss over a batch, as a function of the step,
 class RiskProblem:
     """A validated problem: an attention on a task, over prompts of some lengths, [n].
 
-    Attention and task are in double precision. Rules read attributes of the task whose class
-    their obstacle has checked.
+    Attention and task are in double precision. A rule may use attributes of a class of tasks only
+    after its obstacle has checked the class.
     """
 
     attention: AbstractAttention
@@ -67,12 +67,12 @@ class RiskProblem:
 
     @cached_property
     def head(self) -> AbstractHead | None:
-        """The attention as one head, None where it is not one."""
+        """The attention as one head; None if it is not one head."""
         return self.attention.single_head()
 
     @cached_property
     def heads(self) -> tuple[AbstractHead, ...] | None:
-        """The heads whose sum, with a residual, is the attention; None where it has none."""
+        """The heads whose sum, with a residual, is the attention; None if not known."""
         heads = self.attention.as_heads()
         return None if heads is None else tuple(heads)
 
@@ -97,15 +97,15 @@ class BayesProblem:
 
 @dataclasses.dataclass(frozen=True)
 class BatchProblem:
-    """The runs that `sgd` trains together on a task: one length per member, the same heads for all.
+    """The runs that `sgd` trains together on a task: several lengths, the same heads for each.
 
     Attributes:
         task: the law of prompts and queries, and the loss.
-        lengths: the prompt length of each member.
-        keys: one per member; the batch of step k is a function of (key, length, k).
-        size: number of prompts per batch.
+        lengths: the prompt lengths.
+        keys: one key per length; the batch of step k is a function of (key, length, k).
+        size: the number of prompts per batch.
         kernels: "softmax" or "linear", for each head.
-        sampling: "tokens", or "law" where sums over tokens are drawn instead of tokens.
+        sampling: "tokens", or "law" to draw sums over tokens from their law.
     """
 
     task: Any
@@ -129,7 +129,7 @@ RISK: Quantity[RiskProblem, list[Estimate]] = Quantity("risk", returns=_ESTIMATE
 OBJECTIVE: Quantity[RiskProblem, list[Objectives]] = Quantity(
     "objective", returns="a list with one `tasks.Objectives` per length"
 )
-"""The rules of the risk as a function to descend, for `gradient_flow`, `sgd` and gradients."""
+"""The rules of the risk as a differentiable function, for `gradient_flow`, `sgd` and gradients."""
 
 RISK_GRADIENT: Quantity[RiskProblem, list[tuple[ArrayMoments, int]]] = Quantity(
     "risk_gradient",
@@ -152,13 +152,13 @@ BAYES_EXCESS: Quantity[RiskProblem, list[Estimate]] = Quantity(
 BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity(
     "batch_gradient", returns="a function of step, U and V that returns the gradients in U and V"
 )
-"""The rules of the gradients of `sgd` whose prompts are not drawn by `AbstractTask.draw`."""
+"""The rules of batch gradients for `sgd` that do not use `AbstractTask.draw`."""
 
 
 def on(
     *classes: type[AbstractTask], obstacle: Callable[[Any], str | None] = applies_always
 ) -> Callable[[Any], str | None]:
-    """Return an obstacle that admits only tasks of these classes, then checks `obstacle`."""
+    """Return an obstacle for tasks of other classes, combined with a further `obstacle`."""
     names = " and ".join(one.__name__ for one in classes)
 
     def whole(problem: Any) -> str | None:
@@ -170,7 +170,7 @@ def on(
 
 
 def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] | str:
-    """Return the rule of `OBJECTIVE` that simulates nothing, or the reason why none applies."""
+    """Return the rule of `OBJECTIVE` without simulation, or the reason why none applies."""
     found = [OBJECTIVE.first(problem, kind) for kind in ("limit", "exact")]
     rules = [one for one in found if isinstance(one, Rule)]
     reasons = [one for one in reversed(found) if isinstance(one, str)]
@@ -185,8 +185,8 @@ def exact_objectives(
 
     Args:
         problem: the attention, the task and one length.
-        points: of quadrature.
-        together: lengths whose tables are computed together with those of this one.
+        points: the number of quadrature points.
+        together: lengths whose tables are computed together with those of this length.
     """
     rule = objective_rule(problem)
     if isinstance(rule, str):
@@ -196,7 +196,7 @@ def exact_objectives(
 
 
 def batch_gradient(problem: BatchProblem) -> BatchGradient | None:
-    """Return the gradient of a batch by a rule of `BATCH_GRADIENT`; None where none applies."""
+    """Return the gradient of a batch by a rule of `BATCH_GRADIENT`; None if none applies."""
     rule = BATCH_GRADIENT.first(problem, "estimate")
     return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
@@ -207,7 +207,7 @@ def some_finite(problem: RiskProblem | BayesProblem) -> str | None:
 
 
 def kind_of(kind: Kind, lengths: Lengths) -> Kind:
-    """Return the kind of results at these lengths; only infinite ones make it a limit."""
+    """Return the kind of results at these lengths: "limit" if all are infinite."""
     return "limit" if kind == "exact" and np.isinf(lengths).all() else kind
 
 
@@ -288,7 +288,7 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
 
 
 def require_points(points: int) -> int:
-    """Return the number of points, or raise an error where it is not a power of two."""
+    """Return the number of points, or raise an error if it is not a power of two."""
     whole = isinstance(points, int | np.integer) and not isinstance(points, bool)
     if not (whole and 4 <= points <= LARGEST_POINTS and points & (points - 1) == 0):
         raise ArgumentError(

@@ -57,20 +57,21 @@ def risk(
 ) -> Risk:
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
-    On `LinearRegression` it is half the mean squared error of the last output coordinate. Where a
-    rule computes the risk exactly, no prompt is simulated; `print(promptlimit.tasks.RISK.table())`
-    lists the rules, and `explain(risk, ...)` gives the one that applies. Other attentions and tasks
-    are simulated, which requires a `key`. For the risk as a function to differentiate, see
-    `risk_function` and `risk_gradient`.
+    On `LinearRegression` it is half the mean squared error of the last output coordinate. If a rule
+    computes the risk exactly, no prompt is simulated; `print(promptlimit.tasks.RISK.table())` lists
+    the rules, and `explain(risk, ...)` shows the one that applies. Otherwise prompts are simulated,
+    which requires a `key`. Use `risk_gradient` for gradients, and `risk_function` for a
+    differentiable function.
 
     Args:
-        attention: $T$; on regressions its last output coordinate predicts.
+        attention: $T$; on regressions its last output coordinate is the prediction.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: the relative error at which points are enough.
-        points: a power of two in each of eight replicates, in place of `rtol`.
-        key: randomness, where prompts are simulated.
-        samples: prompts to simulate, 16384 when None.
+        rtol: the relative error at which the number of points is sufficient.
+        points: the number of points in each of eight replicates, a power of two, in place of
+            `rtol`.
+        key: the random key, if prompts are simulated.
+        samples: the number of prompts to simulate; 16384 when None.
         kind: "auto", "exact", "estimate", or on `Discrimination` "asymptotic".
 
     >>> import jax.numpy as jnp, promptlimit as pl
@@ -111,9 +112,10 @@ def risk_gradient(
         attention: $T$; all its matrices are differentiated.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: a power of two, in each of eight replicates whose spread is the error.
-        key: randomness, where prompts are simulated.
-        samples: prompts to simulate, 16384 when None.
+        points: the number of points, a power of two, in each of eight replicates, which determine
+            the error.
+        key: the random key, if prompts are simulated.
+        samples: the number of prompts to simulate; 16384 when None.
         kind: "auto", "exact" or "estimate".
 
     >>> import jax.numpy as jnp, promptlimit as pl
@@ -147,7 +149,7 @@ def risk_gradient(
 @computes(BAYES_RISK)
 @numpy_only("Call it outside and pass what it returns.")
 def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
-    r"""Return the smallest risk of any predictor that sees the prompt and the query.
+    r"""Return the smallest risk of any predictor, given the prompt and the query.
 
     On `LinearRegression` it is the risk of the posterior mean of w given L labelled covariates.
     `print(promptlimit.tasks.BAYES_RISK.table())` lists the rules; a user-defined task provides a
@@ -156,8 +158,8 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     Args:
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: of quadrature, a power of two, in each of eight replicates whose spread is the
-            error.
+        points: the number of points, a power of two, in each of eight replicates, which determine
+            the error.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -180,16 +182,18 @@ def bayes_excess(
     rtol: float = 1e-3,
     points: int | None = None,
 ) -> Risk:
-    r"""Return the risk of an attention minus the Bayes risk, without taking the difference.
+    r"""Return the risk of an attention minus the Bayes risk, computed without a subtraction.
 
-    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` twice that: exact where it is 1e-30.
+    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` is twice that. It is accurate even at
+    1e-30.
 
     Args:
         attention: $T$.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: the relative error at which points are enough.
-        points: a power of two in each of eight replicates, in place of `rtol`.
+        rtol: the relative error at which the number of points is sufficient.
+        points: the number of points in each of eight replicates, a power of two, in place of
+            `rtol`.
 
     >>> import math, numpy as np, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -212,7 +216,7 @@ def _at_lengths(
     kind: str,
     effort: Effort,
 ) -> Risk:
-    """Return what the best rule of a kind computes, in the shape of the lengths."""
+    """Return the result of the best rule of a kind, in the shape of the lengths."""
     rule = quantity.choose(problem, kind, effort)
     rule, risks = quantity.compute(rule, problem, kind, effort)
     return risk_at_lengths(risks, lengths, kind_of(rule.kind, lengths))

@@ -58,7 +58,7 @@ def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMom
 
 @TASK_GAPS.rule(kind="estimate", scope="any task", method="prompts simulated")
 def _gaps(problem: TaskGapProblem, effort: Effort) -> GapValues:
-    """Return the mean square distance from the limit and its standard error, at each length."""
+    """Return the mean squared distance from the limit and its standard error, at each length."""
     if problem.wrt is not None and not hasattr(problem.attention, problem.wrt):
         raise ArgumentError(
             "wrt",
@@ -155,7 +155,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
 def _loss(
     attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
 ) -> Array:
-    """Return the loss on one prompt, from keys of its law, its query and its tokens."""
+    """Return the loss on one prompt, from the keys of its law, its query and its tokens."""
     task = simulation.task
     prompt, token = _draw(task, simulation.length, keys)
     return loss_of(task, attention(prompt, task.query_of(token)), token)

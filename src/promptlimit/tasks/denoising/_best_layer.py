@@ -1,8 +1,8 @@
 r"""The best layer $f_L(z)=cz+vA_L$ at each length, $A_L$ a softmax head with $U=(u/s)I$, $V=I$.
 
-At infinite length and equal norms $u=1$, $v=a$, $c=1-2a$ is the Bayes predictor (Proposition 4.4 of
-the sequel); finite prompts need a smaller gate u. The excess is quadratic in $(v,c)$: they solve a
-linear system, and a search finds u.
+At infinite length, and for means of equal norm, $u=1$, $v=a$, $c=1-2a$ is the Bayes predictor
+(Proposition 4.4 of the paper on mixtures). For finite prompts the best gate u is smaller. The
+excess is quadratic in $(v,c)$, which solve a linear system; a search finds u.
 """
 
 import math
@@ -42,8 +42,8 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
     r"""Return the best layer $cz+vA_L$ at each length, $A_L$ at tilt $(u/s)z$: u, v, c and excess.
 
     Such a layer commutes with rotations, so `InContextDenoising` has the same best layer as
-    `Denoising`. Exact: no prompt is drawn. Gates are searched from 0 to 1.6; in one dimension,
-    where a gate only selects a sign, larger ones can be better still.
+    `Denoising`. The excess is exact; no prompt is drawn. Gates are searched from 0 to 1.6. In one
+    dimension, where a gate only selects a sign, larger gates can be even better.
 
     Args:
         task: the mixture.
@@ -100,7 +100,7 @@ def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, 
 
 
 def _gates_in_reach(task: AbstractDenoising, rule: QueryRule) -> tuple[float, ...]:
-    """Return the gates to try, without large ones where means are very far apart."""
+    """Return the gates to try, without large ones if means are very far apart."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
     gates = tuple(gate for gate in _FIRST_GATES if gate * sharpness <= 0.6 * SHARPEST)

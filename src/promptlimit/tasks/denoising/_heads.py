@@ -1,4 +1,4 @@
-"""Attentions that denoise over infinite prompts: Bayes with two heads or one, and linear."""
+"""Attentions that denoise over infinite prompts: the Bayes heads and layer, and a linear head."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
 def bayes_heads(task: AbstractTask) -> MultiHead:
-    r"""Return two heads that are the Bayes predictor over an infinite prompt (Theorem 4.1).
+    r"""Return two heads whose sum is the Bayes predictor over an infinite prompt (Theorem 4.1).
 
     For two means of equal norm, noisy prompts, any weights and $d\ge2$. With $a=x/s$,
     $\delta=m_1-m_2$ and $P$ the projection on the span of the means, head i has
@@ -83,7 +83,7 @@ def _opposite_heads(task: AbstractDenoising) -> Matrices:
 
 
 def bayes_layer(task: AbstractTask) -> Layer:
-    r"""Return the head with a residual that is Bayes over an infinite prompt (Proposition 4.4).
+    r"""Return a head and a residual equal to the Bayes predictor at $L=\infty$ (Proposition 4.4).
 
     For any number of means of equal norm: $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with
     $U=I/s$, $V=I$, which do not depend on the means. Over prompts of noisy tokens $c=1-2a$, over
@@ -104,11 +104,11 @@ def bayes_layer(task: AbstractTask) -> Layer:
 
 
 def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
-    r"""Return the linear head that is closest to Bayes over infinite prompts, for any means.
+    r"""Return the linear head closest to the Bayes predictor over infinite prompts, for any means.
 
-    Linear attention of any depth is $z\mapsto Az$ there, and $A^*=E[XX^\top]E[ZZ^\top]^{-1}$ is the
-    closest; by Theorem 4.1 it is not Bayes. With $M$ the second moment of a token of the prompt,
-    $V=I$ and $U=M^{-1}A^*$.
+    Over infinite prompts linear attention of any depth is a map $z\mapsto Az$. The closest one to
+    the Bayes predictor is $A^*=E[XX^\top]E[ZZ^\top]^{-1}$; by Theorem 4.1 it is not equal to it.
+    With $M$ the second moment of a token of the prompt, $V=I$ and $U=M^{-1}A^*$.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -125,7 +125,7 @@ def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
 
 
 def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
-    """Raise an error for means of different norms, whose offsets no head has in its gate."""
+    """Raise an error for means of different norms, whose offsets a head cannot represent."""
     norms = np.linalg.norm(task.means, axis=1)
     if np.ptp(norms) > _EQUAL * norms.max():
         raise ArgumentError(
@@ -136,7 +136,7 @@ def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
 
 
 def _require_theorem(task: Denoising) -> None:
-    """Raise an error for other tasks that Theorem 4.1 does not cover."""
+    """Raise an error for tasks that Theorem 4.1 does not cover."""
     if task.weights.size != 2:
         raise ArgumentError(
             "task",

@@ -1,7 +1,7 @@
 r"""Denoising over an infinite prompt: queries, the Bayes risk, and the excess over it.
 
 $E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged directly, so
-it keeps its digits where it is much smaller than the second.
+it is accurate even if it is much smaller than the second.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class QueryPoints(NamedTuple):
     bayes: Any
 
     def to_device(self) -> "QueryPoints":
-        """Return the same as jax arrays, for compiled programs."""
+        """Return the points as jax arrays, for compiled programs."""
         return QueryPoints(*map(to_device, self))
 
 
@@ -82,8 +82,8 @@ def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
     $C_\beta$ is the covariance of the means under the posterior of the component. The posterior
-    depends on the query along differences of means only: two components are one integral in every
-    dimension.
+    depends on the query only along differences of means, so two components require one integral in
+    every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]
@@ -113,13 +113,13 @@ def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class LimitObjective(AbstractObjective):
-    r"""The risk $R^*+\frac12\sum_iw_i|Q_i^\top T[Q_i\mu](Q_iz_i)-f^*(z_i)|^2$, prompts infinite.
+    r"""The limit risk $R^*+\frac12\sum_iw_i|Q_i^\top T[Q_i\mu](Q_iz_i)-f^*(z_i)|^2$.
 
     Attributes:
         task: the mixture $\mu$.
         queries: $z_i$, $w_i$ and $f^*(z_i)$.
         bayes_risk: $R^*$.
-        rotations: $Q_i$, orthogonal, where each prompt has its own; None for one mixture.
+        rotations: orthogonal $Q_i$, if each prompt has its own rotation; None for one mixture.
     """
 
     task: AbstractDenoising
@@ -143,7 +143,7 @@ class LimitObjective(AbstractObjective):
 
 
 def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> LimitObjective:
-    """Return the risk over one set of queries, and of rotations where each prompt has its own."""
+    """Return the risk over one set of queries and, for `InContextDenoising`, of rotations."""
     if isinstance(task, InContextDenoising):
         rotations, queries = _rotated_queries(task, points, replicate)
     else:
@@ -219,7 +219,7 @@ class LimitMap:
 
 
 def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
-    r"""Return the map of an attention over the infinite prompt; None where it has no heads.
+    r"""Return the map of an attention over the infinite prompt; None if its heads are not known.
 
     With one covariance $tI$ for all components a softmax head is $tV_hU_hz$ plus $V_h$ times the
     mean of the $m_k$ with weights $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear
@@ -251,11 +251,11 @@ def _host(matrix: Array) -> AnyArray:
 def projected_excess(
     limit: LimitMap, task: AbstractDenoising, points: int, replicate: int
 ) -> float:
-    r"""Return $\frac12E|f-f^*|^2$ over one point set in the span of the gates' directions.
+    r"""Return $\frac12E|f-f^*|^2$ over one point set in the span of the directions of the gates.
 
     $f-f^*=Bz+c(Pz)$ with $B=A-\frac gsI$ and P the projection on the span of all $m_k-m_1$ and
-    $U_h^\top(m_k-m_1)$; the part of the query across it adds $s\,|B(I-P)|^2$. Two components and
-    heads with the gate of Bayes are one integral in every dimension.
+    $U_h^\top(m_k-m_1)$; the part of the query orthogonal to it adds $s\,|B(I-P)|^2$. For two
+    components and heads with the Bayes gate, one integral remains in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]

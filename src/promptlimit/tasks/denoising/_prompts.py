@@ -6,8 +6,8 @@ With $\varepsilon_h=A_L^h-A^h$, its deviation from the limit, and prompt and que
 $$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon_h\rangle
 +\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}$$
 
-(derived here). Heads of one tilt are added up. The terms of one head follow from the moments of
-selection; those of two heads are a double integral, and vanish where $V_h^\top V_j=0$.
+(derived here). Heads with equal tilts are added. The terms of one head follow from the moments of
+selection; those of two heads are double integrals, and vanish if $V_h^\top V_j=0$.
 """
 
 import math
@@ -37,7 +37,7 @@ _LIGHT = 1e-4
 """Weight of a query below which the cross moments of two heads are computed roughly."""
 
 _SELDOM = 1e-6
-"""Weight of a query below which these cross moments, most of the work, are left out."""
+"""Weight of a query below which these cross moments, most of the work, are omitted."""
 
 _SAME = 1e-12
 _MOST_PLACES = 2e6
@@ -46,7 +46,7 @@ _ANGLES = 24
 
 
 class TiltedHeads(NamedTuple):
-    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], each tilt once, and a residual $C$."""
+    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], with distinct tilts, and a residual $C$."""
 
     tilts: Array
     values: Array
@@ -73,10 +73,10 @@ class QueryRule(NamedTuple):
 
     Attributes:
         points: queries, [n, d].
-        weights: of sum one, [n].
-        half: the half of each query, 0 or 1, [n].
-        doubt: the error of the whole in units of the difference of the halves; a whole lattice is
-            much more accurate than its halves.
+        weights: the weights, of sum one, [n].
+        half: the half to which each query belongs, 0 or 1, [n].
+        doubt: the error of the whole rule divided by the difference of the halves; a whole lattice
+            is much more accurate than its halves.
     """
 
     points: Array
@@ -90,10 +90,10 @@ def query_rule(
 ) -> QueryRule:
     r"""Return queries for averages over the outputs of these heads.
 
-    A lattice up to two dimensions. In more dimensions, heads that are multiples of the identity
-    across the span of the means take the product of a lattice in the span and of radii across it;
-    other heads take Sobol' points. In long prompts the excess comes from queries about
-    $\sqrt{0.9\log L}$ standard deviations out.
+    In one and two dimensions it is a lattice. In more dimensions, for heads that are multiples of
+    the identity orthogonal to the span of the means, it is the product of a lattice in the span and
+    of radii orthogonal to it; for other heads it consists of Sobol' points. For long prompts the
+    excess comes from queries about $\sqrt{0.9\log L}$ standard deviations from the mean.
 
     Args:
         task: the mixture.

@@ -1,8 +1,8 @@
 r"""The rules for the risks of denoising.
 
-`_limit_risk` computes risks over infinite prompts, `_prompts` those over L tokens. At finite L,
-one softmax head with a residual on two components is differentiable, by fixed queries and tables of
-selection. Linear heads have a closed form.
+`_limit_risk` computes risks over infinite prompts, `_prompts` those over L tokens. At finite L, the
+risk of one softmax head with a residual on two components is differentiable; it uses fixed queries
+and tables of selection moments. Linear heads have a closed form.
 """
 
 import math
@@ -48,7 +48,7 @@ from promptlimit.tasks.denoising._task import (
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
-"""Spacings of lattices of queries, in standard deviations, tried until two halves agree."""
+"""Spacings of lattices of queries, in standard deviations, refined until two halves agree."""
 
 _ROUGH = 1e-3
 """The tolerance from which rough cross moments of two heads are accurate enough."""
@@ -60,7 +60,7 @@ _FARTHEST = 25.0
 """Largest distance of means, in standard deviations of a token: tables grow with it."""
 
 _REACH_SHARE = 0.5
-"""Range of tables of selection, as a share of those of one Gaussian: they have two axes."""
+"""Range of tables of selection, as a share of that of one Gaussian, since they have two axes."""
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
@@ -78,7 +78,7 @@ def _no_limit(problem: RiskProblem) -> str | None:
 
 
 def _not_alike(problem: RiskProblem) -> str | None:
-    """Return why the attention is not a sum of heads of one kernel, and of a residual.
+    """Return why the attention is not a sum of heads with one kernel and a residual.
 
     On `InContextDenoising` it must also commute with rotations.
     """
@@ -97,7 +97,7 @@ def _not_linear(problem: RiskProblem) -> str | None:
 
 
 def _not_tabulated(problem: RiskProblem) -> str | None:
-    """Return why tables do not apply: they are for one head and two distinct components."""
+    """Return why tables do not apply; they require one head and two distinct components."""
     if (obstacle := _not_alike(problem)) is not None:
         return obstacle
     task = problem.task
@@ -276,7 +276,7 @@ class PromptObjective(AbstractObjective):
     Attributes:
         table: the moments of selection at L.
         task: the mixture.
-        queries: with weights of sum one, and the Bayes predictor.
+        queries: queries, their weights and the Bayes predictor.
         bayes_risk: $R^*$.
     """
 
@@ -293,7 +293,7 @@ class PromptObjective(AbstractObjective):
         return self.bayes_risk + 0.5 * weights @ excess(points, bayes)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness at any query, in units of the range of the tables."""
+        """Return the largest sharpness at any query, divided by the range of the tables."""
         tilts = self.queries.points @ _only_head(attention).key_query.T
         largest = jnp.sqrt(self.task.token_variance * jnp.max(jnp.sum(tilts**2, axis=1)))
         return float(largest) / _REACH_SHARE

@@ -1,4 +1,4 @@
-r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more as the query."""
+r"""Denoising with a Gaussian mixture: prompts and queries are noisy tokens."""
 
 import math
 from typing import Any
@@ -109,7 +109,7 @@ class AbstractDenoising(AbstractTask):
     def bayes_predictions(self, queries: Any) -> Any:
         r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$, [n, d] (10).
 
-        The best prediction from a query where the means are known, in NumPy or jax.
+        The best prediction from a query if the means are known, in NumPy or jax.
         """
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
         means, _, _ = self._arrays_like(queries)
@@ -136,9 +136,9 @@ class Denoising(AbstractDenoising):
     Args:
         means: $m_k$, one per row, shape `[components, d]`; at least two.
         weights: $\pi_k$, positive, with sum one.
-        within_variance: $g=\gamma^2$, of a clean token within its component; may be 0.
-        noise_variance: $x=\xi^2$, of the added noise; may be 0 where g is not.
-        clean_prompt: whether the tokens of the prompt are clean; the query stays noisy.
+        within_variance: $g=\gamma^2$, the variance of a clean token within its component; may be 0.
+        noise_variance: $x=\xi^2$, the variance of the added noise; may be 0 if g is not.
+        clean_prompt: whether the tokens of the prompt are clean; the query is noisy in any case.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -192,16 +192,16 @@ def softmax_rows(logits: Any) -> Any:
 
 
 class InContextDenoising(AbstractDenoising):
-    r"""Denoising of a token of a mixture that has to be read off the prompt (section 4.4).
+    r"""Denoising with a mixture that must be inferred from the prompt (section 4.4).
 
-    As `Denoising`, with means $Qm_k$ for each prompt, Q orthogonal and uniform: the weights of an
-    attention cannot depend on them.
+    As `Denoising`, but each prompt has its own means $Qm_k$, with Q a uniform orthogonal matrix, so
+    the parameters of an attention cannot depend on them.
 
     Args:
         means: $m_k$ before the rotation, one per row, shape `[components, d]`.
         weights: $\pi_k$, positive, with sum one.
-        within_variance: $g=\gamma^2$, of a clean token within its component.
-        noise_variance: $x=\xi^2$, of the added noise.
+        within_variance: $g=\gamma^2$, the variance of a clean token within its component.
+        noise_variance: $x=\xi^2$, the variance of the added noise.
 
     >>> import jax, promptlimit as pl
     >>> task = pl.InContextDenoising(

@@ -1,13 +1,13 @@
-r"""Risks of a discriminating head over L tokens: the law of its score, averaged over queries.
+r"""Risks of a head on discrimination over L tokens: the law of its score, averaged over queries.
 
 Given x the law of the score is exact (`output_law`), and one expectation gives the loss of both
 classes: $\log(1+e^f)=\log(1+e^{-f})+f$. The average over queries is a trapezoid rule up to two
 dimensions and a mean over scrambled Sobol' points beyond. A logistic loss takes about a twentieth
 of a second per query, an error rate less.
 
-The lightest queries take the third order instead, and its last term as their error: `risk` at the
-default tolerance is 2.3 to 4 times as fast in one dimension and 4 to 7 times in two
-(`benchmarks/special_paths.py`).
+For the queries of smallest weight the third-order approximation is used, with its last term as the
+error. This makes `risk` at the default tolerance 2.3 to 4 times as fast in one dimension and 4 to 7
+times in two (`benchmarks/special_paths.py`).
 """
 
 import math
@@ -49,7 +49,7 @@ _SEED = 20_261_116
 _SHARPEST = 9.0
 
 _LIGHT_SHARE = 10.0
-"""The total weight of light queries, in units of the tolerance."""
+"""The total weight of light queries (those of smallest weight), in units of the tolerance."""
 
 QueryLoss = Callable[[ScoredValues, float, bool], tuple[float, float]]
 """(score and value of a token, P(y = 1 | x), is the query light?) -> mean loss and its error."""

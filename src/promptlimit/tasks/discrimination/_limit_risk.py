@@ -2,7 +2,7 @@ r"""The logistic risk of a score over the infinite prompt, as a number and as a 
 
 The score depends on two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$, which are
 Gaussian given the class: the risk is $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an integral
-over the plane in every dimension. The trapezoid rule is exact to rounding where scores spread over
+over the plane in every dimension. The trapezoidal rule is accurate to rounding if scores vary over
 a few units; a second rule, shifted by a part of the step, measures the error.
 """
 
@@ -49,9 +49,9 @@ def plane_mean(
 ) -> Any:
     r"""Return $E\,F(p;\theta)$ for $p\sim N(m,C)$, where $C$ may be singular.
 
-    Derivatives are those of Price's theorem, $\partial_m=E\,\nabla F$ and
-    $\partial_C=E\,\nabla^2F/2$. They exist where a square root of C is not differentiable, and are
-    such means again.
+    Derivatives follow from Price's theorem, $\partial_m=E\,\nabla F$ and
+    $\partial_C=E\,\nabla^2F/2$. They exist even where a square root of C is not differentiable, and
+    are computed as means of the same form.
     """
     variances, axes = jnp.linalg.eigh(cov)
     root = axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]
@@ -85,7 +85,7 @@ class ScoreObjective(AbstractObjective):
 
     Attributes:
         task: the classes.
-        nodes: of the standard normal, [n, 2], and their weights, [n].
+        nodes: nodes of the standard normal law, [n, 2], and their weights, [n].
     """
 
     task: Discrimination
@@ -151,9 +151,9 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 def limit_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int | None = None
 ) -> Estimate:
-    """Return the risk of a score, to rounding where the number of nodes is not given.
+    """Return the risk of a score; accurate to rounding if the number of nodes is not given.
 
-    The mean of two shifted rules, and their difference as its error.
+    It is the mean of two shifted rules, and its error is their difference.
     """
 
     def mean(count: int) -> Estimate:

@@ -59,9 +59,9 @@ class Discrimination(AbstractTask):
     score $f$, and the loss is logistic, $\log(1+e^{-yf})$. The classical discriminant has the
     smallest risk (`bayes`), and one softmax head over an infinite prompt attains it (`bayes_head`).
 
-    Risks are exact: a double integral over an infinite prompt, in any dimension; over L tokens the
-    law of the score, averaged over queries (minutes beyond two dimensions). The loss is not a
-    squared error: use `value` of a `Risk`, not `mse`.
+    Risks are exact. Over an infinite prompt they are double integrals in any dimension; over L
+    tokens the law of the score is averaged over queries, which takes minutes beyond two dimensions.
+    The loss is not a squared error, so use `value` of a `Risk` and not `mse`.
 
     Args:
         means: $m_{+1}$ and $m_{-1}$, in this order, shape `[2, d]`.

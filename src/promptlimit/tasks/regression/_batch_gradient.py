@@ -1,9 +1,10 @@
 r"""The gradient of a training batch on linear regression: prompts, predictions and losses.
 
 Tokens are $z=(x,y)$ with $x=Cg$, $y=\langle w,x\rangle+s\,\epsilon$ and $CC^\top=\Sigma$, for
-standard normals $(g,\epsilon)$. A head reads them along two directions, which are mapped to
-$(g,\epsilon)$ instead of the tokens. The sums over tokens come from `token_sums`, from `law_sums`
-(drawn in law) or from `packed_sums` (several lengths in one program).
+standard normals $(g,\epsilon)$. A head depends on a token along two directions; these directions
+are expressed in the coordinates $(g,\epsilon)$, so tokens are never formed. The sums over tokens
+come from `token_sums`, from `law_sums` (drawn from their law) or from `packed_sums` (several
+lengths in one program).
 """
 
 import math

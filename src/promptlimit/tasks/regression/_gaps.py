@@ -5,10 +5,10 @@ w, $t=U(x_q,0)$ and $\sigma^2=t^\top\Gamma_wt$. Given $(w,x_q)$ the gap of the o
 
 $$|V\Gamma_wt|^2\,\frac{E(A-\sigma)^2-E\,S_2}{\sigma^2}+\mathrm{tr}(V\Gamma_wV^\top)\,E\,S_2 ,$$
 
-and gaps of gradients are sums of other statistics (docs/gaps.md). If scores do not read labels,
-$u=0$, the sharpness does not depend on w, which integrates out. If they do, $\sigma$ contains the
-product $(u\cdot x_q)w$ of Gaussians, its tail is exponential, and the gap, about the probability
-that $\sigma$ exceeds $\sqrt{2\ln L}$, falls more slowly than every power of L.
+and gaps of gradients are sums of other statistics (docs/gaps.md). If scores do not depend on
+labels, $u=0$, the sharpness does not depend on w, which can be integrated out. If they do, $\sigma$
+contains the product $(u\cdot x_q)w$ of Gaussians, its tail is exponential, and the gap, about the
+probability that $\sigma$ exceeds $\sqrt{2\ln L}$, falls more slowly than every power of L.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
 _BEYOND = 1e-7
 _REACH, _CLOSE = 12.0, 1e-9
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
-"""Of the product rule: steps in two variables and the number of radii."""
+"""The steps of the product rule in two variables, and its number of radii."""
 _CHUNK = 2**18
 
 
@@ -84,7 +84,7 @@ class _Head:
 
     @property
     def label_row(self) -> Array:
-        """u, the part of the scores that reads labels."""
+        """u, through which the scores depend on labels."""
         return self.key_query[-1, :-1]
 
     def terms(self, nodes: Nodes) -> _Terms:
@@ -154,7 +154,7 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
 
 
 def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
-    """Return the end of tables beyond which points carry a negligible part of every gap."""
+    """Return the end of tables, beyond which points contribute a negligible part of every gap."""
     ranges = [end for end in _RANGES if end <= max_sharpness(names)]
     for end in ranges[:-1]:
         total, beyond = measure(end)
@@ -191,7 +191,7 @@ def _without_labels(problem: TaskGapProblem) -> str | None:
     head = _head(problem)
     if isinstance(head, str):
         return head
-    return "scores read labels" if head.label_row.any() else None
+    return "scores depend on labels" if head.label_row.any() else None
 
 
 def _by_moments(kind: Kind, problem: TaskGapProblem) -> str | None:
@@ -297,7 +297,7 @@ def _reads_labels(problem: TaskGapProblem) -> str | None:
     head = _head(problem)
     if isinstance(head, str):
         return head
-    return None if head.label_row.any() else "scores do not read labels"
+    return None if head.label_row.any() else "scores do not depend on labels"
 
 
 def _over_points(problem: TaskGapProblem, effort: Effort) -> GapValues:
@@ -437,7 +437,7 @@ def _any_head(problem: TaskGapProblem) -> str | None:
     return head if isinstance(head, str) else None
 
 
-_NO_LABELS = "one softmax head whose scores do not read labels, on LinearRegression"
+_NO_LABELS = "one softmax head whose scores do not depend on labels, on LinearRegression"
 _METHODS: tuple[tuple[Kind, str], ...] = (
     ("exact", "w integrated in closed form, then one integral over the sharpness"),
     ("asymptotic", "leading order in 1/L"),
@@ -458,7 +458,7 @@ TASK_GAPS.rules.extend(
         ),
         Rule(
             "exact",
-            "one softmax head whose scores read labels, on LinearRegression",
+            "one softmax head whose scores depend on labels, on LinearRegression",
             "quasi-Monte Carlo points that reach the tail",
             _reads_labels,
             _over_points,

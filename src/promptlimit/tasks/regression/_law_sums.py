@@ -1,9 +1,9 @@
-r"""The sums of `token_sums`, drawn exactly in law without whole tokens.
+r"""The sums of `token_sums`, drawn from their exact law without drawing tokens.
 
-The prediction of a head depends on its tokens along $e_1\parallel a$ and $e_2$, which span(a, b). A
-softmax head needs the two coordinates of every token; along other directions its sums are Gaussian
-given those. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of a Bartlett factor.
-Heads do not share prompts. Derived in docs/training.md.
+The prediction of a head depends on its tokens along an orthonormal basis $e_1\parallel a$, $e_2$ of
+span(a, b). A softmax head needs these two coordinates of every token; given them, its sums along
+other directions are Gaussian. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of a
+Bartlett factor. Heads do not share prompts. Derived in docs/training.md.
 
 On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms over tokens) and 0.38 ms for
 a linear one (3.9 ms). At L = 100 both are about twice as fast as over tokens, at L = 10 they gain
@@ -27,7 +27,7 @@ from promptlimit.tasks.regression._token_sums import (
 )
 
 ATTEMPTS = 8
-"""Draws per number: all are rejected once in 1e10 times, and the last one is then used."""
+"""Attempts per number: with probability 1e-10 all are rejected, and the last one is used."""
 
 
 class Frame(NamedTuple):
@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
 
 def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame:
-    """Return the frame of directions $a$ and $b$; an arbitrary one where they are parallel."""
+    """Return the frame of directions $a$ and $b$; $e_2$ is arbitrary if they are parallel."""
     size = jnp.linalg.norm(score, axis=-1, keepdims=True)
     axis = jnp.zeros_like(score).at[..., 0].set(1.0)
     first = jnp.where(size > 0, score / jnp.where(size > 0, size, 1.0), axis)

@@ -46,11 +46,11 @@ class LinearOptimum(Result):
         value: the risk, half the mean squared error.
         error: 0: a closed form.
         kind: "exact", or "limit" when all lengths are infinite.
-        bound: the smallest risk over all polynomials of the prompt's second moment of the same
-            degree; below `value` where real steps do not attain it.
-        steps: $\beta_l$ for each layer, with $B_l=\beta_lI$; None where B is not a multiple of the
+        bound: the smallest risk over all polynomials of the same degree in the second moment of the
+            prompt; below `value` if real steps do not attain it.
+        steps: $\beta_l$ for each layer, with $B_l=\beta_lI$; None if B is not a multiple of the
             identity.
-        covariate_steps: the step of each layer on the covariates; None where they stay fixed.
+        covariate_steps: the step of each layer on the covariates; None if they are fixed.
         key_query: $U$ of each layer.
         value_matrix: $V$ of each layer; the last layer predicts the label, the others subtract
             their steps from it.
@@ -74,7 +74,7 @@ class LinearOptimum(Result):
 
     @property
     def attention(self) -> LinearAttention | Stack:
-        """The attention at one length: one head, or a `Stack` whose last output predicts.
+        """The attention at one length: one head, or a `Stack` whose last output is the prediction.
 
         It has jax's current precision. Select one length first: `.at(40).attention`.
         """
@@ -95,7 +95,7 @@ class LinearOptimum(Result):
 class OptimumProblem:
     """A validated problem: the best linear layers on a regression at one length.
 
-    With `moving`, the layers move the covariates too.
+    With `moving`, the layers also change the covariates.
     """
 
     task: Any
@@ -116,7 +116,7 @@ class OptimumProblem:
 
     @property
     def scale(self) -> float | None:
-        r"""$\lambda$ where the covariance is $\lambda I$, else None."""
+        r"""$\lambda$ if the covariance is $\lambda I$, otherwise None."""
         if isinstance(self.task, RotatedRegression):
             return None
         scale = float(self.task.covariance[0, 0])
@@ -144,7 +144,7 @@ def linear_optimum(
     *,
     moving_covariates: bool = False,
 ) -> LinearOptimum:
-    r"""Return the linear attention of least risk over L tokens, and that risk.
+    r"""Return the linear attention of smallest risk over L tokens, and its risk.
 
     **One layer** on a `LinearRegression`: $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and
     $V=\kappa\,\mathrm{diag}(0,1)$ with
@@ -164,8 +164,8 @@ def linear_optimum(
         task: the regression, `LinearRegression` or `RotatedRegression`.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         depth: $K$, the number of layers, up to 16.
-        moving_covariates: whether the layers move the covariates too (GD++), up to 3 layers; found
-            by descent from several starts.
+        moving_covariates: whether the layers also change the covariates (GD++), for up to 3 layers;
+            the steps are then found by descent from several starts.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -301,7 +301,7 @@ def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
 def _deep_optimum(
     problem: OptimumProblem, spectrum: Spectrum, ridge: Fraction, *, scale: float, load: float
 ) -> LinearOptimum:
-    """Return the stack of the best steps, repeated where the spectrum has fewer nodes than layers.
+    """Return the stack of the best steps, repeated if the spectrum has fewer nodes than layers.
 
     Args:
         problem: the regression, the length and the layers.

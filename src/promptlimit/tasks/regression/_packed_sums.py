@@ -27,9 +27,9 @@ class Chunks(NamedTuple):
 
     Attributes:
         member: the index of the length of each chunk.
-        counts: whether a place of a chunk holds a token.
-        place: the number of the token within its prompt.
-        table: the chunks of each length, the last repeated.
+        counts: whether a place in a chunk contains a token.
+        place: the index of the token within its prompt.
+        table: the chunks of each length; the last one is repeated as padding.
     """
 
     member: Int[np.ndarray, " chunks"]
@@ -131,7 +131,7 @@ def _halves(rows: list[Array]) -> tuple[list[Array], list[Array]]:
 def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members heads batch"]:
     """Return sums over the tokens of each member: one reduction for all rows, one over chunks.
 
-    Chunks of other members are left out, not multiplied by zero, so a diverged member does not
+    Chunks of other members are omitted and not multiplied by zero, so a diverged member does not
     affect others.
     """
     zeros = (np.float32(0.0),) * len(rows)

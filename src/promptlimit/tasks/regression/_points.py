@@ -1,11 +1,11 @@
 r"""Points for averages over the weights and the query of a regression.
 
 `node_sets` follows the law of $(x_q, w)$: scrambled Sobol' points whose first coordinate is the
-radius of the query. The points serve many heads, such as those along a flow.
+radius of the query. The points are used for many heads, such as those along a flow.
 
 `tail_node_sets` is for one head. The risk over long prompts depends on queries and weights whose
 sharpness $\sigma$ reaches $\sqrt{2\log L}$, and a plain sequence can miss all of them. These points
-cover them and have the ratio of densities as a mass.
+cover them; the mass of a point is a ratio of densities.
 
 Both sets contain each draw with $w$ and with $-w$, so the gradient out of the block structure,
 which is odd in w, is exactly zero for a block head.
@@ -41,7 +41,7 @@ class Nodes(eqx.Module):
         weights: $Cw$, [d, points].
         label: $\langle w,x_q\rangle$, [points].
         mass: the weight of each point, [points]; the mean of mass times F is near $E\,F$.
-        distinct: the number of distinct queries and masses, which repeat with other weights.
+        distinct: the number of distinct queries; they are repeated with other weights.
     """
 
     query: NDArray[np.float64]
@@ -135,8 +135,9 @@ def tail_node_sets(
 
     Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal. Half
     of them have $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
-    $\sigma^2=2\log L$. Masses depend on $|p|^2$ and $\hat t$ alone in every dimension. The rest of
-    $(x_q,w)$ moves with $p$ as its conditional mean does, and $\hat t$ is stretched.
+    $\sigma^2=2\log L$. In every dimension, masses depend only on $|p|^2$ and $\hat t$. The other
+    components of $(x_q,w)$ are shifted by their conditional mean given $p$, and $\hat t$ is
+    stretched.
 
     Args:
         task: the regression.
@@ -223,7 +224,7 @@ class _Tilts:
         return moved
 
     def masses(self, law: NDArray[np.int_], square: NDArray[np.float64]) -> NDArray[np.float64]:
-        r"""Return the law's density over that of the mixture, at $|p|^2$."""
+        r"""Return the ratio of the density of the law to that of the mixture, at $|p|^2$."""
         exponents = 0.5 * self.beta[law] * square[:, None] - self.log_norm[law]
         with np.errstate(over="ignore"):
             return 1.0 / (np.exp(exponents) @ np.array(_SHARES))

@@ -39,13 +39,13 @@ from promptlimit.weights import weight_statistics
 _SET = 4096
 _MARGIN = 1.25
 _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
-"""Points of one set, and the ranges of tables; the first is that of the sharpness with a margin."""
+"""The number of points of one set, and the ranges of tables after the first."""
 
 _LOST, _MISSED = 1e-7, 0.01
-"""Shares of the risk beyond the tables: small enough to use them, and too large to answer."""
+"""Shares of the risk beyond the tables: negligible, and too large for a result."""
 
 _UNRELIABLE = 0.1
-"""The relative error from which a risk is refused."""
+"""The relative error from which `AccuracyError` is raised."""
 
 _ROUNDING = 1e-12
 
@@ -94,10 +94,10 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
 
 
 def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
-    """Return a risk that is at least the noise floor, or raise an error where it is inaccurate.
+    """Return a risk that is at least the noise floor, or raise an error if it is inaccurate.
 
-    Half the noise variance bounds every risk from below. A value below it within its error is
-    replaced by it.
+    Half the noise variance, the noise floor, bounds every risk from below. It replaces a value that
+    is below it by no more than the error.
     """
     value, error, _ = found
     floor = 0.5 * noise_variance
@@ -115,7 +115,7 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
 def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], list[SoftmaxRisk]]:
     """Return the risk over independent point sets, and over the first with its tables changed.
 
-    One change is the error of the tables; the other sets the statistics beyond them to their limit.
+    Tables are changed by their error, and the statistics beyond them are set to their limit.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
     risk, perturbed_risk, rows = _tabulated(head, sets)
@@ -163,7 +163,7 @@ def first_range(task: LinearRegression, key_query: Array) -> float:
 
 
 def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
-    """Raise an error where the part of a risk beyond the tables is not small."""
+    """Raise an error if the part of a risk beyond the tables is not small."""
     if lost > _MISSED * abs(value):
         sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
         raise ArgumentError(
@@ -186,7 +186,7 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> Po
 def _mean_risk(
     risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]
 ) -> tuple[Estimate, float]:
-    """Return the mean over point sets at the slopes where they agree best, and those slopes."""
+    """Return the mean over point sets at the slopes for which they agree best, and those slopes."""
     flat, sloping = _risks(risk, head, rows)
     difference = sloping - flat
     spare = difference - difference.mean()
@@ -204,7 +204,7 @@ def _lost(rows: np.ndarray) -> float:
 
 
 def _risks(risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the risk of each row of means, [flat and sloping lines, rows]."""
+    """Return the risk of each row of means, [constants and sloping lines, rows]."""
     both = _compiled_risks(with_arrays(risk), head.key_query, head.value_row, to_device(rows))
     return np.asarray(both)
 
@@ -242,7 +242,7 @@ def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
 
 
 def isotropic_block(head: Regressor) -> tuple[float, float] | None:
-    """Return (a, b) when laws and head are isotropic blocks, else None."""
+    """Return (a, b) if laws and head are isotropic blocks, otherwise None."""
     key_query, value_row = np.asarray(head.key_query), np.asarray(head.value_row)
     dim = value_row.size - 1
     squares = (head.task.covariance, head.task.query_covariance, key_query[:dim, :dim])

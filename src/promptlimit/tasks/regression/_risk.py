@@ -80,16 +80,16 @@ def risk_function(
     r"""Return $R_L$ as a function of $(U, v)$, v the last row of V, for `jit` and `grad`.
 
     The risk of linear attention, and of either attention at $L=\infty$, is a polynomial without
-    error. Softmax at finite length averages over fixed points $(w, x_q)$, closed under
-    $w\to-w$; its cost does not depend on L. The risk is NaN where the sharpness at a point exceeds
-    `max_sharpness`: check `.sharpness(U)` and pass a larger range, up to 40.
+    error. The risk of softmax attention at finite length is an average over fixed points
+    $(w, x_q)$, symmetric under $w\to-w$; its cost does not depend on L. It is NaN if the sharpness
+    at a point exceeds `max_sharpness`: check `.sharpness(U)` and pass a larger range, up to 40.
 
     Args:
         task: the regression.
         length: $L$, a whole number from 1 to 1e30, or `math.inf`.
         kernel: "softmax" or "linear".
-        points: a power of two.
-        replicate: the index of an independent point set; the spread over them is the error.
+        points: the number of points, a power of two.
+        replicate: the index of an independent point set; differences between sets show the error.
         max_sharpness: the range of the tables of weight statistics, computed once in seconds.
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
@@ -180,9 +180,9 @@ def _not_heads(problem: RiskProblem) -> str | None:
     obstacle=on(LinearRegression, obstacle=_not_heads),
 )
 def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the risks with level lines, tabulated together for all lengths.
+    """Return the risks, with constants in place of lines; all lengths are tabulated together.
 
-    The widest tables are continued by their last values: few points exceed them.
+    The widest tables are continued by their last values, since few points exceed them.
     """
     task, softmax = problem.task, _is_softmax(problem)
 

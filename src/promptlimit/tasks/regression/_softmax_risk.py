@@ -93,11 +93,11 @@ class PointMeans(NamedTuple):
     Attributes:
         participation, excess, sharpness: means of $P_0$, $\varrho_0$ and $\bar\sigma^2$, divided by
             the mean mass.
-        factor, square: of $\bar f$ and $\overline{c^2}$.
-        factor_sharpness: of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
-        square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
-        finite: of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
-        beyond: of $f(1-P)+c^2(1-\varrho)$ at points whose sharpness exceeds the tables.
+        factor, square: means of $\bar f$ and $\overline{c^2}$.
+        factor_sharpness: mean of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
+        square_sharpness: mean of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
+        finite: mean of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
+        beyond: mean of $f(1-P)+c^2(1-\varrho)$ over points whose sharpness exceeds the tables.
     """
 
     participation: Float[Array, "*sets"]

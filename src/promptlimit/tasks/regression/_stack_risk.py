@@ -1,8 +1,8 @@
-r"""The exact risk of stacks on Gaussian regression, which depends on second moments alone.
+r"""The exact risk of stacks on Gaussian regression, which depends only on second moments.
 
-Given w, tokens are centred and Gaussian. A layer of linear heads depends on its tokens through
-their second moment $\hat\Gamma$ alone; so does a layer of softmax heads over an infinite prompt,
-where $\hat\Gamma=\Gamma_w$. A stack then maps the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$, and
+Given w, tokens are centred and Gaussian. A layer of linear heads depends on its tokens only through
+their second moment $\hat\Gamma$; so does a layer of softmax heads over an infinite prompt, where
+$\hat\Gamma=\Gamma_w$. A stack then maps the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$, and
 with $k$ the last row of $P_K$ without its last entry
 
 $$2R=s^2+E\,(k-w)^\top\Sigma_q(k-w),$$
@@ -11,14 +11,14 @@ a mean over w, and over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$ where L is
 
 The mean is a closed form where residual and heads are $\mathrm{diag}(\rho I,\rho')$,
 $U=\mathrm{diag}(uI,0)$ and $V=\mathrm{diag}(\alpha I,b)$: all matrices are then functions of the
-second moment S of the covariates. At an eigenvalue $\lambda$ of S the covariates before layer l
-have the factor g, the labels t, and the prediction is f times the answer of the first tokens:
+second moment S of the covariates. At an eigenvalue $\lambda$ of S, let g and t be the factors by
+which the layers so far have multiplied covariates and labels, and f that of the prediction:
 
 $$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
 t\gets(\rho'+bu\,\lambda g^2)t$$
 
-(summed over heads), from $g=t=1$, $f=0$. The error is $p=1-f$: gradient descent when covariates
-stay (von Oswald et al. 2023; Ahn et al. 2023), GD++ when they move.
+(summed over heads), from $g=t=1$, $f=0$. The error is $p=1-f$: gradient descent if the covariates
+are fixed (von Oswald et al. 2023; Ahn et al. 2023), GD++ if they change.
 """
 
 import math
@@ -59,10 +59,10 @@ class StackObjective(AbstractObjective):
     r"""The risk as a mean over points, differentiable in the arrays of a stack.
 
     Attributes:
-        second_moments: of the tokens of a prompt.
+        second_moments: the second moments of the tokens of a prompt.
         weights: $w$.
         query_covariances: $\Sigma_q$, one per point or one for all.
-        masses: of the points.
+        masses: the masses of the points.
         noise_variance: $s^2$.
     """
 
@@ -89,10 +89,10 @@ class StackObjective(AbstractObjective):
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
-    """Return why the attention does not depend on second moments alone.
+    """Return why the attention depends on more than second moments.
 
-    Linear heads do at every length, softmax heads over an infinite prompt. Other rules apply to
-    one layer on `LinearRegression`.
+    Linear heads depend only on second moments at every length, softmax heads only over an infinite
+    prompt. Other rules apply to one layer on `LinearRegression`.
     """
     if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
         return OutOfScope("the attention is not a stack")
@@ -123,8 +123,8 @@ def _stack_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def stack_objectives(problem: RiskProblem, length: float, points: int) -> Objectives:
     r"""Return the risk at one length as a function of the stack.
 
-    In closed form where few Gauss-Hermite nodes integrate the polynomial in w exactly: its degree
-    is at most $2(3^K-1)$, for which $3^K$ nodes per axis are enough.
+    It has a closed form if a few Gauss-Hermite nodes integrate the polynomial in w exactly. Its
+    degree is at most $2(3^K-1)$, for which $3^K$ nodes per axis are sufficient.
     """
     task, depth = problem.task, len(_layers(problem))
     fixed = task.rotation_dim == 0 and math.isinf(length)
@@ -147,7 +147,7 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
-    """Return the risk in closed form where layers commute, or over as many points as needed."""
+    """Return the risk in closed form if layers commute, otherwise over as many points as needed."""
     known = commuting_risk(problem.attention, problem.task, length)
     if known is not None:
         return Estimate(known, 0.0, 0)
@@ -245,7 +245,7 @@ class ScalarLayer(NamedTuple):
 
 
 def scalar_layers(attention: AbstractAttention) -> list[ScalarLayer] | None:
-    """Return the layers where every matrix is diag(a I, a'), and a' = 0 in U; else None."""
+    """Return the layers if every matrix is diag(a I, a'), with a' = 0 in U; otherwise None."""
     layers = []
     for layer in attention.as_layers() or (attention,):
         residual, heads = layer.residual_matrix(), layer.as_heads() or ()
@@ -270,7 +270,7 @@ def _scalars(matrix: object) -> tuple[float, float] | None:
 def commuting_risk(
     attention: AbstractAttention, task: AbstractGaussianRegression, length: float
 ) -> float | None:
-    r"""Return the risk in closed form; None where layers do not commute or the degree is too high.
+    r"""Return the risk in closed form; None if layers do not commute or the degree is too high.
 
     $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ in the limit, on the axes of $\Sigma$; at
     finite L, where $\Sigma=\lambda I$, the mean F of `promptlimit.depth` over a Wishart spectrum.

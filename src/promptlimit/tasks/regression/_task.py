@@ -65,7 +65,7 @@ class AbstractGaussianRegression(AbstractRegression):
     @property
     @abc.abstractmethod
     def rotation_dim(self) -> int:
-        """How many standard normals determine the covariance of a prompt; 0 for a fixed one."""
+        """The number of standard normals that determine the covariance of a prompt; 0 if fixed."""
 
     @abc.abstractmethod
     def covariances(
@@ -82,9 +82,9 @@ class LinearRegression(AbstractGaussianRegression):
 
     Args:
         covariance: $\Sigma$, shape `[d, d]`, positive semi-definite.
-        noise_variance: $s^2$, of labels.
-        prior_variance: $\tau^2$, of each entry of $w$.
-        query_covariance: $\Sigma_q$, of $x_q$; $\Sigma$ when None (Remark 4.1).
+        noise_variance: $s^2$, the variance of the label noise.
+        prior_variance: $\tau^2$, the variance of each entry of $w$.
+        query_covariance: $\Sigma_q$, the covariance of $x_q$; $\Sigma$ when None (Remark 4.1).
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -150,8 +150,8 @@ class RotatedRegression(AbstractGaussianRegression):
 
     Args:
         spectrum: the eigenvalues $\Lambda$ of the covariance, at least one of them positive.
-        noise_variance: $s^2$, of labels.
-        prior_variance: $\tau^2$, of each entry of $w$.
+        noise_variance: $s^2$, the variance of the label noise.
+        prior_variance: $\tau^2$, the variance of each entry of $w$.
 
     >>> import math, promptlimit as pl
     >>> task = pl.RotatedRegression([1.0, 0.5, 0.25])
@@ -215,8 +215,8 @@ class CovariateRegression(AbstractRegression):
 
     Args:
         covariates: the law of $x$.
-        noise_variance: $s^2$, of labels.
-        prior_variance: $\tau^2$, of each entry of $w$.
+        noise_variance: $s^2$, the variance of the label noise.
+        prior_variance: $\tau^2$, the variance of each entry of $w$.
         query_covariates: the law of $x_q$; that of $x$ when None (Remark 4.1).
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl

@@ -1,6 +1,6 @@
-r"""Sums over the tokens of training prompts, which are functions of (key, length, step) alone.
+r"""Sums over the tokens of training prompts, which depend only on (key, length, step).
 
-Tokens are kept as the standard normals $g$ they are made of. With the score $s=\langle a,g\rangle$
+Tokens are represented by standard normals $g$. With the score $s=\langle a,g\rangle$
 and the value $t=\langle b,g\rangle$ of a token, the prediction of a head is $T=\sum_lp_lt_l$
 (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
 
@@ -112,7 +112,7 @@ def largest_block(batch: int, length: int) -> int:
 
 
 def in_blocks(function: Callable[[Array, Array], Array], rows: Array, block: int) -> Array:
-    """Return a function of (the first row of a block, its rows), one block at a time."""
+    """Return the results of a function of (the first row of a block, its rows), block by block."""
     batch = rows.shape[0]
     if block == batch:
         return function(jnp.uint32(0), rows)
