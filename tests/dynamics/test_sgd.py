@@ -339,6 +339,21 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
         ),
         ({"learning_rate": -1.0}, "`learning_rate` must be positive and finite, got -1.0."),
         ({"learning_rate": True}, "`learning_rate` must be positive and finite, got True."),
+        (
+            {"label": "adam"},
+            "`label` must name the `optimiser`, and 'sgd' is reserved for plain descent, got "
+            "'adam'.",
+        ),
+        (
+            {"label": "sgd", "optimiser": optax.adam(1e-3)},
+            "`label` must name the `optimiser`, and 'sgd' is reserved for plain descent, got "
+            "'sgd'.",
+        ),
+        (
+            {"start": [start(), pl.SoftmaxAttention(np.eye(4), np.eye(4))]},
+            "`start` must contain attentions whose arrays have the same names and shapes, got 2 "
+            "kinds. Train them in separate calls with the same key.",
+        ),
         ({"steps": True}, "`steps` must be a whole number from 1 to 2147483647, got True."),
     ],
 )

@@ -205,6 +205,7 @@ def test_tables_follow_selection_between_means_far_apart():
         tabulated = jax.jit(jax.vmap(table))(jnp.asarray(a), jnp.asarray(b**2))
     assert_allclose(tabulated.mass, moments.masses[:, 0, 0], atol=1e-5)
     assert_allclose(tabulated.square, moments.products[:, 0, 0, 0], atol=1e-5)
+    assert_allclose(np.hypot(a, b) * np.asarray(tabulated.pull), moments.along[:, 0, 0], atol=1e-5)
 
 
 def test_tables_follow_selection_with_its_slopes():
