@@ -35,6 +35,7 @@ def test_long_and_short_prompts_of_two_coordinates():
     np.testing.assert_allclose(exact.limit, head(pl.Gaussian([0.2, -0.1], COV), query), rtol=1e-13)
     prompt = pl.Prompt(law, fixed=[[1.0, 1.0]])
     short = pl.prompt_moments(head, prompt, query, 5)
+    assert short.mse == pytest.approx(np.trace(short.cov) + short.bias @ short.bias, rel=1e-10)
     drawn = pl.prompt_moments(
         head, prompt, query, 5, kind="estimate", key=jax.random.key(0), samples=2**13
     )
