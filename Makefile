@@ -80,6 +80,9 @@ layers: $(TOOLS)
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
 JOBS ?= 2
 
+# There is a worker for each core: threads of the linear algebra would only wait for one another.
+unit: export OMP_NUM_THREADS := 1
+unit: export OPENBLAS_NUM_THREADS := 1
 unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
