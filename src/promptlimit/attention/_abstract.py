@@ -60,7 +60,7 @@ class AbstractAttention(eqx.Module):
     @property
     @abc.abstractmethod
     def query_dim(self) -> int:
-        """The dimension of a query; the tokens' own unless the key-query matrix is rectangular."""
+        """The dimension of a query; that of a token unless the key-query matrix is rectangular."""
 
     @property
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""One head with its four matrices kept apart, as they are trained."""
+"""One head with four separate matrices, as they are trained."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ from promptlimit.measures import AbstractMeasure, full_precision
 
 
 class Factored(AbstractAttention):
-    r"""One head with factors $K, Q, V, O$ apart: $T[\mu](z) = OV\,r(\mu,\ c\,K^\top Qz)$.
+    r"""One head with separate factors $K, Q, V, O$: $T[\mu](z) = OV\,r(\mu,\ c\,K^\top Qz)$.
 
-    The output depends on $(U, OV)$ alone, $U = c\,K^\top Q$, but gradient descent on the factors
-    does not follow gradient descent on the products; keep this form when training is the subject.
+    The output depends only on $U = c\,K^\top Q$ and $OV$. But gradient descent on the factors
+    differs from gradient descent on these products, so use this class to study training.
 
     Args:
         kernel: "softmax" or "linear".
@@ -40,7 +40,7 @@ class Factored(AbstractAttention):
         query_weight: $Q$, shape `[head_dim, query_dim]`.
         value_weight: $V$, shape `[value_dim, token_dim]`.
         output: $O$, shape `[output_dim, value_dim]`; the identity when None.
-        scale: $c$, what multiplies the scores.
+        scale: $c$, the factor on the scores.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> factored = pl.Factored("softmax", jnp.eye(2), 3.0 * jnp.eye(2), jnp.eye(2), scale=0.5)
@@ -120,7 +120,7 @@ class Factored(AbstractAttention):
 
     @full_precision
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
-        r"""Return what the gradient in K, Q, V or O reads, $U=c\,K^\top Q$.
+        r"""Return the structure of the gradient in K, Q, V or O, with $U=c\,K^\top Q$.
 
         $\nabla_KT_i=c\,Qz\,(Cv_i)^\top$, $\nabla_QT_i=c\,KCv_iz^\top$,
         $\partial T_i/\partial V=O_i\otimes r$ and $\partial T_i/\partial O_i=Vr$.

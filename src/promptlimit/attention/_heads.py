@@ -19,16 +19,17 @@ HeadT = TypeVar("HeadT", bound=AbstractAttention)
 
 
 class GradientStructure(eqx.Module):
-    r"""How the gradient of $T=V\,r(\mu,Uz)$ in one matrix differs between two prompts.
+    r"""The structure of the gradient of $T=V\,r(\mu,Uz)$ in one matrix.
 
-    Its squared distance, summed over the outputs, is $|Fz|^2$ (or `constant`) times that of $Vr$,
-    or of $KCV^\top$ for a score matrix, $C=\partial r/\partial t$.
+    The squared distance of this gradient between two prompts, summed over the outputs, is a factor
+    times the squared distance of $Vr$, or of $KCV^\top$ for a score matrix, where
+    $C=\partial r/\partial t$. The factor is $|Fz|^2$ or a constant.
 
     Attributes:
-        head: the head, its value matrix replaced by the $V$ above.
+        head: the head, with its value matrix replaced by the $V$ above.
         left: $K$ for a score matrix, [k, token_dim]; None otherwise.
-        constant: the factor of the distance if it does not depend on the query.
-        factor: $F$ if it does, [f, query_dim].
+        constant: the factor, if it does not depend on the query.
+        factor: $F$, if the factor is $|Fz|^2$, [f, query_dim].
     """
 
     head: "AbstractHead"
@@ -60,8 +61,8 @@ class AbstractHead(AbstractAttention):
             key_weight: $K$, shape `[head_dim, token_dim]`.
             query_weight: $Q$, shape `[head_dim, query_dim]`.
             value_weight: $V$, shape `[output_dim, token_dim]`.
-            scale: multiplies the scores; transformers use $1/\sqrt{\text{head\_dim}}$, the default
-                here is 1.
+            scale: the factor on the scores. Transformers use $1/\sqrt{\text{head\_dim}}$; the
+                default here is 1.
 
         >>> import promptlimit as pl
         >>> head = pl.SoftmaxAttention.from_kqv([[1.0, 2.0]], [[3.0, 4.0]], [[1.0, 0.0]], scale=0.5)
@@ -96,7 +97,7 @@ class AbstractHead(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(VGU, Vc)$ when the head reads $Gt + c$ at tilt $t$."""
+        r"""Return $(VGU, Vc)$, where the kernel over this Gaussian is $r(\mu,t)=Gt + c$."""
         require_gaussian_prompt(self, prompt)
         return _limit_of_head(self, prompt)
 
@@ -109,7 +110,7 @@ class AbstractHead(AbstractAttention):
         return eqx.tree_at(lambda head: head.value, self, value)
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":
-        r"""Return what $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$ reads."""
+        r"""Return the structure of $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$."""
         dtype = self.key_query.dtype
         if wrt == "value":
             return GradientStructure(
@@ -158,9 +159,9 @@ class SoftmaxAttention(AbstractHead):
 class LinearAttention(AbstractHead):
     r"""Linear attention $T[\mu](z) = V\,E_\mu[z'z'^\top]\,Uz$.
 
-    On `Empirical` tokens it is $\frac1L\sum_i\langle z_i,Uz\rangle Vz_i$. It is what softmax
-    attention becomes on an infinite prompt of centred Gaussian tokens, and differs from it as soon
-    as $Vm \ne 0$ or the tokens are not Gaussian.
+    On `Empirical` tokens it is $\frac1L\sum_i\langle z_i,Uz\rangle Vz_i$. Over an infinite prompt
+    of centred Gaussian tokens it equals softmax attention. If $Vm \ne 0$, or if the tokens are not
+    Gaussian, the two differ.
 
     Args:
         key_query: $U = K^\top Q$, shape `[token_dim, query_dim]`.

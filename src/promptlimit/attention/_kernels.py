@@ -1,6 +1,7 @@
-r"""The two ways a head reads a prompt at a tilt: the tilted mean, and its linearisation.
+r"""The two kernels of a head: the tilted mean, and its linearisation.
 
-A head is $V\,r(\mu, Uz)$. Softmax reads $r(\mu,t) = \nabla\Lambda_\mu(t)$; linear attention reads
+A head is $V\,r(\mu, Uz)$ with a kernel $r$. For softmax attention
+$r(\mu,t) = \nabla\Lambda_\mu(t)$; for linear attention
 $r(\mu,t) = E_\mu[z'\langle z',t\rangle]$. For Gaussian prompts both are affine in $t$.
 """
 
@@ -18,7 +19,7 @@ KernelName = Literal["softmax", "linear"]
 
 
 class Kernel(NamedTuple):
-    """How a head reads a prompt, in general and when the prompt is Gaussian."""
+    """The kernel $r$ of a head, and its affine form for Gaussian prompts."""
 
     read: Callable[[AbstractMeasure, Array], Array]
     affine: Callable[[Gaussian], tuple[Array, Array]]
@@ -45,7 +46,7 @@ def affine_softmax(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, 
 
 
 def affine_linear(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
-    r"""Return $(\Gamma + mm^\top, 0)$: linear attention reads the second moment."""
+    r"""Return $(\Gamma + mm^\top, 0)$: linear attention depends on the second moment."""
     mean = prompt.location
     return prompt.covariance + jnp.outer(mean, mean), jnp.zeros_like(mean)
 

@@ -16,8 +16,8 @@ from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 class MultiHead(AbstractAttention):
     r"""The sum of heads $O\sum_h T_h[\mu](z)$, over one prompt.
 
-    Concatenated heads followed by one matrix are such a sum: pass each head's slice of that matrix
-    as the `output` of a `Factored`.
+    Concatenated heads followed by one output matrix are such a sum. Use a `Factored` for each head,
+    with its slice of that matrix as `output`.
 
     Args:
         heads: the attentions $T_h$, with outputs of one dimension.

@@ -298,7 +298,7 @@ def _through(
 
 
 def _shape(layer: AbstractAttention) -> object:
-    """Return a key that equal layers share; only layers of arrays alone can be equal."""
+    """Return a key that layers of equal structure share; unique if a field is not an array."""
     leaves, structure = jax.tree.flatten(layer)
     if not all(eqx.is_array(leaf) for leaf in leaves):
         return object()

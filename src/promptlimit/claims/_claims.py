@@ -22,7 +22,7 @@ class Check:
     """A number compared with a tolerance.
 
     Attributes:
-        name: what was computed, in words.
+        name: a description of the number.
         value: the number.
         relation: the comparison that must hold between the value and the tolerance.
         tolerance: the number that the value is compared with.
@@ -80,7 +80,7 @@ def at_most(
     """Return a check that passes if the value is at most the bound.
 
     Args:
-        name: what was computed, in words.
+        name: a description of the number.
         value: the number.
         bound: the largest value that passes.
         basis: where the bound comes from: theory, rounding, a level or a stated margin.
@@ -125,7 +125,7 @@ def _plain(number: float | None) -> float | str | None:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim with what was computed for it.
+    """A claim with its checks.
 
     Attributes:
         number: the claim's number in the study.
@@ -134,7 +134,7 @@ class ClaimResult:
         reference: where the paper claims it.
         expected: the verdict on record.
         checks: the numbers.
-        evidence: why the verdict on record is not "holds", where it is not.
+        evidence: the reasons for a verdict on record other than "holds".
     """
 
     number: int
@@ -149,8 +149,8 @@ class ClaimResult:
     def verdict(self) -> Verdict:
         """The verdict that follows from the checks.
 
-        A claim without checks was left out by the quick mode. A test that does not detect a false
-        statement decides nothing, so controls come first.
+        A claim without checks was not decided in quick mode. A test that does not detect a false
+        statement decides nothing, so controls are considered first.
         """
         if not self.checks:
             return "not decided in quick mode"
@@ -168,10 +168,10 @@ class ClaimResult:
 
     @property
     def deciding(self) -> Check | None:
-        """The check that the verdict rests on; None for a claim that was not decided.
+        """The check that determines the verdict; None for a claim that was not decided.
 
-        Where the checks that lead to the verdict pass, this is the one closest to its tolerance;
-        where they fail, the one farthest from it.
+        Among checks that pass it is the one closest to its tolerance, and among checks that fail
+        the one farthest from it.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -211,13 +211,14 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class Origin:
-    """How a result came about, and how to have it again.
+    """The origin of a result, and the command that reproduces it.
 
     Attributes:
-        command: what regenerates it; empty when the file does not say.
+        command: the command; empty if the file does not contain it.
         setting: the configuration, by name.
-        seconds: how long it took, when known.
-        digest: the hash of all that decides it; empty when the file does not say.
+        seconds: the duration, if known.
+        digest: the hash of everything that determines the result; empty if the file does not
+            contain it.
     """
 
     command: str = ""
@@ -236,7 +237,7 @@ class StoredStudy:
         citation: authors, place and year.
         link: its address.
         summary: what the study found, in a few sentences.
-        key_figure: the name of the figure that stands for the study.
+        key_figure: the name of the figure that represents the study on the first page.
         order: studies of lower order come first.
         claims: how many claims it has.
     """
@@ -253,7 +254,7 @@ class StoredStudy:
 
 @dataclass(frozen=True)
 class StoredClaim:
-    """A decided claim of a study, and where it comes from."""
+    """A decided claim of a study, and its origin."""
 
     study: str
     result: ClaimResult
@@ -267,19 +268,19 @@ class StoredClaim:
 
 @dataclass(frozen=True, eq=False)
 class StoredFigure:
-    """A figure of a study: words, the arrays it is drawn from, and where they come from.
+    """A figure of a study: its text, its arrays and their origin.
 
     Attributes:
         study: the name of its study.
         name: the stem of its files.
-        title: a line above it.
-        caption: the words below it.
-        reference: which figure of the paper it is, or the result it belongs to; may be empty.
-        section: whether the paper has it, or it goes beyond the paper.
-        arrays: the numbers in it.
-        origin: where it comes from.
-        drawn_by: the hash of the code that drew its pictures; empty before that.
-        pictures: endings of those pictures.
+        title: the title above the figure.
+        caption: the text below the figure.
+        reference: the figure of the paper, or the result that it illustrates; may be empty.
+        section: "paper" if the paper contains the figure, otherwise "beyond".
+        arrays: the numbers that it shows.
+        origin: the origin of the arrays.
+        drawn_by: the hash of the code that drew the pictures; empty without pictures.
+        pictures: the file endings of the pictures.
     """
 
     study: str
@@ -295,14 +296,14 @@ class StoredFigure:
 
     @property
     def place(self) -> tuple[bool, bool, tuple[int, ...], str]:
-        """What sorts figures: those of the paper by number, those without, those beyond it."""
+        """The sort key: figures of the paper by number, those without a number, further figures."""
         numbers = figure_numbers(self.reference)
         return self.section == "beyond", not numbers, numbers, self.name
 
 
 @dataclass(frozen=True)
 class StoredReport:
-    """All that a folder holds: studies in their order, claims by number, figures by reference."""
+    """The contents of a report folder: studies in order, claims by number, figures by reference."""
 
     studies: tuple[StoredStudy, ...]
     claims: tuple[StoredClaim, ...]

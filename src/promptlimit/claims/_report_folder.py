@@ -1,13 +1,12 @@
-"""Report folders: claims and figures of studies as they lie on disk, typed in and typed out.
+"""Report folders: claims and figures of studies on disk, written from and read into typed objects.
 
     DIR/index.html  explorer.html  provenance.json  runs/
     DIR/STUDY/index.html  study.json
     DIR/STUDY/claims/NAME.json
     DIR/STUDY/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
 
-Every file appears whole, the .json of a figure after its arrays. Nothing that is read is trusted:
-a file that differs from what was written raises an error of one sentence, and so does a verdict
-that does not follow from its numbers.
+Files are written atomically, the .json of a figure after its arrays. Files are not trusted when
+read: a damaged file raises an error, and so does a verdict that does not follow from its numbers.
 """
 
 import io
@@ -59,7 +58,7 @@ class ReportFolder:
         self._provenance = path / "provenance.json"
 
     def runs(self, engine: str) -> Path:
-        """Return where runs of the engine with that hash are kept, for all studies."""
+        """Return the folder of the runs of all studies for an engine with this hash."""
         return self.path / "runs" / engine
 
     def save_study(self, study: StoredStudy) -> None:
@@ -85,7 +84,7 @@ class ReportFolder:
     ) -> StoredFigure:
         """Write the pictures of a stored figure by their endings; return the figure with them.
 
-        Pictures of other endings are of another drawing: they go.
+        Pictures with other endings belong to an earlier drawing and are deleted.
         """
         words = self._file(figure.study, "figures", figure.name)
         for ending in set(_PICTURES) - set(pictures):
@@ -118,13 +117,13 @@ class ReportFolder:
         return _read_figure(study, path) if path.exists() else None
 
     def studies(self) -> set[str]:
-        """Return the names of the studies that something is stored of."""
+        """Return the names of the stored studies."""
         if not self.path.is_dir():
             return set()
         return {path.name for path in self.path.iterdir() if _is_study(path)}
 
     def picture(self, figure: StoredFigure, ending: Literal["png", "svg"]) -> bytes:
-        """Return a stored picture of a figure; empty without a valid one."""
+        """Return a stored picture of a figure; empty if there is no valid picture."""
         path = self._file(figure.study, "figures", figure.name).with_suffix(f".{ending}")
         try:
             content = limited_bytes(path, _LARGEST_PICTURE)
@@ -133,13 +132,13 @@ class ReportFolder:
         return content if content.startswith(_BEGINNINGS[ending]) else b""
 
     def holds(self, study: str, kind: str, name: str, digest: str) -> bool:
-        """Return whether a claim or figure seems to be there as all that decides it would have it.
+        """Return whether a claim or figure is stored with this hash, without reading all of it.
 
         Args:
             study: the name of the study.
             kind: "claims" or "figures".
-            name: of the item.
-            digest: the hash of what decides it.
+            name: the name of the item.
+            digest: the hash of everything that determines the item.
         """
         try:
             return _object(self._file(study, kind, name)).get("hash") == digest
@@ -154,7 +153,7 @@ class ReportFolder:
         return [words.with_suffix(f".{end}") for end in (*item.pictures, "npz")] + [words]
 
     def read(self) -> StoredReport:
-        """Return all there is, or one sentence for each file that cannot be used."""
+        """Return all stored items, and one message for each file that cannot be used."""
         if not self.path.is_dir():
             raise InputFileError(
                 f"{self.path} must be a folder of results, but there is no such folder. "
@@ -200,14 +199,14 @@ class ReportFolder:
         *,
         whole: bool,
     ) -> Path:
-        """Write where and when items came from; what an earlier run wrote stays if nothing is new.
+        """Write `provenance.json`, unless nothing new was computed.
 
         Args:
             items: all items of the run.
-            fresh: those of them that were computed now.
-            facts: when, where and with what.
-            whole: whether they are the whole reproduction. A part of it, computed later, is added
-                to the provenance of the whole and does not take its place.
+            fresh: the items that were computed in this run.
+            facts: the date, the machine and the versions.
+            whole: whether this is the whole reproduction. A later, partial run is added to the
+                provenance of the whole and does not replace it.
         """
         name = run_name({"items": sorted(item.origin.digest for item in items)})
         try:
@@ -235,7 +234,7 @@ class ReportFolder:
         return self.path / study / kind / f"{name}.json"
 
     def _entries(self, studies: Sequence[str], kind: str) -> Iterator[tuple[str, Path]]:
-        """Yield the name of its study and the .json of each result of a kind, by name."""
+        """Yield the study and the .json path of each result of a kind, sorted by name."""
         for study in studies:
             folder = self.path / study / kind
             paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
@@ -390,7 +389,7 @@ def _origin_json(origin: Origin) -> dict[str, Any]:
 
 
 class _Refusing:
-    """Turn what is wrong with the content of a file into one sentence about that file."""
+    """Turn errors about the content of a file into one message that names the file."""
 
     def __init__(self, path: Path, what: str):
         self._path, self._what = path, what

@@ -21,12 +21,12 @@ class Machines(NamedTuple):
     devices: Annotated[
         str | None,
         typer.Option(
-            "--devices", metavar="N|all", help="Devices to use; a CPU can stand for N devices."
+            "--devices", metavar="N|all", help="Devices to use; a CPU can be split into N devices."
         ),
     ] = None
     distributed: Annotated[
         bool,
-        typer.Option("--distributed", help="This is one of several processes."),
+        typer.Option("--distributed", help="This command is one of several processes."),
     ] = False
     coordinator: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def machines(asked: Machines) -> Generator[bool]:
 
 
 def _count(asked: Machines) -> int | None:
-    """Return the number of requested devices; None for all, and for none requested."""
+    """Return the requested number of devices; None for "all" or without the option."""
     for name in ("coordinator", "processes", "process"):
         if getattr(asked, name) is not None and not asked.distributed:
             raise UsageError(f"--{name} must be given together with --distributed")
@@ -86,7 +86,7 @@ def _count(asked: Machines) -> int | None:
 
 
 def _make_cpu_devices(count: int) -> None:
-    """Let a CPU stand for several devices, unless XLA_FLAGS set their number."""
+    """Split a CPU into this many devices, unless XLA_FLAGS sets their number."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     import jax
@@ -154,7 +154,7 @@ def _require_devices(asked: Machines, there: int) -> None:
 
 
 def _keep_standard_output_clean() -> None:
-    """Discard what other libraries print on standard output."""
+    """Discard the standard output of other libraries."""
     sys.stdout.flush()
     results = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -336,7 +336,7 @@ GAPS.rules.extend(
         ),
         Rule(
             "exact",
-            "listed queries, where `prompt_moments` or `gradient_moments` is exact",
+            "listed queries, if `prompt_moments` or `gradient_moments` is exact",
             "query by query",
             partial(_query_by_query, "exact"),
             partial(_over_points, "exact"),
@@ -345,7 +345,7 @@ GAPS.rules.extend(
         Rule(
             "asymptotic",
             "one softmax head, Gaussian tokens, Gaussian or listed queries outside the prompt",
-            "leading order in 1/L; infinite for Gaussian queries when $\\tau^2\\ge1/2$",
+            "leading order in 1/L; infinite for Gaussian queries if $\\tau^2\\ge1/2$",
             _by_sharpness,
             _leading_by_sharpness,
         ),
@@ -367,7 +367,7 @@ GAPS.rules.extend(
         Rule(
             "bound",
             "one softmax head, tokens with a variance proxy, query outside the prompt",
-            "explicit constants, docs/bounds.md",
+            "proof with explicit constants, docs/bounds.md",
             bound_obstacle,
             _bound,
         ),

@@ -10,12 +10,12 @@ import re as _re
 class ArgumentError(ValueError):
     """An argument of a public function does not meet its requirement.
 
-    Printed as "`argument` requirement": the name in backquotes, then what it must be, what was
-    given and a suggestion.
+    The message starts with the name of the argument in backquotes, followed by the requirement, the
+    value that was passed and a suggestion.
 
     Attributes:
         argument: the name of the argument.
-        requirement: the rest of the message.
+        requirement: the message without the name.
 
     >>> error = ArgumentError("length", "must be at least 1, got 0.")
     >>> error.argument, str(error)
@@ -47,7 +47,7 @@ class KindUnavailableError(ArgumentError):
 class NotAnalyticError(KindUnavailableError):
     """A log-Laplace transform cannot be continued to complex tilts.
 
-    The message is only the reason, so that a caller can put it into a sentence about the problem.
+    The message is a clause that gives the reason; callers insert it into a sentence.
     """
 
     def __init__(self, reason: str):

@@ -55,8 +55,8 @@ class AttentionProblem:
 
     Attributes:
         attention: a head, or a stack of layers.
-        law: the law of a token, or a finite prompt; None where the tokens come from elsewhere.
-        queries: their law, or an array with one per row.
+        law: the law of a token, or a finite prompt; None if the tokens are given separately.
+        queries: the law of the queries, or an array with one query per row.
     """
 
     attention: AbstractAttention
@@ -65,14 +65,14 @@ class AttentionProblem:
 
     @property
     def measure(self) -> AbstractMeasure:
-        """The law of a token; an error where it was not given."""
+        """The law of a token. Raises an error if it was not given."""
         if self.law is None:
             raise ArgumentError("prompt", "must be described by `cov`, `tokens` or a named law.")
         return self.law
 
     @property
     def query(self) -> np.ndarray:
-        """The one query; an error where there are several, or a law of queries."""
+        """The query. Raises an error if there are several queries, or a law of queries."""
         if isinstance(self.queries, np.ndarray) and len(self.queries) == 1:
             return self.queries[0]
         count = "a law of them" if isinstance(self.queries, AbstractMeasure) else len(self.queries)
@@ -88,8 +88,8 @@ def read_problem(
     [layers, heads, d, d] for a stack, with `residual` [layers, d, d] and `kernel` optional; or
     `key_weight`, `query_weight`, `value_weight`, and optionally `output` and `scale`. The prompt
     is `tokens` and optionally `weights`; or `cov` and optionally `mean`; or `half_widths` with
-    `prompt` "rademacher" or "cube"; or `radius` with `prompt` "sphere". It may be left out.
-    Queries are `query`, or `queries` one per row, or `query_cov` and optionally `query_mean`.
+    `prompt` "rademacher" or "cube"; or `radius` with `prompt` "sphere". The prompt is optional.
+    Queries are `query`, or `queries` with one per row, or `query_cov` and optionally `query_mean`.
 
     Args:
         sources: as for `storage.read_arrays`; later files replace arrays of earlier ones.
@@ -148,8 +148,8 @@ def example_problem(name: str) -> AttentionProblem:
     """Return a built-in problem: one head and one query over the tokens of a law.
 
     Args:
-        name: of the law: "gaussian", "shifted", "tokens", "mixture", "rademacher", "cube" or
-            "sphere".
+        name: the name of the law: "gaussian", "shifted", "tokens", "mixture", "rademacher", "cube"
+            or "sphere".
     """
     require_choice("name", name, _LAWS)
     with jax.enable_x64(True):
@@ -161,8 +161,8 @@ def example_stack(name: str) -> AttentionProblem:
     """Return a built-in stack of three layers with two heads each, and one query.
 
     Args:
-        name: "softmax", "linear", "sharp" (beyond the expansion in 1/L) or "mixture" (tokens from
-            two Gaussians).
+        name: "softmax", "linear", "sharp" (too sharp for the expansion in 1/L) or "mixture"
+            (tokens from a mixture of two Gaussians).
     """
     require_choice("name", name, _STACKS)
     kernel, factor, law = _STACKS[name]
@@ -172,7 +172,7 @@ def example_stack(name: str) -> AttentionProblem:
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
-    """Flatten a table to the vector or the number that an array of this name must be."""
+    """Flatten a table if an array of this name must be a vector or a number."""
     if isinstance(value, str):
         return value
     if name in _VECTORS and value.ndim == 2 and 1 in value.shape:
@@ -283,7 +283,7 @@ def _prompt_kind(arrays: Arrays) -> str:
 
 
 def _queries(arrays: Arrays, dim: int) -> Queries:
-    """Return a law of queries, or an array with one per row."""
+    """Return a law of queries, or an array with one query per row."""
     given = [name for name in ("query", "queries", "query_cov") if name in arrays]
     if len(given) != 1:
         listing = " and ".join(f"`{name}`" for name in given) or "none of the three"

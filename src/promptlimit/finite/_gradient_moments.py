@@ -201,8 +201,8 @@ GRADIENT_MOMENTS.rules.extend(
         ),
         Rule(
             "exact",
-            "a value matrix, where `prompt_moments` is exact",
-            "the same",
+            "a value matrix, if `prompt_moments` is exact",
+            "as for `prompt_moments`",
             partial(_mean_obstacle, "exact"),
             partial(_mean_square, "exact"),
             any_prompt=True,
@@ -216,7 +216,7 @@ GRADIENT_MOMENTS.rules.extend(
         ),
         Rule(
             "exact",
-            "a score matrix of a softmax head, Gaussian tokens, query outside",
+            "a score matrix of a softmax head, Gaussian tokens, query outside the prompt",
             "weight statistics",
             _gaussian_spread,
             partial(_spread, _exact_gaussian_spread),

@@ -312,15 +312,15 @@ OUTPUT_LAW.rules.extend(
         ),
         Rule(
             "exact",
-            "one softmax head, tokens from a mixture of Gaussians, sharpness to 9",
+            "one softmax head, tokens from a mixture of Gaussians, sharpness up to 9",
             "an integral over the characteristic function (Gil-Pelaez)",
             _obstacle,
             partial(_of_gaussians, _ExactLaws),
         ),
         Rule(
             "asymptotic",
-            "the same",
-            "normal, with exact mean, variance and third cumulant",
+            "one softmax head, tokens from a mixture of Gaussians, sharpness up to 9",
+            "a normal law with exact mean and variance, corrected by the third cumulant",
             _obstacle,
             partial(_of_gaussians, _ThirdOrderLaws),
         ),

@@ -1,4 +1,4 @@
-"""A prompt is a measure: everything attention can see of it is its log-Laplace transform."""
+"""Measures: a prompt is a measure, and attention depends only on its log-Laplace transform."""
 
 from promptlimit.measures._abstract import AbstractMeasure as AbstractMeasure
 from promptlimit.measures._abstract import has_transform as has_transform

@@ -38,9 +38,9 @@ class AbstractMeasure(eqx.Module):
     enough; the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$ follow by
     differentiation.
 
-    A **user-defined measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose
-    transform is infinite away from zero, as for heavy tails, omits `log_laplace`. Tokens that
-    are one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
+    A **user-defined measure** takes ten lines: `dim`, `log_laplace` and `sample`. If the transform
+    is infinite away from zero, as for heavy tails, do not define `log_laplace`. For example, tokens
+    that are one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
     $\Lambda(t) = \log\sum_i \pi_i e^{t_i}$:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
@@ -77,13 +77,12 @@ class AbstractMeasure(eqx.Module):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$.
 
-        The default is that of a law without a transform, such as Student's t: infinite away from
-        zero. No limit of softmax attention exists over such tokens, and finite prompts are
-        simulated.
+        The default is infinite away from zero, for laws without a transform, such as Student's t.
+        Softmax attention has no limit over such tokens, and finite prompts are simulated.
 
-        At a complex tilt it is the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
+        At a complex tilt, return the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
         differentiates it with `holomorphic=True`. Where the integral is not finite, return NaN or
-        infinity, also if the formula has a finite value there.
+        infinity, even if the formula has a finite value.
         """
         size = jnp.sqrt(jnp.sum(tilt * tilt))  # its derivatives at zero are NaN, as intended
         return jnp.where(size == 0, size, jnp.inf)
@@ -133,7 +132,7 @@ class AbstractMeasure(eqx.Module):
     def finite_everywhere(self) -> bool:
         r"""Whether $\Lambda_\mu(t)$ is finite at every tilt, as for bounded or Gaussian tokens.
 
-        With False, the default, every tilt is checked.
+        If False, the default, every tilt is checked.
         """
         return False
 
@@ -195,9 +194,9 @@ def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
 
 
 def _one_or_nan(transform: Array) -> Array:
-    """Return 1, or NaN where the transform is not finite, even if its formula has slopes.
+    """Return 1, or NaN where the transform is not finite, even if its formula has derivatives.
 
-    As a factor of the first derivative it also makes the next ones NaN.
+    As a factor of the first derivative it also makes the higher derivatives NaN.
     """
     return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
 
@@ -233,7 +232,7 @@ def _require_inside(
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Raise an error for a law without a transform around zero, which has no moments here."""
+    """Raise an error for a law without a transform around zero, from which moments are computed."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)

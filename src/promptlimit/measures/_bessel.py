@@ -7,9 +7,9 @@ every term is positive, so nothing cancels:
 
     q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b.
 
-It starts at an order where Debye's expansion in $1/\nu$, $\nu = b + n - 1 \ge 40$, is exact to
-double precision for all $x$. Derivatives of every order come from the same recursion run
-on Taylor coefficients, which is as stable as the recursion itself.
+It starts at an order where Debye's expansion in $1/\nu$, $\nu = b + n - 1 \ge 40$, is accurate to
+double precision for all $x$. For derivatives, the same recursion is applied to Taylor coefficients;
+it is equally stable.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _steps(b: float) -> int:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _quotient_derivative(k: int, b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    r"""Return $q_b^{(k)}(s)$ by running the recursion on Taylor coefficients.
+    r"""Return $q_b^{(k)}(s)$, by the recursion on Taylor coefficients.
 
     If $q_{c+1}(s+h) = \sum_j a_jh^j$ then $2c + (s+h)\,q_{c+1}(s+h)$ has coefficients
     $d_0 = 2c+sa_0$, $d_j = sa_j+a_{j-1}$, and its reciprocal $q_c$ has

@@ -4,10 +4,11 @@ $h_c(s) = {}_0F_1(;c;s/4)$ has the derivative $h_{c+1}(s)/(4c)$, and downwards t
 
     h_c = h_{c+1} + s h_{c+2} / (4c(c+1))
 
-is stable. It is linear, so that the zeros of $h_c$, all at negative $s$, do no harm: errors are
-small compared with nearby values. The recursion starts from Debye's expansion in $1/\nu$, exact to
-double precision unless $s$ is close to $-\nu^2$: at a low order if $|\sqrt s|$ is well above it,
-where $h_{\nu+1} = e^F + e^{F_-}$ holds both solutions, and at a high one otherwise.
+is stable. It is linear, so errors stay small compared with nearby values, even at the zeros of
+$h_c$, which are all at negative $s$. The recursion starts from Debye's expansion in $1/\nu$, which
+is accurate to double precision unless $s$ is close to $-\nu^2$. If $|\sqrt s|$ is well above a low
+order, the recursion starts at that order, where $h_{\nu+1} = e^F + e^{F_-}$ combines both
+solutions. Otherwise it starts at a high order.
 """
 
 from functools import partial
@@ -39,7 +40,7 @@ def log_0f1_jet(
 
     If $h_b(s+r) = \sum_ka_kr^k$ then its logarithm has the coefficients
     $l_k = \big(a_k - \sum_{0<j<k}\frac jkl_ja_{k-j}\big)/a_0$. All derivatives come from one run of
-    the recursion: close to a zero they must divide by one rounding of $a_0 = h_b(s)$.
+    the recursion: close to a zero all of them must be divided by the same rounded $a_0 = h_b(s)$.
     """
     scale, h = _scaled_0f1s(degree, b, s)
     a = [h[k] / (4**k * factorial(k) * prod(b + j for j in range(k))) for k in range(degree + 1)]
@@ -87,7 +88,7 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
 
 
 def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Array]:
-    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$, or those of the second solution, one a row."""
+    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$, or those of the second solution, one per row."""
 
     def row(columns: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
         order, sign, slopes, derivatives = columns

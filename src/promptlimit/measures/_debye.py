@@ -1,8 +1,8 @@
 r"""Debye's expansion of modified Bessel functions, uniform in the argument for a large order.
 
 For $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ it is a series in $1/\nu$,
-whose coefficients are polynomials in $p = \nu/w$, $w=\sqrt{\nu^2+s}$. Bessel's equation sees $w$
-only through its square, so $-w$ gives a second solution, which $I_\nu$ contains at complex
+whose coefficients are polynomials in $p = \nu/w$, $w=\sqrt{\nu^2+s}$. Bessel's equation contains
+only the square of $w$, so $-w$ gives a second solution, which is part of $I_\nu$ at complex
 arguments.
 """
 
@@ -97,7 +97,7 @@ def _series(polynomials: list[list[float]], order: float) -> list[float]:
 
 
 def debye_value(order: float | Array, slopes: Coefficients, s: Array, w: Array) -> Array:
-    r"""Return $F_{\nu+1}(s)$ for large $\nu$; with $-w$ for $w$, the second solution's.
+    r"""Return $F_{\nu+1}(s)$ for large $\nu$, or that of the second solution, with $-w$ for $w$.
 
     With $w=\sqrt{\nu^2+s}$, $p=\nu/w$ and $y = w/\nu - 1$ it is
     $\nu y - \nu\log(1+y/2) - \frac12\log(1+y) + \sum_k (D_k(p)-D_k(1))/\nu^k$.

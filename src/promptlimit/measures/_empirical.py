@@ -1,4 +1,4 @@
-"""Finitely many tokens: the prompt as transformers know it."""
+"""Finitely many tokens: the prompt of a transformer."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Empirical(AbstractMeasure):
     textbook softmax attention.
 
     Args:
-        tokens: the tokens $z_i$, one a row, shape `[L, d]`.
+        tokens: the tokens $z_i$, one per row, shape `[L, d]`.
         weights: the probabilities $w_i$, shape `[L]`; uniform when None.
 
     >>> import jax.numpy as jnp, promptlimit as pl
@@ -76,7 +76,7 @@ class Empirical(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """True: tokens are finitely many."""
+        """True: there are finitely many tokens."""
         return True
 
     @full_precision
@@ -91,7 +91,7 @@ class Empirical(AbstractMeasure):
     def including(self, query: ArrayLike) -> "Empirical":
         r"""Return the prompt with the query as one more token (Remark 3.2).
 
-        $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$: the query weighs as much as
+        $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$: the query has the weight of
         an average token.
         """
         token = float_array("query", query, rank=1)

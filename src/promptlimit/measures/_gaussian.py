@@ -18,8 +18,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy
 class Gaussian(AbstractMeasure):
     r"""The Gaussian measure $N(m,\Gamma)$: $\Lambda(t) = \langle m,t\rangle + t^\top\Gamma t/2$.
 
-    Any positive semi-definite covariance is welcome, singular ones included: tokens
-    $(x, w^\top x)$ of noiseless regression live on a hyperplane.
+    The covariance may be singular: for example, the tokens $(x, w^\top x)$ of noiseless regression
+    are on a hyperplane.
 
     Args:
         mean: the mean $m$, shape `[d]`.
@@ -66,12 +66,12 @@ class Gaussian(AbstractMeasure):
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal.
 
-        The symmetric root is unique, so that every device draws the same tokens from one key.
+        The symmetric root is unique, so every device draws the same tokens from a given key.
         """
         return _sample(self, length, key)
 
     def gaussian_parts(self) -> GaussianParts:
-        """Return the one part it is."""
+        """Return this Gaussian as the only part."""
         covariance = as_float64(self.covariance)
         symmetric = 0.5 * (covariance + covariance.T)
         return GaussianParts(np.ones(1), as_float64(self.location)[None], symmetric[None])

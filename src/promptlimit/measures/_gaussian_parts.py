@@ -1,6 +1,6 @@
-r"""Measures that are mixtures of Gaussians in disguise, taken apart.
+r"""Measures that are mixtures of Gaussians, decomposed into their components.
 
-Atoms are singular Gaussians; an affine image or a product of Gaussian mixtures is one again.
+Atoms are singular Gaussians. Affine images and products of Gaussian mixtures are Gaussian mixtures.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from scipy.linalg import block_diag
 from promptlimit._arrays import Array, as_float64
 
 MOST_PARTS = 4096
-"""A product has as many parts as its factors multiplied; beyond this it is not taken apart."""
+"""The largest number of parts of a product, which is the product of the numbers of its factors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +63,14 @@ class GaussianParts:
 
 
 def atoms(tokens: Array, weights: Array | None) -> GaussianParts:
-    """Return tokens with their weights, equal ones when None, without those of weight zero."""
+    """Return tokens of nonzero weight as atoms; weights are equal when None."""
     shares = np.ones(tokens.shape[0]) if weights is None else weights
     kept = shares > 0.0
     return GaussianParts(shares[kept] / shares.sum(), tokens[kept])
 
 
 def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return the mixture of laws that have Gaussian parts, None if one that counts has none."""
+    """Return the mixture of the parts; None if a component of nonzero weight has no parts."""
     kept = [(w, part) for w, part in zip(weights / weights.sum(), parts, strict=True) if w > 0.0]
     known = [(w, part) for w, part in kept if part is not None]
     if len(known) < len(kept):
@@ -84,7 +84,7 @@ def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianPart
 
 
 def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return the product: every part of each factor with every one of the others."""
+    """Return the product: all combinations of one part from each factor."""
     factors = [part for part in parts if part is not None]
     count = int(np.prod([float(part.weights.size) for part in factors]).clip(max=1e18))
     if len(factors) < len(parts) or count > MOST_PARTS:
@@ -101,6 +101,6 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
 
 
 def sqrtm_psd(cov: Array) -> Array:
-    """Return the symmetric root of covariances, [..., d, d]; rounding below zero counts as zero."""
+    """Return the symmetric root of covariances, [..., d, d]; negative eigenvalues count as zero."""
     variances, axes = np.linalg.eigh(cov)
     return (axes * np.sqrt(np.maximum(variances, 0.0))[..., None, :]) @ axes.mT

@@ -1,9 +1,8 @@
-r"""$\log\cosh$ and $\log(\sinh x/x)$ with derivatives that keep their digits near 0 and far out.
+r"""$\log\cosh$ and $\log(\sinh x/x)$, with derivatives that are accurate at all arguments.
 
-Automatic differentiation of $\tanh$ gives $1-\tanh^2 x$, which is all rounding once $\tanh x$ is
-close to one; and $\coth x - 1/x$ loses every digit near zero. Both are replaced here. Of complex
-$x$ and $-x$, which are the same to these functions, the one with the larger real part stands for
-$|x|$.
+Automatic differentiation of $\tanh$ gives $1-\tanh^2 x$, which has no correct digit once $\tanh x$
+rounds to one, and $\coth x - 1/x$ has none near zero. Both are replaced here. The functions are
+even; for complex $x$, $|x|$ denotes the one of $x$ and $-x$ whose real part is not negative.
 """
 
 from collections.abc import Callable
@@ -71,8 +70,8 @@ def log_sinhc(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log(\sinh x/x)$.
 
     Near zero it is $\log{}_0F_1(;3/2;x^2/4)$: a uniform coordinate is a coordinate of the sphere in
-    three dimensions (Archimedes). Far out it is $|x| - \log 2|x| + \log(1-e^{-2|x|})$, each term of
-    which differentiates without cancellation.
+    three dimensions (Archimedes). For large $|x|$ it is $|x| - \log 2|x| + \log(1-e^{-2|x|})$,
+    whose terms are differentiated without cancellation.
     """
     return _complex_log_sinhc(0, x) if jnp.iscomplexobj(x) else _log_sinhc(x)
 

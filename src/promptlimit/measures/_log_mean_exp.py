@@ -38,9 +38,9 @@ def _mean(values: Array, weights: Array | None) -> Array:
 def _shifted(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
     r"""Return the largest exponent $c$ of positive weight, by its real part, and the $s_i-c$.
 
-    A token of weight zero adds nothing to a mean, yet derivatives in its weight need its
-    exponential. Its exponent may exceed the largest: it is capped where it would overflow. The
-    barrier keeps a compiler from rounding the exponents in one way here and another there.
+    A token of weight zero adds nothing to a mean, but derivatives with respect to its weight need
+    its exponential. Its exponent may exceed the largest and is capped where it would overflow. The
+    barrier prevents the compiler from rounding the same exponents in two different ways.
     """
     exponents = jax.lax.optimization_barrier(exponents)
     if weights is None:

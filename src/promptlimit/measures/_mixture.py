@@ -27,8 +27,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy, of_mixture
 class Mixture(AbstractMeasure):
     r"""The mixture $\sum_c \pi_c\mu_c$ with $\Lambda(t) = \log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-    Softmax attention over a mixture of Gaussians is a softmax-routed mixture of affine maps: each
-    component answers with its own limit, weighted by $\pi_c e^{\Lambda_c(Uz)}$.
+    Softmax attention over a mixture of Gaussians is a softmax-routed mixture of affine maps: the
+    limit of each component is weighted by $\pi_c e^{\Lambda_c(Uz)}$.
 
     Args:
         weights: the probabilities $\pi_c$.
@@ -79,11 +79,11 @@ class Mixture(AbstractMeasure):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-        Written as $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$ with the tangent
-        $\ell$ at the current tilt, which is zero there: the value does not change, but derivatives
-        see centred components and lose no digits to a mean that they share. At a complex tilt,
-        where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of the components' slopes
-        weighted by $\pi_c|e^{\Lambda_c}|$.
+        The code evaluates $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$, where the linear
+        function $\ell$ is zero at the current tilt and has the slope of $\Lambda$. The value does
+        not change, but derivatives are those of centred components, so a large common mean costs
+        no digits. At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean
+        of the slopes of the components with weights $\pi_c|e^{\Lambda_c}|$.
         """
         gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
@@ -117,7 +117,7 @@ class Mixture(AbstractMeasure):
 def _choice(
     weights: Array, length: int, key: PRNGKeyArray
 ) -> tuple[Int[Array, " length"], list[PRNGKeyArray]]:
-    """Return which component each token is of, and a key for each component."""
+    """Return the index of the component of each token, and a key for each component."""
     choice_key, *keys = jax.random.split(key, weights.size + 1)
     return jax.random.choice(choice_key, weights.size, (length,), p=weights), keys
 

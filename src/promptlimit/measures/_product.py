@@ -40,7 +40,7 @@ class Product(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether the components are."""
+        """Whether all components are finite everywhere."""
         return all(measure.finite_everywhere for measure in self.components)
 
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
@@ -63,9 +63,9 @@ class Product(AbstractMeasure):
         return jnp.concatenate(blocks, axis=1)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return every part of each component with every one of the others."""
+        """Return all combinations of one part from each component."""
         return multiplied([part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
-        """Return the components' proxies, as blocks."""
+        """Return the block-diagonal matrix of the proxies of the components."""
         return of_product([part.variance_proxy() for part in self.components])

@@ -1,4 +1,4 @@
-"""Tokens of one length and uniform direction, as layer normalisation makes them."""
+"""Tokens of equal norm and uniform direction, as after layer normalisation."""
 
 from typing import SupportsIndex
 

@@ -1,9 +1,9 @@
-r"""The log-Laplace transform of weighted tokens, differentiated with the mean taken out first.
+r"""The log-Laplace transform of weighted tokens, with derivatives that use centred tokens.
 
-Automatic differentiation of $\log\sum_iw_ie^{\langle z_i,t\rangle}$ loses the covariance of tokens
-whose mean is large compared with their standard deviation. Here the tilted mean
-$m=\sum_ip_iz_i$ has a custom derivative, which multiplies centred tokens only. With $e_i = e^{\langle z_i,t\rangle-\Lambda}$ and
-$p_i = w_ie_i$ (uniform $w_i$ without weights):
+Automatic differentiation of $\log\sum_iw_ie^{\langle z_i,t\rangle}$ is inaccurate for the covariance
+of tokens whose mean is large compared with their standard deviation. Here the tilted mean
+$m=\sum_ip_iz_i$ has a custom derivative, in which only centred tokens are multiplied. With
+$e_i = e^{\langle z_i,t\rangle-\Lambda}$ and $p_i = w_ie_i$ (uniform $w_i$ without weights):
 
     dLambda = <m, dt> + sum_i p_i <dz_i, t> + sum_i dw_i e_i
     dm      = sum_i p_i (z_i - m) (<z_i - m, dt> + <dz_i, t>) + sum_i p_i dz_i + sum_i dw_i e_i (z_i - m)
@@ -30,7 +30,7 @@ def log_laplace_of_tokens(
 ) -> Inexact[Array, ""]:
     r"""Return $\log\sum_iw_ie^{\langle z_i,t\rangle}$.
 
-    At a complex tilt exponentials may cancel, which makes $m$ large, so it is not subtracted.
+    At a complex tilt exponentials may cancel, which makes $m$ large, so $m$ is not subtracted.
     """
     if jnp.iscomplexobj(tilt):
         return log_mean_exp(tokens @ tilt, weights)

@@ -1,8 +1,8 @@
 r"""Variance proxies of measures, which every bound requires.
 
-A matrix $P$ is a *variance proxy* of $\mu$ with mean $m$ when
-$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Proxies, unlike their norms, pass
-through products and affine maps without loss (proofs in docs/bounds.md).
+A matrix $P$ is a *variance proxy* of $\mu$ with mean $m$ if
+$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Products and affine maps preserve
+proxies without loss, unlike their norms (proofs in docs/bounds.md).
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
 
 
 def _half_diameter(points: Array, weights: Array) -> float:
-    """Return half the diameter of the points with weight, or an upper bound for many points.
+    """Return half the diameter of the points of nonzero weight, or an upper bound for many points.
 
     Hoeffding's lemma needs the width in a direction, which is at most the diameter of any ball
     around the points. For many points that ball is centred at their mean.

@@ -1,4 +1,4 @@
-"""How much work a rule may do."""
+"""The effort of a rule: random key, numbers of samples and points, and tolerances."""
 
 import dataclasses
 import math
@@ -14,11 +14,12 @@ _TARGET = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much work a rule may do.
+    """The effort that a rule may spend.
 
     Attributes:
-        key: randomness, for prompts that are simulated.
-        samples: the most prompts to simulate; a default when None, and all of them without `rtol`.
+        key: the random key of simulated prompts.
+        samples: the largest number of simulated prompts; a default when None. Without `rtol`, this
+            many prompts are simulated.
         rtol: the relative standard error at which to stop earlier; a default without `samples`.
         tolerance: the relative error at which a quadrature stops.
         points: the number of quadrature points, in place of the tolerance.
@@ -41,12 +42,12 @@ class Effort:
 
     @property
     def most_samples(self) -> int:
-        """The most prompts to simulate."""
+        """The largest number of prompts to simulate."""
         return _MOST_SAMPLES if self.samples is None else int(self.samples)
 
     @property
     def target(self) -> float:
-        """The relative standard error at which to stop earlier; zero to simulate them all."""
+        """The relative standard error at which to stop earlier; zero to simulate all prompts."""
         if self.rtol is not None:
             return float(self.rtol)
         return _TARGET if self.samples is None else 0.0

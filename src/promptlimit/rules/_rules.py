@@ -1,7 +1,7 @@
 """Quantities and the rules that compute them.
 
-The choice made by `kind="auto"`, the error that lists what is available, the tables of the
-documentation and `explain` all read one list of rules per quantity.
+The choice of `kind="auto"`, the error that lists the available kinds, the tables of the
+documentation and `explain` are all based on one list of rules per quantity.
 """
 
 import contextvars
@@ -26,7 +26,7 @@ class Subject(Protocol):
 
     @property
     def subject(self) -> str:
-        """The problem in words, for messages."""
+        """A description of the problem, for messages."""
 
 
 ProblemT = TypeVar("ProblemT", bound=Subject)
@@ -36,16 +36,16 @@ ComputeT = TypeVar("ComputeT", bound=Callable[..., Any])
 
 
 class OutOfScope(str):
-    """The obstacle of a rule for another class of problems.
+    """The obstacle of a rule that is meant for another class of problems.
 
-    Messages show it only where no rule gives a more specific reason.
+    Messages show it only if no rule gives a more specific reason.
     """
 
     __slots__ = ()
 
 
 class UserReason(str):
-    """Reasons of which one is that of a user-defined rule. Messages always show them."""
+    """Reasons that include that of a user-defined rule; messages always show them."""
 
     __slots__ = ()
 
@@ -68,9 +68,10 @@ class Rule(Generic[ProblemT, Computed]):
 
     Attributes:
         kind: the kind of the computed numbers.
-        scope: when the rule applies, in words.
-        method: how it computes, in words.
-        obstacle: a function of the problem that returns why the rule does not apply, or None.
+        scope: a phrase that describes the problems to which the rule applies.
+        method: a phrase that describes the computation.
+        obstacle: a function of the problem that returns the reason why the rule does not apply, or
+            None if it applies.
         compute: a function of the problem and an effort that returns the numbers.
         any_prompt: whether it applies to prompts other than independent tokens from a measure.
     """
@@ -109,10 +110,11 @@ class Explanation:
 
     Attributes:
         quantity: the name of the quantity.
-        subject: the problem in words.
-        chosen: the rule that would run, None where the call would raise an error.
-        obstacles: each rule with the reason why it does not apply, None where it does, in order.
-        error: the message of the error that the call would raise, None where a rule would run.
+        subject: a description of the problem.
+        chosen: the rule that would run; None if the call would raise an error.
+        obstacles: the rules in order, each with the reason why it does not apply, or None if it
+            applies.
+        error: the message of the error that the call would raise; None if a rule would run.
     """
 
     quantity: str
@@ -143,7 +145,7 @@ class Explanation:
 
 
 class _ExplainedError(BaseException):
-    """Ends a call inside `explain` where it would choose a rule."""
+    """Ends a call inside `explain` at the point where it would choose a rule."""
 
     def __init__(self, explanation: Explanation):
         super().__init__()
@@ -162,8 +164,8 @@ class Quantity(Generic[ProblemT, Computed]):
     Attributes:
         name: the name of the public function.
         rules: the rules; `rule` adds one, `remove` removes one.
-        hint: a suggestion for errors where no rule applies.
-        returns: what the rules return, in words.
+        hint: a suggestion for the error if no rule applies.
+        returns: a description of what the rules return.
     """
 
     name: str
@@ -187,10 +189,11 @@ class Quantity(Generic[ProblemT, Computed]):
 
         Args:
             kind: the kind of the computed numbers.
-            scope: when the rule applies, in words.
-            method: how it computes, in words.
-            obstacle: a function of the problem that returns why the rule does not apply, or None.
-            first: whether to try the rule before those registered already.
+            scope: a phrase that describes the problems to which the rule applies.
+            method: a phrase that describes the computation.
+            obstacle: a function of the problem that returns the reason why the rule does not
+                apply, or None if it applies.
+            first: whether to try the rule before those that are already registered.
             any_prompt: whether the rule applies to prompts other than independent tokens.
         """
         own = require_choice("kind", kind, _KINDS)
@@ -220,24 +223,24 @@ class Quantity(Generic[ProblemT, Computed]):
     def choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
         """Return the rule for the requested kind, or for the best one available.
 
-        No kind is replaced by another: where the requested one is not available, the error gives
+        A kind is never replaced by another: if the requested one is not available, the error gives
         the reason and lists the available kinds.
         """
         self.explain_here(problem, kind, effort)
         return self._choose(problem, kind, effort)
 
     def explain_here(self, problem: ProblemT, kind: str, effort: Effort) -> None:
-        """End the call where `explain` has made it; for a function that uses several kinds."""
+        """End the call if it was made by `explain`; for a function that uses several kinds."""
         if self in _explained.get():
             raise _ExplainedError(self._explanation(problem, kind, effort))
 
     def compute(
         self, rule: Rule[ProblemT, Computed], problem: ProblemT, kind: str, effort: Effort
     ) -> tuple[Rule[ProblemT, Computed], Computed]:
-        """Return what a chosen rule computes, and the rule.
+        """Return the result of the chosen rule, and the rule.
 
-        Where `kind` is "auto", the exact rule finds its own numbers inaccurate and there is a key,
-        prompts are simulated: the returned rule is then the one of kind "estimate".
+        If `kind` is "auto", the exact rule raises `AccuracyError` and a key is given, prompts are
+        simulated; the returned rule is then the one of kind "estimate".
         """
         try:
             return rule, rule.compute(problem, effort)
@@ -314,8 +317,8 @@ class Quantity(Generic[ProblemT, Computed]):
     def _reason(self, problem: ProblemT, *kinds: str) -> str:
         """Return why no rule of these kinds applies.
 
-        Only rules in whose scope the problem is count: all user-defined ones, and the last
-        built-in one of the first kind that has any.
+        Only rules whose scope includes the problem are considered: all user-defined ones, and the
+        last built-in one of the first kind that has any.
         """
         users: list[str] = []
         near: list[str] = []

@@ -20,14 +20,14 @@ BinaryFile: TypeAlias = io.BytesIO | io.BufferedReader
 _MASK = "missing."
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _UNPACKED = 2**30
-"""Bytes that a pipe may hold, and that a file may unpack to, unless it is as large itself."""
+"""The largest size in bytes of a pipe, and of an unpacked file that is not as large itself."""
 
 
 def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
     """Return the named arrays of a file or of a pipe.
 
-    The ending of a file states its format. A pipe, and a file without an ending, may have any of
-    the formats; a pipe is read into memory, at most 1 GiB.
+    The ending of a file determines its format. A pipe, and a file without an ending, may have any
+    of the formats; a pipe is read into memory, up to 1 GiB.
 
     Args:
         source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array

@@ -10,7 +10,7 @@ from promptlimit.results import Length
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training or of a stream.
+    """The progress of a training run or of a stream.
 
     Attributes:
         done: steps taken, or tokens read.
@@ -42,8 +42,8 @@ def watching(watch: Watcher | bool | None, words: str) -> Generator[Watcher | No
     """Yield the watcher of a computation, or None.
 
     Args:
-        watch: a function; True for a bar on standard error where that is a terminal or a notebook;
-            False or None for nothing.
+        watch: a function; True for a progress bar if standard error is a terminal or a notebook;
+            False or None for no output.
         words: the name of the computation, shown next to the bar.
     """
     if not isinstance(watch, bool):

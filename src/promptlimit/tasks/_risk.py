@@ -246,8 +246,8 @@ def _no_formula(problem: RiskProblem) -> str | None:
 
 @OBJECTIVE.rule(
     kind="exact",
-    scope="a task with a formula, `closed_risk`",
-    method="the formula",
+    scope="a task with a method `closed_risk`",
+    method="that formula",
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
@@ -267,8 +267,8 @@ def _objectives(problem: RiskProblem, points: int) -> list[Objectives]:
     return rule.compute(problem, Effort(points=points))
 
 
-_SCOPE = "a rule of `tasks.OBJECTIVE`, such as a formula `closed_risk`"
-_METHOD = "that rule, averaged over eight point sets unless it is a closed form"
+_SCOPE = "any problem with an exact rule of `tasks.OBJECTIVE`, such as a method `closed_risk`"
+_METHOD = "the objective, averaged over eight point sets unless it is a closed form"
 
 
 @RISK.rule(kind="exact", scope=_SCOPE, method=_METHOD, obstacle=_no_objective)
@@ -302,8 +302,8 @@ def _no_bayes_formula(problem: BayesProblem) -> str | None:
 
 @BAYES_RISK.rule(
     kind="exact",
-    scope="a task with a formula, `bayes_risk`",
-    method="the formula",
+    scope="a task with a method `bayes_risk`",
+    method="that formula",
     obstacle=_no_bayes_formula,
 )
 def _bayes_formulas(problem: BayesProblem, _effort: Effort) -> list[Estimate]:

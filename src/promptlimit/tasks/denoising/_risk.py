@@ -65,7 +65,7 @@ _REACH_SHARE = 0.5
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
 _HEADS_SCOPE = (
-    "`Denoising`, softmax heads or linear ones, and a residual; `InContextDenoising` where their "
+    "`Denoising`, softmax heads or linear heads, and a residual; `InContextDenoising` if all "
     "matrices are multiples of the identity"
 )
 
@@ -116,7 +116,7 @@ _HEADS = on(Denoising, InContextDenoising, obstacle=_not_alike)
 
 
 @OBJECTIVE.rule(
-    kind="limit", scope=_LIMIT_SCOPE, method="a mean over queries", obstacle=_IN_THE_LIMIT
+    kind="limit", scope=_LIMIT_SCOPE, method="average over queries", obstacle=_IN_THE_LIMIT
 )
 def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
@@ -139,7 +139,7 @@ def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives
 @OBJECTIVE.rule(
     kind="exact",
     scope="`Denoising` of two components, one softmax head and a residual",
-    method="a mean over queries, with tables of selection",
+    method="average over queries, with tables of selection moments",
     obstacle=on(Denoising, obstacle=_not_tabulated),
 )
 def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
@@ -178,7 +178,7 @@ def _prompt_objective(
 @BAYES_EXCESS.rule(
     kind="limit",
     scope=_LIMIT_SCOPE,
-    method="a mean over queries, in the few directions that gates depend on",
+    method="average over queries, in the few directions on which gates depend",
     obstacle=_IN_THE_LIMIT,
 )
 def _excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
@@ -223,13 +223,13 @@ def _prompt_excesses(
 @RISK.rule(
     kind="exact",
     scope=_HEADS_SCOPE,
-    method="the Bayes risk and the excess over it; closed form for linear heads",
+    method="Bayes risk plus Bayes excess; closed form for linear heads",
     obstacle=_HEADS,
 )
 @RISK.rule(
     kind="limit",
     scope=_LIMIT_SCOPE,
-    method="the Bayes risk and the excess over it",
+    method="Bayes risk plus Bayes excess",
     obstacle=_IN_THE_LIMIT,
 )
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
@@ -255,13 +255,13 @@ def _finite_prompt(problem: BayesProblem) -> str | None:
 @BAYES_RISK.rule(
     kind="limit",
     scope="`InContextDenoising`, all lengths infinite",
-    method="that of a predictor that knows the means, which an infinite prompt determines",
+    method="as for `Denoising`, since an infinite prompt determines the means",
     obstacle=on(InContextDenoising, obstacle=_finite_prompt),
 )
 @BAYES_RISK.rule(
     kind="exact",
     scope="`Denoising`",
-    method="a mean over queries; one integral for two components",
+    method="average over queries; one integral for two components",
     obstacle=on(Denoising),
 )
 def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:

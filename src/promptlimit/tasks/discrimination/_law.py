@@ -95,7 +95,7 @@ def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 @RISK.rule(
     kind="asymptotic",
     scope="`Discrimination`, one softmax head",
-    method="third order in the cumulants of the score, averaged over queries",
+    method="the score to third order in its cumulants, averaged over queries",
     obstacle=on(Discrimination, obstacle=_not_softmax),
 )
 def _third_order_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:

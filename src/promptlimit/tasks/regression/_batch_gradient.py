@@ -154,7 +154,7 @@ def from_normals(numbers: RegressionNumbers, weights: Array, sums: Array) -> Arr
 @BATCH_GRADIENT.rule(
     kind="estimate",
     scope="`LinearRegression`",
-    method="tokens drawn as normals by counter, all lengths in chunks; sums drawn in law",
+    method="tokens from a counter-based generator, or sums over tokens drawn from their law",
     obstacle=on(LinearRegression),
 )
 def regression_gradient(problem: BatchProblem, _effort: Effort) -> RegressionGradient:

@@ -15,7 +15,7 @@ from promptlimit.tasks.regression._task import LinearRegression, RotatedRegressi
 @BAYES_RISK.rule(
     kind="exact",
     scope="`LinearRegression` and `RotatedRegression`",
-    method="ridge regression, a mean over Wishart matrices",
+    method="ridge regression, averaged over Wishart matrices",
     obstacle=on(LinearRegression, RotatedRegression),
 )
 def _ridge_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:

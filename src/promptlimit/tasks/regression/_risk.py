@@ -176,7 +176,7 @@ def _not_heads(problem: RiskProblem) -> str | None:
     kind="exact",
     scope="`LinearRegression`, one softmax head; linear heads and a residual; any heads over "
     "infinite prompts",
-    method="a mean over $(w, x_q)$ for softmax over finite prompts, else a polynomial",
+    method="average over $(w, x_q)$ for softmax over finite prompts; otherwise a polynomial",
     obstacle=on(LinearRegression, obstacle=_not_heads),
 )
 def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
@@ -218,7 +218,7 @@ def _regressors(problem: RiskProblem) -> list[Regressor | None]:
 @RISK.rule(
     kind="exact",
     scope="`LinearRegression`, one softmax head",
-    method="a mean over $(w, x_q)$; one integral where law and head are isotropic",
+    method="average over $(w, x_q)$; one integral if law and head are isotropic",
     obstacle=on(LinearRegression, obstacle=_not_softmax),
 )
 def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
@@ -237,7 +237,7 @@ def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 @RISK_GRADIENT.rule(
     kind="exact",
     scope="`LinearRegression`, one softmax head",
-    method="a mean over $(w, x_q)$, with points for this head",
+    method="average over $(w, x_q)$, with points adapted to the head",
     obstacle=on(LinearRegression, obstacle=_not_softmax),
 )
 def _softmax_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:

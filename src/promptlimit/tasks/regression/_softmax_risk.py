@@ -134,19 +134,21 @@ class SoftmaxRisk(eqx.Module):
 
     and only the last term, which vanishes as the prompt grows, is a sum over points.
 
-    Values use the multiple of the slopes at which point sets agree best: it reduces the error of
-    block heads over short prompts eightfold. Flows use level lines: with few points and sloping
-    lines the risk decreases without bound at large parameters.
+    `risk_function` uses these lines. `risk` multiplies their slopes by the factor at which point
+    sets agree best, which reduces the error of block heads over short prompts eightfold.
+    Objectives, and therefore flows, use constants: with few points and sloping lines the risk
+    decreases without bound at large parameters.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         nodes: the points.
-        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$; None for
-            level lines without averages over w, which take 1.9 times as long and gain nothing at
-            the points of flows.
-        clipped: whether the statistics keep their last value beyond the tables; else they are NaN.
-        saturated: whether they are 1 there, their limit, in place of their last value.
+        slope_share: the factor on the slopes of the lines. None uses constants and averages over
+            points only: closed-form averages over w take 1.9 times as long and gain nothing at the
+            points of flows.
+        clipped: whether the statistics keep their last value beyond the tables; otherwise they are
+            NaN.
+        saturated: whether the statistics are 1, their limit, beyond the tables.
     """
 
     task: LinearRegression

@@ -112,7 +112,7 @@ def _layers(problem: RiskProblem) -> Sequence[AbstractAttention]:
 @OBJECTIVE.rule(
     kind="exact",
     scope="Gaussian regression, a stack of linear layers; softmax layers over infinite prompts",
-    method="a mean over $w$ and Wishart matrices, or Gauss-Hermite nodes (few dimensions)",
+    method="average over $w$ and Wishart matrices; Gauss-Hermite nodes in few dimensions",
     obstacle=on(AbstractGaussianRegression, obstacle=_no_second_moment),
 )
 def _stack_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
@@ -138,7 +138,8 @@ def stack_objectives(problem: RiskProblem, length: float, points: int) -> Object
 @RISK.rule(
     kind="exact",
     scope="Gaussian regression, a stack of linear layers; softmax layers over infinite prompts",
-    method="closed form (layers that are scalars on the covariates), else a mean as for gradients",
+    method="closed form if all matrices are multiples of the identity on the covariates; "
+    "otherwise average over points",
     obstacle=on(AbstractGaussianRegression, obstacle=_no_second_moment),
 )
 def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
