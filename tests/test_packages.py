@@ -56,7 +56,7 @@ def test_every_dependency_is_told_with_its_version_and_jaxlib_with_them(
     assert {name: version for name, version in found.items() if version} == there
 
 
-def test_extras_are_told_apart_and_those_of_developers_not_at_all(
+def test_extras_are_told_apart_and_tools_of_developers_are_not_among_them(
     installed: dict[str, str],
 ) -> None:
     installed["tokenizers"] = "3.0"
@@ -76,10 +76,10 @@ def test_a_source_tree_that_was_never_installed_tells_of_jax_alone(
 
 
 def test_names_are_read_from_any_form_of_a_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["a-b_c.d>=1", "e [x,y] <2,>=1", "f", 'g==1 ; extra == "two"', "h;extra=='dev'", "i~=1"]
+    lines = ["a-b_c.d>=1", "e [x,y] <2,>=1", "f", 'g==1 ; extra == "two"', "h;extra=='two'", "i~=1"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
     assert list(package_versions()) == ["promptlimit", "jax", "jaxlib", "a-b_c.d", "e", "f", "i"]
-    assert extra_versions() == {"two": {"g": None}}
+    assert extra_versions() == {"two": {"g": None, "h": None}}
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
     assert list(package_versions()) == ["promptlimit", "jax", "jaxlib"]
 
