@@ -94,10 +94,10 @@ mutants: $(TOOLS) $(HAS_MODEL) ## Change the code at random, plant named errors,
 PYTHONS ?= 3.11 3.12 3.13
 
 test-versions: ## The test suite with each of PYTHONS and JAX, or the part of it in TESTS
-	$(PYTHON) tests/versions.py --pythons $(PYTHONS) --jax $(JAX) --tests $(TESTS) --jobs $(JOBS)
+	$(PYTHON) tests/versions.py --pythons $(PYTHONS) --jax $(JAX) --jobs $(JOBS) --tests $(TESTS)
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
-	$(PYTHON) tests/versions.py --lowest --tests $(TESTS) --jobs $(JOBS)
+	$(PYTHON) tests/versions.py --lowest --jobs $(JOBS) --tests $(TESTS)
 
 figures: $(PACKAGE) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report

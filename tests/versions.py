@@ -30,8 +30,10 @@ def main() -> None:
     parser.add_argument("--pythons", nargs="*", default=[this], help="3.12, or a path")
     parser.add_argument("--jax", nargs="*", default=[], help="0.11; the newest if none is given")
     parser.add_argument("--lowest", action="store_true", help="the oldest versions allowed")
-    parser.add_argument("--tests", nargs="*", default=[], help="all tests if none is given")
     parser.add_argument("--jobs", default="2", help="processes of pytest")
+    parser.add_argument(
+        "--tests", nargs=argparse.REMAINDER, default=[], help="arguments of pytest; come last"
+    )
     options = parser.parse_args()
     pins = lower_bounds() if options.lowest else []
     outcomes = [
@@ -81,7 +83,7 @@ def _install(executable: str, environment: Path, jax: str, pins: list[str]) -> s
     if complete.exists() and complete.stat().st_mtime > PROJECT.stat().st_mtime:
         return ""
     subprocess.run([executable, "-m", "venv", "--clear", str(environment)], check=True)
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, "pip>=25.1"], check=True)  # the first that reads dependency groups
     constraints = environment / "constraints.txt"
     constraints.write_text("".join(f"{pin}\n" for pin in pins), "utf-8")
