@@ -2,6 +2,8 @@ from ._atoms import token_list as token_list
 from ._check_law import check_law as check_law
 from ._cross_moments import MixtureTokens as MixtureTokens
 from ._cross_moments import cross_moment as cross_moment
+from ._extremes import largest_weight as largest_weight
+from ._extremes import mean_effective_tokens as mean_effective_tokens
 from ._functional import AbstractPart as AbstractPart
 from ._functional import Cumulants as Cumulants
 from ._functional import DependentTokens as DependentTokens
