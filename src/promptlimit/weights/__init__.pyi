@@ -23,6 +23,7 @@ from ._interpolant import weight_interpolant as weight_interpolant
 from ._interpolant_table import tabulate as tabulate
 from ._lines import RayLaw as RayLaw
 from ._lines import score_law as score_law
+from ._own_moments import own_token_moments as own_token_moments
 from ._own_token import OwnTokenStatistics as OwnTokenStatistics
 from ._own_token import own_token_statistics as own_token_statistics
 from ._ray import Ray as Ray
