@@ -1,7 +1,5 @@
 from ._atoms import token_list as token_list
 from ._check_law import check_law as check_law
-from ._cross_moments import MixtureTokens as MixtureTokens
-from ._cross_moments import cross_moment as cross_moment
 from ._extremes import largest_weight as largest_weight
 from ._extremes import mean_effective_tokens as mean_effective_tokens
 from ._functional import AbstractPart as AbstractPart
@@ -26,6 +24,15 @@ from ._lines import score_law as score_law
 from ._own_moments import own_token_moments as own_token_moments
 from ._own_token import OwnTokenStatistics as OwnTokenStatistics
 from ._own_token import own_token_statistics as own_token_statistics
+from ._pairs import SPACINGS as SPACINGS
+from ._pairs import AbstractPairPart as AbstractPairPart
+from ._pairs import HeadPair as HeadPair
+from ._pairs import KnownPairs as KnownPairs
+from ._pairs import PairTokens as PairTokens
+from ._pairs import Spacing as Spacing
+from ._pairs import listed_pairs as listed_pairs
+from ._pairs import pair_integrals as pair_integrals
+from ._pairs import pair_law as pair_law
 from ._ray import Ray as Ray
 from ._score_law import EPSILON as EPSILON
 from ._score_law import LARGEST_EXPONENT as LARGEST_EXPONENT
