@@ -61,7 +61,7 @@ def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
 
 
 def _start_worker(cache: str) -> None:
-    """Set the environment before NumPy and jax are imported, and end when the parent process does."""
+    """Set the environment before NumPy and jax load, and end when the parent process does."""
     os.environ.update(_ENVIRONMENT)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a cache of the user keeps its own limits
         os.environ.update(_CACHE, JAX_COMPILATION_CACHE_DIR=cache)
