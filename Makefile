@@ -10,32 +10,36 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Processes of the tests read what others compiled, also where the environment says to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-versions test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # The environment is rebuilt only when pyproject.toml changes. `make reproduce` needs the package
 # alone; what tests, types and the site need is as much again, and is installed when they ask for it.
-define install
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: promptlimit needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: this Python cannot make virtual environments" >&2; \
 	  echo "hint: on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.$(1)'
-	@touch $(PACKAGE)
 endef
 
 $(PACKAGE): pyproject.toml
-	$(call install,)
+	$(environment)
+	$(PIP) --editable .
+	@touch $@
 
 # Each process of the tests would else compile these for itself, at the same time; no test needs it.
 IMPORTED := jax jaxlib numpy scipy matplotlib beartype hypothesis mpmath _pytest optax diffrax equinox
 
+# The pip that Python brings may be too old to read dependency groups.
 $(TOOLS): pyproject.toml
-	$(call install,[dev])
+	$(environment)
+	$(PIP) 'pip>=25.1'
+	$(PIP) --editable '.[heads,xarray]' --group dev
+	@touch $(PACKAGE)
 	@cd $(VENV)/lib/python*/site-packages && ../../../bin/python -m compileall -q -j 0 -x '/tests?/' $(IMPORTED) || true
 	@touch $@
 
@@ -80,14 +84,23 @@ layers: $(TOOLS)
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
 JOBS ?= 2
 
+# There is a worker for each core: threads of the linear algebra would only wait for one another.
+unit: export OMP_NUM_THREADS := 1
+unit: export OPENBLAS_NUM_THREADS := 1
 unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
 mutants: $(TOOLS) $(HAS_MODEL) ## Change the code at random, plant named errors, and list what no test notices
 	$(BIN)/python tests/mutation.py
 
+# PYTHONS="3.12 3.13" JAX="0.10 0.12" TESTS="tests/measures"; by default the newest jax and all tests.
+PYTHONS ?= 3.11 3.12 3.13
+
+test-versions: ## The test suite with each of PYTHONS and JAX, or the part of it in TESTS
+	$(PYTHON) tests/versions.py --pythons $(PYTHONS) --jax $(JAX) --jobs $(JOBS) --tests $(TESTS)
+
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
-	$(PYTHON) tests/lowest.py
+	$(PYTHON) tests/versions.py --lowest --jobs $(JOBS) --tests $(TESTS)
 
 figures: $(PACKAGE) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report
@@ -103,8 +116,10 @@ docs: $(TOOLS) ## Build the site into site/, its tutorials run; open site/index.
 serve: $(TOOLS) ## Show the site at http://127.0.0.1:8000 while it is written
 	$(MKDOCS) serve --strict
 
-dist: $(TOOLS) ## Build the wheel and the source archive into dist/
+dist: $(TOOLS) ## Build the wheel and the source archive into dist/ and check them
+	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 benchmarks: $(TOOLS) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done

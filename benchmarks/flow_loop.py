@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.dynamics import _descent
-from promptlimit.dynamics._stabilised import StabilisedRungeKutta
+from promptlimit.dynamics import _solver
+from promptlimit.dynamics._solver import StabilisedRungeKutta
 
 DIM, NOISE, END = 5, 0.1, 600.0
-OURS = _descent._descent
+OURS = _solver._descent
 
 
 def by_diffeqsolve(pull: Callable, y0: Any, times: Any, rules: Any, solver: Any) -> Any:
@@ -44,12 +44,12 @@ def by_diffeqsolve(pull: Callable, y0: Any, times: Any, rules: Any, solver: Any)
         stepsize_controller=diffrax.PIDController(rtol=rules.tolerance, atol=rules.tolerance),
         event=diffrax.Event(arrived),
         adjoint=diffrax.ForwardMode(),
-        max_steps=_descent.MAX_STEPS,
+        max_steps=_solver.MAX_STEPS,
         throw=False,
     )
     (states, (last,)), (_, (end,)) = solution.ys, solution.ts
     finished = diffrax.is_okay(solution.result)
-    return _descent.Descent(states, last, end, solution.event_mask, jnp.array(False), finished)
+    return _solver.Descent(states, last, end, solution.event_mask, jnp.array(False), finished)
 
 
 def main(smallest: bool = False) -> None:
@@ -71,7 +71,7 @@ def main(smallest: bool = False) -> None:
     for kernel, method, loop in rows[:2] if smallest else rows:
         start = pl.dynamics.uniform_factors(DIM, key=jax.random.key(0), kernel=kernel)
         plan = pl.dynamics.FlowPlan(times, points=points, solver=methods[method])
-        setattr(_descent, "_descent", OURS if loop == "ours" else by_diffeqsolve)  # noqa: B010
+        setattr(_solver, "_descent", OURS if loop == "ours" else by_diffeqsolve)  # noqa: B010
         jax.clear_caches()
         spent, flow = [], None
         for length in (15, 16):
@@ -80,7 +80,7 @@ def main(smallest: bool = False) -> None:
             spent.append(time.process_time() - began)
         what = f"{kernel:8} {method:10} {loop:12}"
         print(f"{what} {spent[0]:6.1f} s {spent[1]:6.2f} s   {flow.value[-1]:.8f}", flush=True)
-    setattr(_descent, "_descent", OURS)  # noqa: B010
+    setattr(_solver, "_descent", OURS)  # noqa: B010
 
 
 if __name__ == "__main__":

@@ -27,13 +27,8 @@ from jaxtyping import PRNGKeyArray
 
 import promptlimit as pl
 from promptlimit.dynamics._starts import starts_of_seeds
-from promptlimit.dynamics._step import (
-    TrainingRequest,
-    advancer,
-    first_state,
-    loss_gradient,
-    start_arrays,
-)
+from promptlimit.dynamics._steps import TrainingRequest, first_state, take_steps
+from promptlimit.parallel import run_on_devices
 from promptlimit.tasks.regression._token_sums import PromptStream, coordinates, prompt_stream
 
 LENGTHS = (10, 40, 100, 200, 500, 1000)
@@ -65,14 +60,19 @@ class Ours:
             packed=False,
         )
         (group,) = request.groups
-        self.advance = advancer(request.plan.rule, loss_gradient(request, group))
-        self.state = first_state(request.plan.rule, start_arrays(request, group))
-        self.state = jax.block_until_ready(self.advance(self.state, 0, 2))
+        self.shared = request.plan.rule, group.gradient
+        self.state = first_state(request.plan.rule, group.first_arrays)
+        self._advance(0, 2)
+
+    def _advance(self, first: int, last: int) -> None:
+        part = self.state, np.array([first, last], np.uint32)
+        found = run_on_devices(take_steps, self.shared, lambda _: part)
+        self.state = jax.tree.map(lambda leaf: leaf[0], found)
 
     def seconds(self, steps: int) -> float:
         """Return the processor time of a step."""
         began = time.process_time()
-        self.state = jax.block_until_ready(self.advance(self.state, 2, 2 + steps))
+        self._advance(2, 2 + steps)
         return (time.process_time() - began) / steps
 
 

@@ -66,7 +66,7 @@ def test_the_wheel_holds_the_package_and_says_what_it_is(archives: tuple[Path, P
     assert not [name for name in names if not name.startswith(("promptlimit/", "promptlimit-"))]
     assert header["Version"] == pl.__version__
     assert header["License-Expression"] == "MIT"
-    assert set(header.get_all("Provides-Extra", [])) == {"dev", "docs", "heads", "xarray"}
+    assert set(header.get_all("Provides-Extra", [])) == {"heads", "xarray"}
     assert len(header.get_all("Project-URL", [])) == 4
     assert "Typing :: Typed" in header.get_all("Classifier", [])
 

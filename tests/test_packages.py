@@ -14,9 +14,8 @@ from promptlimit._packages import extra_versions, installed_version, package_ver
 from promptlimit.storage import RunFolder, environment
 from promptlimit.storage._run_folder import _environment
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
-    "project"
-]
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_every_dependency_is_told_with_its_version_and_jaxlib_with_them(
     assert {name: version for name, version in found.items() if version} == there
 
 
-def test_extras_are_told_apart_and_those_of_developers_not_at_all(
+def test_extras_are_told_apart_and_tools_of_developers_are_not_among_them(
     installed: dict[str, str],
 ) -> None:
     installed["tokenizers"] = "3.0"
@@ -76,16 +75,28 @@ def test_a_source_tree_that_was_never_installed_tells_of_jax_alone(
 
 
 def test_names_are_read_from_any_form_of_a_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["a-b_c.d>=1", "e [x,y] <2,>=1", "f", 'g==1 ; extra == "two"', "h;extra=='dev'", "i~=1"]
+    lines = ["a-b_c.d>=1", "e [x,y] <2,>=1", "f", 'g==1 ; extra == "two"', "h;extra=='two'", "i~=1"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: lines)
     assert list(package_versions()) == ["promptlimit", "jax", "jaxlib", "a-b_c.d", "e", "f", "i"]
-    assert extra_versions() == {"two": {"g": None}}
+    assert extra_versions() == {"two": {"g": None, "h": None}}
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
     assert list(package_versions()) == ["promptlimit", "jax", "jaxlib"]
 
 
 def test_no_dependency_is_for_some_systems_only() -> None:
     assert not any(";" in requirement for requirement in PROJECT["dependencies"])
+
+
+def test_the_conda_recipe_has_the_version_and_the_requirements_of_the_package() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    recipe = yaml.safe_load((ROOT / "packaging" / "conda" / "recipe.yaml").read_text("utf-8"))
+    context, requirements = recipe["context"], recipe["requirements"]["run"]
+    assert context["version"] == pl.__version__
+    assert f">={context['python_min']}" == PROJECT["requires-python"]
+    needed = [line.replace("matplotlib-base", "matplotlib") for line in requirements]
+    assert needed[0] == "python >=${{ python_min }}"
+    assert [line.replace(" ", "") for line in needed[1:]] == PROJECT["dependencies"]
+    assert recipe["about"]["summary"] == PROJECT["description"]
 
 
 def test_a_run_names_all_that_it_stands_on(tmp_path: Path, installed: dict[str, str]) -> None:

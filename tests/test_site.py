@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("material", reason="the site is not built: pip install 'promptlimit[docs]'")
-pytest.importorskip("mkdocstrings", reason="the site is not built: pip install 'promptlimit[docs]'")
+pytest.importorskip("material", reason="the site is not built: pip install --group docs")
+pytest.importorskip("mkdocstrings", reason="the site is not built: pip install --group docs")
 
 import griffe
 import yaml

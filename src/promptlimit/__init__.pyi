@@ -45,6 +45,7 @@ from .measures import AbstractMeasure as AbstractMeasure
 from .measures import Affine as Affine
 from .measures import Empirical as Empirical
 from .measures import Gaussian as Gaussian
+from .measures import GaussianQuadratic as GaussianQuadratic
 from .measures import Mixture as Mixture
 from .measures import Product as Product
 from .measures import Rademacher as Rademacher

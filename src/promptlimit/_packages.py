@@ -10,7 +10,6 @@ from promptlimit._version import __version__
 
 _OWN = "promptlimit"
 _AT_LEAST = ("jax", "jaxlib")  # jaxlib is installed with jax, and has its own version
-_FOR_DEVELOPERS = ("dev", "docs")
 
 
 def package_versions() -> dict[str, str | None]:
@@ -25,10 +24,10 @@ def package_versions() -> dict[str, str | None]:
 
 
 def extra_versions() -> dict[str, dict[str, str | None]]:
-    """Return the versions of the packages of each extra for users, None for a missing one."""
+    """Return the versions of the packages of each extra, None for a missing one."""
     extras: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
-        if extra is not None and extra not in _FOR_DEVELOPERS:
+        if extra is not None:
             extras.setdefault(extra, {})[name] = _version(name)
     return extras
 

@@ -504,6 +504,11 @@ BAD = [
         "parameters take), got shape (3, 2).",
     ),
     (
+        {"queries": np.ones((0, 1))},
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
+        "parameters take), got shape (0, 1).",
+    ),
+    (
         {"queries": normal(2)},
         "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
         "parameters take), got a measure of dimension 2.",

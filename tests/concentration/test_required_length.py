@@ -115,15 +115,13 @@ def test_sharp_queries_keep_the_answers_that_can_be_had(x64):
     assert found.bound == math.inf
 
 
-def test_heads_of_different_tilts_have_the_leading_order_over_gaussian_tokens(x64):
+def test_heads_of_different_tilts_have_an_exact_length_and_a_leading_order(x64):
     both = pl.MultiHead([HALF, pl.SoftmaxAttention([[0.3]], [[1.0]])])
     needed = pl.required_length(both, NORMAL, [[1.0], [2.0]], 0.01)
-    assert needed.exact is None
-    assert needed.asymptotic is not None
-    gaps = pl.output_gap(
-        both, NORMAL, [[1.0], [2.0]], [needed.asymptotic - 1, needed.asymptotic], kind="asymptotic"
-    )
-    assert gaps.relative[0] > 0.01 >= gaps.relative[1]
+    for kind in ("exact", "asymptotic"):
+        length = getattr(needed, kind)
+        gaps = pl.output_gap(both, NORMAL, [[1.0], [2.0]], [length - 1, length], kind=kind)
+        assert gaps.relative[0] > 0.01 >= gaps.relative[1]
 
 
 BAD = [
@@ -153,13 +151,13 @@ BAD = [
     ),
     (
         {
-            "attention": pl.MultiHead([HALF, pl.SoftmaxAttention([[0.3]], [[1.0]])]),
+            "attention": pl.MultiHead([HALF, pl.LinearAttention([[0.3]], [[1.0]])]),
             "measure": pl.Rademacher([1.0]),
             "queries": [[1.0], [2.0]],
         },
         "`attention` must have a gap that needs no simulation, got MultiHead over "
-        "Rademacher tokens at a list of queries: several heads need the joint law of their weights "
-        "(their means add up). Simulate gap curves with output_gap(..., kind='estimate').",
+        "Rademacher tokens at a list of queries: softmax heads next to linear ones need the joint "
+        "law of both. Simulate gap curves with output_gap(..., kind='estimate').",
     ),
 ]
 

@@ -27,7 +27,6 @@ from promptlimit.dynamics import (
 from promptlimit.dynamics._risks import (
     Parametrisation,
     RiskOfState,
-    risk_of_state,
     state_of,
     state_risks,
 )
@@ -206,7 +205,7 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     factors = [rng.uniform(-0.6, 0.6, size=shape) for shape in ((3, 3), (3, 3), (3, 3), (1, 3))]
     start = pl.Factored("linear", *factors, scale=0.5)
     risk = objective(start, 7.0)
-    of_state = risk_of_state(risk, Parametrisation(start, np.float64), start)
+    of_state = RiskOfState.of(risk, Parametrisation(start, np.float64), start)
     found = eqx.filter_jit(of_state.gradient)(state_of(start))
     merged = start.merged()
     head = pl.LinearAttention(merged.key_query, merged.value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from promptlimit.dynamics import trajectory_gap
-from promptlimit.dynamics._flow_folder import load_flow, save_flow
+from promptlimit.dynamics._flow import load_flow, save_flow
 from promptlimit.errors import InputFileError
 from promptlimit.results import Trajectory
 from promptlimit.storage import RunFolder
@@ -58,7 +58,7 @@ def test_a_folder_without_a_trajectory_is_refused(tmp_path: Path) -> None:
         parameters={},
         config={**CONFIG, "n": 3},  # of two times
     )
-    with pytest.raises(InputFileError, match="does not have one entry for each time"):
+    with pytest.raises(InputFileError, match="must have the shape"):
         stored(three, tmp_path)
     half = trajectory(key_query=None, config={**CONFIG, "n": 4})
     with pytest.raises(InputFileError, match="but it has only one of key_query and value_matrix"):

@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
-from promptlimit.dynamics._step import advancer, first_state
+from promptlimit.dynamics._steps import first_state, take_steps
 from promptlimit.tasks.regression import _risk as regression_risk
 from promptlimit.tasks.regression._batch_gradient import (
     RegressionGradient,
@@ -220,11 +221,12 @@ def test_the_number_of_steps_taken_at_once_changes_no_bit() -> None:
         return parameters - target * step.astype(jnp.float32)
 
     optimiser = optax.adam(0.1)
-    advance, ends = advancer(optimiser, gradient), []
+    advance, ends = eqx.filter_jit(take_steps), []
     for pieces in ([(0, 13)], [(0, 5), (5, 6), (6, 13)]):
         state = first_state(optimiser, jnp.zeros((1, 2, 3), jnp.float32))
         for first, last in pieces:
-            state = advance(state, first, last)
+            bounds = jnp.array([first, last], jnp.uint32)
+            state = advance((optimiser, gradient), (state, bounds))
         ends.append(state)
     for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -339,6 +341,21 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
         ),
         ({"learning_rate": -1.0}, "`learning_rate` must be positive and finite, got -1.0."),
         ({"learning_rate": True}, "`learning_rate` must be positive and finite, got True."),
+        (
+            {"label": "adam"},
+            "`label` must name the `optimiser`, and 'sgd' is reserved for plain descent, got "
+            "'adam'.",
+        ),
+        (
+            {"label": "sgd", "optimiser": optax.adam(1e-3)},
+            "`label` must name the `optimiser`, and 'sgd' is reserved for plain descent, got "
+            "'sgd'.",
+        ),
+        (
+            {"start": [start(), pl.SoftmaxAttention(np.eye(4), np.eye(4))]},
+            "`start` must contain attentions whose arrays have the same names and shapes, got 2 "
+            "kinds. Train them in separate calls with the same key.",
+        ),
         ({"steps": True}, "`steps` must be a whole number from 1 to 2147483647, got True."),
     ],
 )

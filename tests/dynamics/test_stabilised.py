@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.polynomial import chebyshev
 
-from promptlimit.dynamics._stabilised import (
+from promptlimit.dynamics._solver import (
     MAX_STAGES,
     FlowState,
     StabilisedRungeKutta,

@@ -39,6 +39,7 @@ def _square():
 
 BUILT = {
     "gaussian": _law,
+    "quadratic": lambda: pl.GaussianQuadratic([1.0, THIRD], np.eye(2)),
     "empirical": lambda: pl.Empirical([[1.0, THIRD], [2.0, 0.1]]),
     "weighted": lambda: pl.Empirical([[1.0], [2.0]], weights=[0.25, 0.75]),
     "mixture": lambda: pl.Mixture([0.5, 0.5], [_law(), pl.Rademacher([1.0, THIRD])]),

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -154,3 +155,110 @@ def test_the_error_of_a_gradient_grows_with_its_size(x64):
     assert outputs.error[0] > 0.0
     assert_allclose(found.value, 2 * outputs.mse, rtol=1e-12)
     assert_allclose(found.error, 2 * outputs.error, rtol=1e-12)
+
+
+INSIDE_HEAD = np.array([[0.6, -0.2], [0.1, 0.5]]), np.array([[1.0, 0.0], [0.5, -1.0]])
+
+
+def test_gradients_with_the_query_inside_have_the_printed_digits(x64):
+    # Computed by the partition formula in another implementation, with Monte Carlo at L to 300.
+    printed = {
+        "key_query": [1.57142676, 1.06616389, 0.651658258, 0.154918248, 0.00185106042],
+        "value": [0.448540268, 0.349695388, 0.216500683, 0.0342354429, 3.64598133e-4],
+    }
+    law = pl.Gaussian(np.zeros(2), np.array([[1.0, 0.3], [0.3, 0.8]]))
+    head, lengths = pl.SoftmaxAttention(*INSIDE_HEAD), [1, 3, 10, 100, 1e4]
+    for wrt, outputs_of_head in (("key_query", 1), ("value", 2)):
+        found = pl.gradient_moments(head, law, [1, -0.7], lengths, wrt=wrt, including_query=True)
+        assert found.kind == "exact"
+        assert np.all(found.error < 1e-11 * found.value)
+        for value, digits in zip(found.value / outputs_of_head, printed[wrt], strict=True):
+            assert f"{value:.9g}" == f"{digits:.9g}"
+
+
+@pytest.mark.parametrize(("length", "seed"), [(1, 0), (4, 1), (30, 2), (300, 3)])
+def test_simulated_gradients_with_the_query_inside_agree(x64, length, seed):
+    key_query, value, query, mean, cov = problem(3, seed)
+    query, prompts = 2.0 * query, 200_000 // length
+    tokens = draw((np.ones(1), mean[None], cov[None]), prompts, length, np.random.default_rng(9))
+    tokens = np.concatenate([tokens, np.broadcast_to(query, (prompts, 1, 3))], axis=1)
+    law, tilt = pl.Gaussian(mean, cov), key_query @ query
+    changed = spreads("softmax", tokens, tilt) - cov
+    head = pl.SoftmaxAttention(key_query, value)
+    found = pl.gradient_moments(head, law, query, length, wrt="key_query", including_query=True)
+    assert found.kind == "exact"
+    assert agrees(found.value, (query @ query) * np.sum((changed @ value.T) ** 2, axis=(1, 2)))
+    read = outputs("softmax", tokens, tilt, np.eye(3)) - mean - cov @ tilt
+    found = pl.gradient_moments(head, law, query, length, wrt="value", including_query=True)
+    assert agrees(found.value, 2 * np.sum(read**2, axis=1))
+
+
+def test_every_score_factor_has_its_gradient_with_the_query_inside(x64):
+    rng = np.random.default_rng(13)
+    key, query_weight, value, output = (rng.normal(size=(2, 3)) for _ in range(4))
+    key, output, query = 0.5 * key, output[:, :2], rng.normal(size=3)
+    factored = pl.Factored("softmax", key, query_weight, value, output, scale=0.7)
+    tokens = draw((np.ones(1), np.ones((1, 3)), np.eye(3)[None]), 40_000, 4, rng)
+    tokens = np.concatenate([tokens, np.broadcast_to(query, (40_000, 1, 3))], axis=1)
+    spread = spreads("softmax", tokens, 0.7 * key.T @ query_weight @ query) - np.eye(3)
+    merged, law = output @ value, pl.Gaussian(np.ones(3), np.eye(3))
+    projected = 0.7 * query_weight @ query
+    expected = {
+        "key_weight": (projected @ projected) * np.sum((spread @ merged.T) ** 2, axis=(1, 2)),
+        "query_weight": (query @ query) * np.sum((0.7 * key @ spread @ merged.T) ** 2, axis=(1, 2)),
+    }
+    for wrt, squares in expected.items():
+        found = pl.gradient_moments(factored, law, query, 4, wrt=wrt, including_query=True)
+        assert found.kind == "exact"
+        assert agrees(found.value, squares), wrt
+
+
+def test_a_query_of_negligible_weight_leaves_the_gradients_of_other_tokens(x64):
+    key_query, value, query, mean, cov = problem(3, seed=8)
+    law = pl.Gaussian(mean, cov)
+    tilt = key_query @ query
+    far = tilt * (-60.0 - tilt @ query) / (tilt @ tilt)  # a score of -60 at the same tilt
+    moved = key_query + np.outer(tilt - key_query @ (query + far), query + far) / np.sum(
+        (query + far) ** 2
+    )
+    head, arguments = pl.SoftmaxAttention(moved, value), (law, query + far, [1, 5, 1e6])
+    inside = pl.gradient_moments(head, *arguments, wrt="key_query", including_query=True)
+    outside = pl.gradient_moments(head, *arguments, wrt="key_query")
+    assert_allclose(inside.value, outside.value, rtol=1e-10)
+
+
+def test_the_query_inside_changes_gradients_by_a_term_of_second_order(x64):
+    law = pl.Gaussian(np.zeros(2), np.array([[1.0, 0.3], [0.3, 0.8]]))
+    head, lengths = pl.SoftmaxAttention(*INSIDE_HEAD), np.array([1e6, 1e8])
+    for wrt in ("key_query", "value"):
+        inside, outside = (
+            pl.gradient_moments(head, law, [1, -0.7], lengths, wrt=wrt, including_query=one).value
+            for one in (True, False)
+        )
+        change = lengths**2 * (inside - outside)
+        assert_allclose(change[0], change[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 12.0])
+def test_flat_and_sharp_scores_with_the_query_inside(x64, sharpness):
+    # U z = 0: p = 1 / (L + 1), and the covariance is that of L + 1 tokens with equal weights.
+    head = pl.SoftmaxAttention(np.diag([0.0, sharpness]), np.eye(2))
+    law, query = pl.Gaussian(np.zeros(2), np.eye(2)), np.array([0.8, 1.0])
+    found = pl.gradient_moments(head, law, query, [3, 50], wrt="key_query", including_query=True)
+    rng = np.random.default_rng(17)
+    for place, length in enumerate((3, 50)):
+        tokens = rng.normal(size=(40_000, length, 2))
+        tokens = np.concatenate([tokens, np.broadcast_to(query, (40_000, 1, 2))], axis=1)
+        changed = spreads("softmax", tokens, np.array([0.0, sharpness])) - np.eye(2)
+        squares = (query @ query) * np.sum(changed**2, axis=(1, 2))
+        assert agrees(found.value[place], squares)
+
+
+def test_gaps_of_gradients_average_listed_queries_inside_their_prompts(x64):
+    law = pl.Gaussian(np.zeros(2), np.array([[1.0, 0.3], [0.3, 0.8]]))
+    head, queries = pl.SoftmaxAttention(*INSIDE_HEAD), np.array([[1, -0.7], [0.2, 0.4]])
+    options: dict[str, Any] = {"wrt": "key_query", "including_query": True}
+    gap = pl.gradient_gap(head, law, queries, [3, 10], **options)
+    each = [pl.gradient_moments(head, law, query, [3, 10], **options).value for query in queries]
+    assert gap.kind == "exact"
+    assert_allclose(gap.value, np.mean(each, axis=0), rtol=1e-12)

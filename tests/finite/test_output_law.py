@@ -120,6 +120,13 @@ def test_the_third_order_is_near_and_says_what_it_is(laws):
     assert abs(third - exact) < 0.2 * abs(alone - exact)
 
 
+def test_thresholds_of_the_third_order_reach_nine_standard_deviations():
+    near = pl.output_law(HEAD, LAW, TILT, 1000, kind="asymptotic")
+    spread = np.sqrt(near.variance)
+    assert 9.0 <= (near.thresholds[-1] - near.mean) / spread < 12.0
+    assert -12.0 < (near.thresholds[0] - near.mean) / spread <= -9.0
+
+
 def test_an_estimate_and_a_limit():
     estimate = pl.output_law(
         HEAD, LAW, TILT, [3, math.inf], thresholds=[0.0, 0.5], kind="estimate",

@@ -337,6 +337,7 @@ def test_parts_know_when_they_are_one_gaussian():
 SOFTMAX = pl.SoftmaxAttention([[1.0]], [[1.0]])
 NORMAL = pl.Gaussian([0.0], [[1.0]])
 BOTH = pl.MultiHead([SOFTMAX, pl.SoftmaxAttention([[2.0]], [[1.0]])])
+MIXED = pl.MultiHead([SOFTMAX, pl.LinearAttention([[2.0]], [[1.0]])])
 
 
 class Folded(pl.AbstractMeasure):
@@ -368,11 +369,11 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
             "prompts, or kind='asymptotic'.",
         ),
         (
-            (BOTH, NORMAL, [1.0], 5),
+            (MIXED, NORMAL, [1.0], 5),
             {},
             "`key` must be given for MultiHead over Gaussian tokens, which has no exact answer "
-            "here (several heads need the joint law of their weights (their means add up)), got "
-            "None. Pass key=jax.random.key(0) to simulate prompts, or kind='asymptotic'.",
+            "here (softmax heads next to linear ones need the joint law of both), got None. Pass "
+            "key=jax.random.key(0) to simulate prompts.",
         ),
         (
             (SOFTMAX, FOLDED, [1.0], 5),

@@ -1,5 +1,7 @@
 """Correlated Gaussian tokens: published numbers, the leading order, simulation."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -33,11 +35,30 @@ def test_long_and_short_prompts_of_two_coordinates():
     np.testing.assert_allclose(exact.limit, head(pl.Gaussian([0.2, -0.1], COV), query), rtol=1e-13)
     prompt = pl.Prompt(law, fixed=[[1.0, 1.0]])
     short = pl.prompt_moments(head, prompt, query, 5)
+    assert short.mse == pytest.approx(np.trace(short.cov) + short.bias @ short.bias, rel=1e-10)
     drawn = pl.prompt_moments(
         head, prompt, query, 5, kind="estimate", key=jax.random.key(0), samples=2**13
     )
     assert abs(drawn.mse - short.mse) < 4 * drawn.error
     assert (np.abs(drawn.bias - short.bias) < 4 * drawn.bias_error).all()
+
+
+def test_tokens_that_hardly_move_are_as_simulated():
+    """A step of the chain has a standard deviation of 0.37: nodes must lie closer than that."""
+    tilt, coefficient, length = 0.4, 0.93, 6
+    head = pl.SoftmaxAttention([[tilt]], [[1.0]])
+    law = pl.AutoregressiveGaussian([0.0], [[1.0]], coefficient)
+    found = pl.prompt_moments(head, law, [1.0], length)
+    rng = np.random.default_rng(3)
+    tokens = [rng.normal(size=2**15)]
+    for _ in range(length - 1):
+        fresh = math.sqrt(1.0 - coefficient**2) * rng.normal(size=2**15)
+        tokens.append(coefficient * tokens[-1] + fresh)
+    prompts = np.stack(tokens, axis=1)
+    weights = np.exp(tilt * prompts)
+    output = (weights * prompts).sum(axis=1) / weights.sum(axis=1)
+    for samples, exact in ((output - tilt, found.bias[0]), ((output - tilt) ** 2, found.mse)):
+        assert abs(samples.mean() - exact) < 4 * samples.std() / math.sqrt(samples.size)
 
 
 def test_a_coefficient_of_one_is_refused():

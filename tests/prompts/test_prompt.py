@@ -298,15 +298,31 @@ def test_what_does_not_fit_is_one_sentence(call):
     assert str(raised.value) == BAD[call]
 
 
-def test_rules_for_independent_tokens_do_not_apply():
-    heads = pl.MultiHead([HEAD, pl.SoftmaxAttention(np.zeros((2, 2)), V)])
-    plain = pl.explain(pl.prompt_moments, heads, LAW, QUERY, 5).chosen
-    assert plain is not None
-    assert plain.kind == "exact"
-    prompt = pl.Prompt(LAW, fixed=FIXED)
-    found = pl.explain(pl.prompt_moments, heads, prompt, QUERY, 5)
-    assert found.chosen is None
-    reasons = [str(reason) for rule, reason in found.obstacles if rule.kind == "exact"]
-    assert "the prompt has known tokens" in reasons
-    with pytest.raises(KindUnavailableError, match=r"several heads need the joint law"):
-        pl.prompt_moments(heads, prompt, QUERY, 5, kind="exact")
+def test_several_heads_agree_with_enumeration():
+    second = pl.SoftmaxAttention([[-0.4, 0.9], [0.2, 0.5]], V[::-1])
+    third = pl.SoftmaxAttention([[0.1, 0.3], [-0.8, 0.2]], -0.5 * V)
+    heads = pl.MultiHead([HEAD, second, third])
+    prompt = pl.Prompt(LAW, fixed=FIXED, sinks=SINKS, offset=-0.3)
+    for law, known, sinks, offset in (
+        (LAW, FIXED[:0], SINKS[:0], 0.0),
+        (prompt, FIXED, SINKS, -0.3),
+    ):
+        found = pl.prompt_moments(heads, law, QUERY, LENGTHS)
+        assert found.kind == "exact"
+        assert (found.error < 1e-11 * found.mse).all()
+        for place, length in enumerate(LENGTHS):
+            outputs, masses = [], []
+            for mass, tokens in independent(TOKENS, WEIGHTS, length):
+                everything, output = np.concatenate([tokens, known]), 0.0
+                for head in heads.heads:
+                    tilt = np.asarray(head.key_query) @ QUERY
+                    scores = np.concatenate([tokens @ tilt + offset, known @ tilt, sinks])
+                    p = np.exp(scores) / np.exp(scores).sum()
+                    output += np.asarray(head.value) @ (p[: len(everything)] @ everything)
+                outputs.append(output)
+                masses.append(mass)
+            mean = np.array(masses) @ np.array(outputs)
+            centred = np.array(outputs) - mean
+            cov = (centred.T * masses) @ centred
+            np.testing.assert_allclose(found.mean[place], mean, atol=1e-13)
+            np.testing.assert_allclose(found.cov[place], cov, atol=1e-12)

@@ -20,8 +20,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import promptlimit as pl
 from promptlimit.concentration import gap_report
+from promptlimit.dynamics._blocks import FlowRate
 from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
-from promptlimit.dynamics._flow_rate import FlowRate
 from promptlimit.errors import MissingPackageError
 from promptlimit.results import (
     CausalAtlas,

@@ -195,3 +195,10 @@ def test_a_task_has_its_own_queries():
         pl.gradient_gap(head, task, lengths=[10], wrt="output")
     with pytest.raises(ArgumentError, match="`attention` must read tokens of dimension 6"):
         pl.output_gap(scalar_head(0.5), task, lengths=[10])
+
+
+@pytest.mark.parametrize(("label", "method"), [(0.0, "w integrated"), (1.0, "quasi-Monte Carlo")])
+def test_explain_names_the_rule_for_a_task(label, method):
+    found = pl.explain(pl.output_gap, *general_problem(label), lengths=[10])
+    assert found.chosen is not None
+    assert found.chosen.method.startswith(method)

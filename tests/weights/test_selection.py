@@ -1,7 +1,6 @@
 """Selection of mixture components, against the general engine, limits and simulation."""
 
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.weights import MixtureTokens, Selection, cross_moment, selection, selection_tables
+from promptlimit.weights import Selection, selection, selection_tables
 
 LENGTHS = np.array([1.0, 2.0, 3.0, 10.0, 1e3, 1e9, 1e18, math.inf])
 MEANS = np.array([[0.3, -1.2, 0.5], [1.0, 0.4, -0.7], [-0.6, 0.2, 0.9]])
@@ -91,111 +90,6 @@ def test_components_of_one_weight_change_places_with_their_shifts():
         assert_allclose(getattr(equal, name), rows, rtol=1e-9, atol=1e-15)
 
 
-ANCHOR = MixtureTokens(
-    np.array([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0]]), np.array([0.3, 0.7]), np.zeros((3, 3))
-)
-TILTS = np.array([0.8, -0.3, 0.5]), np.array([-0.2, 0.9, 0.4])
-VALUES = (
-    np.array([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0]]),
-    np.array([[0.3, -1.0, 0.4], [1.0, 0.0, 0.7]]),
-)
-COVARIANCE = np.array([[1.0, 0.2, 0.0], [0.2, 0.8, -0.1], [0.0, -0.1, 0.6]])
-
-
-def anchor_tokens() -> MixtureTokens:
-    variances, axes = np.linalg.eigh(COVARIANCE)
-    return ANCHOR._replace(root=axes * np.sqrt(variances) @ axes.T)
-
-
-def leading_cross_moment() -> float:
-    """Return the limit of L times the cross moment: a mean under the law tilted by both."""
-
-    def tilted(tilt: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        shares = ANCHOR.weights * np.exp(ANCHOR.means @ tilt)
-        moved = ANCHOR.means + COVARIANCE @ tilt
-        gates = shares / shares.sum()
-        second = np.einsum("k,ki,kj->ij", gates, moved, moved) + COVARIANCE
-        return math.log(shares.sum()) + float(tilt @ COVARIANCE @ tilt) / 2, gates @ moved, second
-
-    (a, m1, _), (b, m2, _), (c, mean, second) = map(tilted, (*TILTS, TILTS[0] + TILTS[1]))
-    centred = second - np.outer(m1, mean) - np.outer(mean, m2) + np.outer(m1, m2)
-    return math.exp(c - a - b) * float(np.sum((VALUES[0] @ centred) * VALUES[1]))
-
-
-def test_two_heads_have_in_common_what_a_double_integral_says():
-    tokens, lengths = anchor_tokens(), np.array([1.0, 10.0, 1e8])
-    moments = cross_moment(tokens, TILTS, VALUES, lengths)
-    assert round(moments[1], 10) == -0.0155294679
-    assert_allclose(1e8 * moments[2], leading_cross_moment(), rtol=1e-6)
-    # One token has all the weight of both heads.
-    rng = np.random.default_rng(0)
-    first, second = (value @ (ANCHOR.weights @ ANCHOR.means) for value in VALUES)
-    limits = [_limit(tilt) for tilt in TILTS]
-    centred = [value @ limit for value, limit in zip(VALUES, limits, strict=True)]
-    moment = np.einsum("k,ki,kj->ij", ANCHOR.weights, ANCHOR.means, ANCHOR.means) + COVARIANCE
-    both = np.sum((VALUES[0] @ moment) * VALUES[1])
-    expected = both - first @ centred[1] - centred[0] @ second + centred[0] @ centred[1]
-    assert_allclose(moments[0], expected, rtol=1e-9)
-    coarse = cross_moment(tokens, TILTS, VALUES, lengths, spacing="coarse")
-    assert_allclose(coarse, moments, rtol=1e-4)
-    rough = cross_moment(tokens, TILTS, VALUES, lengths, spacing="rough")
-    assert_allclose(rough, moments, rtol=5e-3)
-    # And ten tokens, simulated.
-    count, prompts = 10, 40_000
-    kinds = rng.random((prompts, count)) < ANCHOR.weights[0]
-    drawn = (
-        np.where(kinds[..., None], *ANCHOR.means)
-        + rng.normal(size=(prompts, count, 3)) @ tokens.root
-    )
-    errors = []
-    for tilt, value, limit in zip(TILTS, VALUES, limits, strict=True):
-        scores = np.exp(drawn @ tilt)
-        read = np.einsum("nl,nld->nd", scores / scores.sum(axis=1, keepdims=True), drawn)
-        errors.append((read - limit) @ value.T)
-    products = np.sum(errors[0] * errors[1], axis=1)
-    assert abs(products.mean() - moments[1]) < 4 * products.std() / math.sqrt(prompts)
-
-
-def _limit(tilt: np.ndarray) -> np.ndarray:
-    shares = ANCHOR.weights * np.exp(ANCHOR.means @ tilt)
-    return (shares / shares.sum()) @ ANCHOR.means + COVARIANCE @ tilt
-
-
-def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or_zero():
-    tokens, lengths = anchor_tokens(), np.array([2.0, 50.0])
-    with jax.enable_x64(True):
-        parts = [pl.Gaussian(mean, COVARIANCE) for mean in ANCHOR.means]
-        head = pl.SoftmaxAttention(np.eye(3), VALUES[0])
-        mse = pl.prompt_moments(head, pl.Mixture(ANCHOR.weights, parts), TILTS[0], lengths).mse
-    own = (VALUES[0], VALUES[0])
-    assert_allclose(cross_moment(tokens, (TILTS[0], TILTS[0]), own, lengths), mse, rtol=1e-9)
-    nearly = TILTS[0] + 1e-9
-    assert_allclose(cross_moment(tokens, (TILTS[0], nearly), own, lengths), mse, rtol=1e-7)
-    still = cross_moment(tokens, (np.zeros(3), np.zeros(3)), own, lengths)
-    centred = ANCHOR.means - ANCHOR.weights @ ANCHOR.means
-    spread = (centred.T * ANCHOR.weights) @ centred + COVARIANCE
-    assert_allclose(still, np.sum((VALUES[0] @ spread) * VALUES[0]) / lengths, rtol=1e-9)
-
-
-def test_two_heads_too_sharp_for_memory_are_refused():
-    tokens = MixtureTokens(MEANS, WEIGHTS, np.eye(3))
-    tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
-    message = (
-        "`attention` must have milder scores where two of its heads read one prompt at different "
-        "tilts, got standard deviation 40. Scale its key-query matrices down, or pass "
-        "kind='estimate' and a key to `risk`."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        cross_moment(tokens, tilts, (np.eye(3), np.eye(3)), np.array([10.0]))
-
-
-def test_spacings_have_names():
-    with pytest.raises(
-        ValueError, match="`spacing` must be one of 'fine', 'coarse', 'rough', got 'loose'"
-    ):
-        cross_moment(anchor_tokens(), TILTS, VALUES, np.array([2.0]), spacing="loose")
-
-
 def test_tables_follow_selection_between_means_far_apart():
     a, b = np.array([0.31, -0.77, 1.1, -0.05]), np.array([0.2, 0.5, 0.4, 0.02])
     shifts = np.stack([8.0 * a, np.zeros_like(a)], axis=1)
@@ -205,6 +99,7 @@ def test_tables_follow_selection_between_means_far_apart():
         tabulated = jax.jit(jax.vmap(table))(jnp.asarray(a), jnp.asarray(b**2))
     assert_allclose(tabulated.mass, moments.masses[:, 0, 0], atol=1e-5)
     assert_allclose(tabulated.square, moments.products[:, 0, 0, 0], atol=1e-5)
+    assert_allclose(np.hypot(a, b) * np.asarray(tabulated.pull), moments.along[:, 0, 0], atol=1e-5)
 
 
 def test_tables_follow_selection_with_its_slopes():

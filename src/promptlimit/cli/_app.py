@@ -25,6 +25,7 @@ from promptlimit.cli import (
     _flow,
     _gap,
     _heads,
+    _importance,
     _length,
     _limit,
     _report,
@@ -270,6 +271,7 @@ _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
 _add(_stack.stack)
 _add(_temperature.temperature)
+_add(_importance.importance)
 _add(_heads.heads)
 _add(_doctor.doctor)
 _add(_explore.explore)

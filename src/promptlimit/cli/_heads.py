@@ -110,7 +110,8 @@ def heads(
 ) -> None:
     """Measure every attention head of a trained model against its infinite-prompt limits.
 
-    A head whose squared sharpness is small compared with 2 ln L is close to linear attention.
+    A head whose squared sharpness is small compared with 2 ln L is close to linear attention. A
+    folder given as --out keeps finished parts, from which the same command resumes.
     """
     require_folder(out)
     path = model_path(model_dir, example, causal)
@@ -118,13 +119,15 @@ def heads(
     longest, most = (4096, windows or 1) if causal else (512, windows or 24)
     curve = None
     with progress("heads") as shown:
-        from promptlimit.heads import atlas, causal_atlas
+        from promptlimit.heads import atlas, causal_atlas, replacement_curve
 
         measure: Callable[..., AbstractAtlas] = (
             partial(causal_atlas, sinks=4 if sinks is None else sinks, recent=recent, band=band)
             if causal
             else partial(atlas, sinks=8 if sinks is None else sinks, clusters=clusters, seed=seed)
         )
+        runs = None if out is None else out / "runs"
+        measure = partial(measure, folder=runs)
         try:
             if path.suffix == ".npz":
                 if text:
@@ -143,7 +146,18 @@ def heads(
                 atlases = _of_model(model, prompts, out, shown, measure, most, replace=replace)
                 if replace:
                     first = next(iter(prompts))
-                    curve = _replaced(model, prompts[first], atlases[first], seed, shown)
+                    report = _report_to(shown, _REPLACED)
+                    curve = replacement_curve(
+                        model,
+                        prompts[first],
+                        atlases[first],
+                        windows=_JUDGED,
+                        seed=seed,
+                        folder=runs,
+                        progress=report,
+                    )
+                    end = next(iter(curve.curves.values()))[-1].mean()
+                    shown.end(_REPLACED, outcome=f"{curve.measure} {end:.4f} with all")
         except MissingPackageError as problem:
             raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
         except ValueError as problem:
@@ -265,18 +279,6 @@ def _report_to(shown: AbstractProgress, item: str) -> Callable[[str, int, int], 
         shown.at(f"{item}: {what}, {done} of {total}", {item: begins + share * done / total})
 
     return report
-
-
-def _replaced(
-    model: "Model", ids: "np.ndarray", atlas: Any, seed: int, shown: AbstractProgress
-) -> "HeadReplacement":
-    from promptlimit.heads import replacement_curve
-
-    report = _report_to(shown, _REPLACED)
-    curve = replacement_curve(model, ids, atlas, windows=_JUDGED, seed=seed, progress=report)
-    end = next(iter(curve.curves.values()))[-1].mean()
-    shown.end(_REPLACED, outcome=f"{curve.measure} {end:.4f} with all")
-    return curve
 
 
 def _write(

@@ -17,6 +17,7 @@ from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
 from promptlimit.concentration._curves import GapValues, curve_of
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
 from promptlimit.concentration._task_gaps import (
+    TASK_GAPS,
     SupportsTasks,
     task_curve,
     task_problem,
@@ -52,7 +53,7 @@ GAPS: Quantity[Problem, GapValues] = Quantity(
 """The rules of `output_gap` and `gradient_gap`."""
 
 
-@computes(GAPS)
+@computes(GAPS, TASK_GAPS)
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
@@ -99,7 +100,7 @@ def output_gap(
     return _curve(attention, measure, lengths, given, wrt=None, kind=kind, effort=effort)
 
 
-@computes(GAPS)
+@computes(GAPS, TASK_GAPS)
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,

@@ -52,9 +52,8 @@ def required_length(
 
     The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
     per cent. The result has the exact length, the length by the leading order in 1/L, and a length
-    that is proved to be sufficient. Several heads have an exact length at listed queries if they
-    share a tilt, or if there are two and one has tilt zero; a residual matrix changes the limit but
-    not the gap.
+    that is proved to be sufficient. Several softmax heads have an exact length at listed queries; a
+    residual matrix changes the limit but not the gap.
 
     Args:
         attention: $T$.

@@ -1,12 +1,11 @@
 """Gradient flow of an attention on an in-context task."""
 
 import dataclasses
-import functools
 import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 import diffrax
 import jax
@@ -20,36 +19,27 @@ from promptlimit._configuration import description
 from promptlimit._inputs import in_double, require_random_key, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, array_names
-from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, FlowLimits, descend
-from promptlimit.dynamics._flow_folder import FLOW_ARRAYS, load_flow, save_flow
 from promptlimit.dynamics._plan import FlowPlan
-from promptlimit.dynamics._risks import (
-    RISK_SETS,
-    Parametrisation,
-    RiskOfState,
-    error_of_one_set,
-    moments_on_sets,
-    require_risks,
-    risk_of_state,
-    state_of,
+from promptlimit.dynamics._risks import RiskOfState, TrainedRisk, require_risks, state_of
+from promptlimit.dynamics._solver import (
+    MAX_STEPS,
+    SMALLEST_STEP,
+    Descent,
+    FlowLimits,
+    StabilisedRungeKutta,
+    descend,
 )
-from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.dynamics._starts import require_start
-from promptlimit.errors import ArgumentError, UnreliableErrorWarning
+from promptlimit.errors import ArgumentError, InputFileError, UnreliableErrorWarning
 from promptlimit.results import Kind, Trajectory
 from promptlimit.rules import Effort, computes
-from promptlimit.storage import RunFolder
+from promptlimit.storage import RunFolder, pack_nonfinite, unpack_nonfinite
 from promptlimit.tasks import (
     OBJECTIVE,
     SHARPNESS_RANGES,
     AbstractTask,
     Lengths,
-    Objectives,
-    RiskProblem,
-    exact_objectives,
-    kind_of,
     require_lengths,
-    simulated_objectives,
 )
 
 _STABILISED_FROM = 1e-7
@@ -58,6 +48,9 @@ _PADDING = 96
 _UNRELIABLE = 0.2
 _COARSER = 300.0
 _FAR = 1.5
+_PREFIX = "parameters."
+_CURVES = ("value", "gradient_norms", "error")
+_OPTIONAL = ("key_query", "value_matrix", "parameter_error")
 
 
 @computes(OBJECTIVE)
@@ -103,32 +96,26 @@ def gradient_flow(
     tokens = require_lengths(lengths)
     if tokens.ndim > 1:
         raise ArgumentError("lengths", f"must be a number or a list, got shape {tokens.shape}.")
+    effort = Effort(key, chosen.samples)
     with jax.enable_x64(True):
         head, law = in_double(start), in_double(task)
-        requests = [FlowRequest(head, law, length, chosen, key) for length in tokens.flat]
-        for request in requests:
+        risks = [
+            TrainedRisk(head, law, length, chosen.points, effort, chosen.replicate)
+            for length in tokens.flat
+        ]
+        for risk in risks:
             # Raises an error if prompts must be simulated and `key` is None.
-            OBJECTIVE.choose(request.problem, "auto", request.effort)
-        flows = _trajectories(requests, folder)
+            OBJECTIVE.choose(risk.problem, "auto", effort)
+        flows = _trajectories([FlowRequest(risk, chosen) for risk in risks], folder)
     return _along_lengths(flows) if tokens.ndim else flows[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class FlowRequest:
-    """One flow: everything that determines its trajectory, with the names of `gradient_flow`."""
+    """One flow: the risk that it descends, and the times, accuracy and solver of its plan."""
 
-    start: AbstractAttention
-    task: AbstractTask
-    length: float
+    risk: TrainedRisk
     plan: FlowPlan
-    key: PRNGKeyArray | None
-    together: tuple[float, ...] = ()
-    """Lengths of other flows, whose tables are computed together with those of this one."""
-
-    @property
-    def problem(self) -> RiskProblem:
-        """The risk that the flow descends."""
-        return RiskProblem(self.start, self.task, np.array([self.length]))
 
     @property
     def times(self) -> NDArray[np.float64]:
@@ -136,63 +123,32 @@ class FlowRequest:
         return np.asarray(self.plan.times, dtype=np.float64)
 
     @property
-    def effort(self) -> Effort:
-        """The prompts to simulate, if no exact rule applies."""
-        return Effort(self.key, self.plan.samples)
-
-    @functools.cached_property
-    def exact(self) -> Objectives | None:
-        """The risk without simulation; None if no rule computes it."""
-        return exact_objectives(self.problem, self.plan.points, self.together)
-
-    @functools.cached_property
-    def objectives(self) -> Objectives:
-        """The risk on each of the independent sets of points or prompts."""
-        return (
-            simulated_objectives(self.problem, self.effort)[0] if self.exact is None else self.exact
-        )
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the risks."""
-        return kind_of("estimate" if self.exact is None else "exact", self.length)
-
-    @functools.cached_property
-    def parametrisation(self) -> Parametrisation:
-        """The map from arrays to U and V."""
-        return Parametrisation(self.start, np.float64)
-
-    def risk(self, max_sharpness: float, shift: int = 0) -> RiskOfState:
-        """Return the risk; a nonzero `shift` selects another set of points or prompts."""
-        objective = self.objectives(max_sharpness, self.plan.replicate + shift)
-        return risk_of_state(objective, self.parametrisation, self.start)
-
-    @property
     def solver(self) -> diffrax.AbstractSolver:
         """The solver of the plan; by default a high-order method if steps are cheap or small."""
         if self.plan.solver is not None:
             return self.plan.solver
-        cheap = self.objectives.is_closed_form or self.plan.rtol < _STABILISED_FROM
+        cheap = self.risk.objectives.is_closed_form or self.plan.rtol < _STABILISED_FROM
         return diffrax.Dopri8() if cheap else StabilisedRungeKutta()
 
     @property
     def config(self) -> dict[str, object]:
         """The request as plain numbers and strings, whose hash names the run."""
-        unused = ("points",) if self.exact is None else ("samples",)
-        names = [field.name for field in dataclasses.fields(self.plan) if field.name not in unused]
+        risk, key = self.risk, self.risk.effort.key
+        unused = "points" if risk.exact is None else "samples"
+        names = [field.name for field in dataclasses.fields(self.plan) if field.name != unused]
         config = {
             "what": "gradient_flow",
             "version": __version__,
-            "kind": self.kind,
-            "start": description(self.start),
-            "task": description(self.task),
-            "lengths": description(self.length),
+            "kind": risk.kind,
+            "start": description(risk.start),
+            "task": description(risk.task),
+            "lengths": description(risk.length),
             **{name: description(getattr(self.plan, name)) for name in names},
             "solver": description(self.solver),
         }
-        if self.exact is None and self.key is not None:
-            config["key"] = description(self.key)
-            config["generator"] = str(jax.random.key_impl(self.key))
+        if risk.exact is None and key is not None:
+            config["key"] = description(key)
+            config["generator"] = str(jax.random.key_impl(key))
         return config
 
 
@@ -200,13 +156,14 @@ def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) ->
     """Return one trajectory per request; finished ones are read from the folder."""
     runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
     stored = [run is not None and run.finished for run in runs]
-    to_do = tuple(one.length for one, there in zip(requests, stored, strict=True) if not there)
+    to_do = tuple(one.risk.length for one, there in zip(requests, stored, strict=True) if not there)
     flows = []
     for request, run, there in zip(requests, runs, stored, strict=True):
         if run is not None and there:
             flows.append(load_flow(run))
             continue
-        flows.append(flow := _solution(dataclasses.replace(request, together=to_do)))
+        risk = dataclasses.replace(request.risk, together=to_do)
+        flows.append(flow := _solution(dataclasses.replace(request, risk=risk)))
         if run is not None:
             save_flow(run, flow)
     return flows
@@ -216,7 +173,7 @@ def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
     """Return flows at several lengths as one trajectory with an axis of lengths."""
     kinds = {flow.kind for flow in flows}
     arrays: dict[str, Any] = {}
-    for name in (*FLOW_ARRAYS, "arrived"):
+    for name in (*_CURVES, *_OPTIONAL, "arrived"):
         columns = [getattr(flow, name) for flow in flows]
         arrays[name] = None if any(one is None for one in columns) else np.stack(columns)
     return Trajectory(
@@ -235,7 +192,6 @@ def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
 class _Attempt(NamedTuple):
     """A flow computed with weight statistics up to some sharpness."""
 
-    risk: RiskOfState
     descent: Descent
     max_sharpness: float
     sharpness: float
@@ -258,11 +214,12 @@ def _solution(request: FlowRequest) -> Trajectory:
 
 
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
-    risk = request.risk(max_sharpness)
+    risk = request.risk.on_set(0, max_sharpness)
     descent = _descent(request, risk, float(request.plan.rtol))
-    end = [to_device(array) for array in request.parametrisation.arrays(np.asarray(descent.last))]
-    sharpness = risk.objective.sharpness(request.parametrisation.attention(end))
-    return _Attempt(risk, descent, max_sharpness, sharpness)
+    parametrisation = request.risk.parametrisation
+    end = [to_device(array) for array in parametrisation.arrays(np.asarray(descent.last))]
+    sharpness = risk.objective.sharpness(parametrisation.attention(end))
+    return _Attempt(descent, max_sharpness, sharpness)
 
 
 def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Descent:
@@ -275,7 +232,7 @@ def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Desce
     numbers = (end, tolerance, plan.arrival, plan.radius)
     # One dtype throughout: jax would compile again for a Python number in place of an array.
     limits = FlowLimits(*(to_device(number, jnp.float64) for number in numbers))
-    descent = descend(risk, state_of(request.start), to_device(padded), limits, request.solver)
+    descent = descend(risk, state_of(request.risk.start), to_device(padded), limits, request.solver)
     states = np.asarray(descent.states)[padded.size - finite.size :]
     return descent._replace(states=to_device(states))
 
@@ -307,29 +264,27 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
 
 def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: saved states up to the end, then the last state."""
-    descent = attempt.descent
+    descent, risk = attempt.descent, request.risk
     states = _states(request, descent)
-    count = 1 if request.objectives.is_closed_form else RISK_SETS
-    risks = (request.risk(attempt.max_sharpness, shift) for shift in range(count))
-    moments, values = moments_on_sets(risks, states)
-    value, error = values[0], error_of_one_set(values)
-    if request.exact is not None:
+    moments = risk.moments(states, attempt.max_sharpness)
+    value, error = moments.risks[0], moments.error
+    if risk.exact is not None:
         _warn_of_disagreement(value[-1], error[-1])
-        value = require_risks(attempt.risk.objective.lower_bound, value, error)
+        value = require_risks(moments.lower_bound, value, error)
     return Trajectory(
         times=request.times,
-        lengths=request.length,
+        lengths=risk.length,
         parameters=dict(
-            zip(array_names(request.start), request.parametrisation.arrays(states), strict=True)
+            zip(array_names(risk.start), risk.parametrisation.arrays(states), strict=True)
         ),
-        key_query=moments.key_query,
-        value_matrix=moments.value,
+        key_query=moments.first.key_query,
+        value_matrix=moments.first.value,
         value=value,
-        gradient_norms=moments.gradient_norm,
+        gradient_norms=moments.first.gradient_norm,
         error=error,
         parameter_error=_parameter_error(request, attempt, states),
         arrived=float(descent.end) if bool(descent.arrived) else math.nan,
-        kind=request.kind,
+        kind=risk.kind,
         config=request.config,
     )
 
@@ -353,11 +308,11 @@ def _parameter_error(
     This is the standard deviation of two values. The second flow takes coarser steps, which adds to
     the distance. NaN at times that the second flow does not reach.
     """
-    if request.exact is None or not request.plan.parameter_error:
+    if request.risk.exact is None or not request.plan.parameter_error:
         return None
-    if request.exact.is_closed_form:
+    if request.risk.exact.is_closed_form:
         return np.zeros(request.times.size)
-    other = request.risk(attempt.max_sharpness, shift=1)
+    other = request.risk.on_set(1, attempt.max_sharpness)
     descent = _descent(request, other, _COARSER * float(request.plan.rtol))
     distance = np.linalg.norm(_states(request, descent) - states, axis=1)
     missed = request.times > (np.inf if bool(descent.arrived) else float(descent.end))
@@ -370,5 +325,41 @@ def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
     states = np.tile(np.asarray(descent.last), (times.size, 1))
     before = times <= float(descent.end)
     states[before] = np.asarray(descent.states)[: before.sum()]
-    states[times == 0.0] = np.asarray(state_of(request.start))
+    states[times == 0.0] = np.asarray(state_of(request.risk.start))
     return states
+
+
+def save_flow(run: RunFolder, flow: Trajectory) -> None:
+    """Write a trajectory at one length into the folder of its run."""
+    named = {name: getattr(flow, name) for name in (*_CURVES, *_OPTIONAL)}
+    arrays = {name: array for name, array in named.items() if array is not None}
+    arrays |= {_PREFIX + name: array for name, array in flow.parameters.items()}
+    run.save(pack_nonfinite({**arrays, "arrived": np.array(flow.arrived)}))
+
+
+def load_flow(run: RunFolder) -> Trajectory:
+    """Return the trajectory of a finished run; raise `InputFileError` if it is damaged."""
+    arrays, config = unpack_nonfinite(run.load()), cast(Any, RunFolder.at(run.path).config)
+    try:
+        if config["kind"] not in get_args(Kind):
+            raise ValueError(f"its kind is {config['kind']!r}")
+        if ("key_query" in arrays) != ("value_matrix" in arrays):
+            raise ValueError("it has only one of key_query and value_matrix")
+        return Trajectory(
+            times=np.array([float(time) for time in config["times"]]),
+            lengths=float(config["lengths"]),
+            parameters={
+                name.removeprefix(_PREFIX): array
+                for name, array in arrays.items()
+                if name.startswith(_PREFIX)
+            },
+            **{name: arrays[name] for name in _CURVES},
+            **cast(Any, {name: arrays.get(name) for name in _OPTIONAL}),
+            arrived=arrays["arrived"].item(),
+            kind=config["kind"],
+            config=config,
+        )
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
+        raise InputFileError(
+            f"{run.path} must contain a trajectory, but {problem or type(problem).__name__}."
+        ) from None

@@ -1,8 +1,9 @@
 """The risk and its gradient as functions of the parameters of an attention."""
 
-import itertools
+import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,11 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import in_double, to_device
+from promptlimit._inputs import to_device
 from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import AccuracyError
-from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, Objectives, as_head
+from promptlimit.results import Kind
+from promptlimit.rules import Effort
+from promptlimit.tasks import (
+    SHARPNESS_RANGES,
+    AbstractObjective,
+    AbstractTask,
+    Objectives,
+    RiskProblem,
+    as_head,
+    exact_objectives,
+    kind_of,
+    simulated_objectives,
+)
 
 _CHUNK = 16
 _ROUNDING = 1e-12
@@ -115,6 +128,17 @@ class RiskOfState(eqx.Module):
     parametrisation: Parametrisation = eqx.field(static=True)
     attention: AbstractAttention | None
 
+    @classmethod
+    def of(
+        cls,
+        objective: AbstractObjective,
+        parametrisation: Parametrisation,
+        start: AbstractAttention,
+    ) -> "RiskOfState":
+        """Return the risk as a function of the arrays of `start` in a vector."""
+        rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
+        return cls(objective, parametrisation, rest if objective.of_matrices is None else None)
+
     def __call__(self, state: Float[Array, " n"]) -> Float[Array, ""]:
         """Return the risk."""
         arrays, of_matrices = self.parametrisation.arrays(state), self.objective.of_matrices
@@ -125,14 +149,6 @@ class RiskOfState(eqx.Module):
     def gradient(self, state: Float[Array, " n"]) -> Float[Array, " n"]:
         r"""Return $\nabla R_L$ as a vector."""
         return jax.grad(self)(state)
-
-
-def risk_of_state(
-    objective: AbstractObjective, parametrisation: Parametrisation, start: AbstractAttention
-) -> RiskOfState:
-    """Return the risk as a function of the arrays of `start` in a vector."""
-    rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
-    return RiskOfState(objective, parametrisation, rest if objective.of_matrices is None else None)
 
 
 class StateMoments(NamedTuple):
@@ -190,26 +206,129 @@ def _state_risks(risk: RiskOfState, states: Array) -> Array:
     return jax.lax.map(risk, states)
 
 
-def moments_on_sets(
-    risks: Iterable[RiskOfState], states: Float[np.ndarray, "times n"]
-) -> tuple[StateMoments, Float[np.ndarray, "sets times"]]:
-    """Return the moments on the first set of points or prompts, and the risks on all of them."""
-    sets = iter(risks)
-    moments = state_moments(next(sets), states)
-    return moments, np.stack([moments.risk, *(state_risks(risk, states) for risk in sets)])
+class SetMoments(NamedTuple):
+    """Moments of states on the first of several sets of points or prompts.
 
-
-def error_of_one_set(values: Float[np.ndarray, "sets times"]) -> Float[np.ndarray, " times"]:
-    r"""Return one standard error of the risk on one set, from independent sets; 0 for one set.
-
-    The standard error of the mean over n sets is smaller by $\sqrt n$. If the risk on some set is
-    NaN, because scores leave the tables, the error is the whole risk.
+    Attributes:
+        first: the moments on the first set.
+        risks: the risks on all sets, [sets, times].
+        lower_bound: a lower bound of all risks.
     """
-    count = values.shape[0]
-    if count == 1:
-        return np.zeros_like(values[0])
-    error = math.sqrt(count) * standard_error(values)
-    return np.where(np.isnan(error), np.abs(values[0]), error)
+
+    first: StateMoments
+    risks: Float[np.ndarray, "sets times"]
+    lower_bound: float
+
+    @property
+    def error(self) -> Float[np.ndarray, " times"]:
+        r"""One standard error of the risk on one set; 0 for one set.
+
+        The standard error of the mean over n sets is smaller by $\sqrt n$. If the risk on some set
+        is NaN, because scores leave the tables, the error is the whole risk.
+        """
+        count = self.risks.shape[0]
+        if count == 1:
+            return np.zeros_like(self.risks[0])
+        error = math.sqrt(count) * standard_error(self.risks)
+        return np.where(np.isnan(error), np.abs(self.risks[0]), error)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRisk:
+    """The risk of one start at one length, on independent sets of points or prompts.
+
+    Call its methods inside `enable_x64`.
+
+    Attributes:
+        start: an attention, in double precision.
+        task: the task, in double precision.
+        length: the number of tokens.
+        points: quadrature points of a set, where a rule computes the risk without simulation.
+        effort: the prompts of a set, where none does.
+        first_set: the number of the first set.
+        together: lengths whose tables are computed together with those of this one.
+        simulates: whether to simulate prompts in any case.
+    """
+
+    start: AbstractAttention
+    task: AbstractTask
+    length: float
+    points: int
+    effort: Effort
+    first_set: int = 0
+    together: tuple[float, ...] = ()
+    simulates: bool = False
+
+    @property
+    def problem(self) -> RiskProblem:
+        """The attention, the task and the length."""
+        return RiskProblem(self.start, self.task, np.array([self.length]))
+
+    @functools.cached_property
+    def exact(self) -> Objectives | None:
+        """The risk without simulation; None if no rule computes it."""
+        if self.simulates:
+            return None
+        return exact_objectives(self.problem, self.points, self.together)
+
+    @functools.cached_property
+    def objectives(self) -> Objectives:
+        """The risk as a function of the attention, on each of the sets."""
+        return self.exact or simulated_objectives(self.problem, self.effort)[0]
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the risk."""
+        return kind_of("estimate" if self.exact is None else "exact", self.length)
+
+    @functools.cached_property
+    def parametrisation(self) -> Parametrisation:
+        """The map from arrays to the attention."""
+        return Parametrisation(self.start, np.float64)
+
+    def on_set(self, number: int, max_sharpness: float) -> RiskOfState:
+        """Return the risk on one of the sets, with tables up to a sharpness."""
+        objective = self.objectives(max_sharpness, self.first_set + number)
+        return RiskOfState.of(objective, self.parametrisation, self.start)
+
+    def moments(
+        self, states: Float[np.ndarray, "times n"], max_sharpness: float, sets: int = RISK_SETS
+    ) -> SetMoments:
+        """Return the moments of states on the first set, and the risks on all of them."""
+        first = self.on_set(0, max_sharpness)
+        moments = state_moments(first, states)
+        others = range(1, 1 if self.objectives.is_closed_form else sets)
+        risks = [state_risks(self.on_set(number, max_sharpness), states) for number in others]
+        return SetMoments(moments, np.stack([moments.risk, *risks]), first.objective.lower_bound)
+
+    def mean_moments(
+        self, leaves: list[np.ndarray], sets: int = RISK_SETS
+    ) -> tuple[StateMoments, np.ndarray]:
+        """Return moments with the mean risk over sets, and the standard error of that mean.
+
+        Both are NaN at states that are not finite.
+
+        Args:
+            leaves: the arrays of the attention, each [n, ...].
+            sets: the number of sets.
+        """
+        states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+        well = np.all(np.isfinite(states), axis=1)
+        safe = np.where(well[:, None], states, 0.0).astype(np.float64)
+        usual, widest = SHARPNESS_RANGES
+        moments = self.moments(safe, usual, sets)
+        if not np.isfinite(moments.risks[0, well]).all():
+            moments = self.moments(safe, widest, sets)
+        mean, error = moments.risks.mean(axis=0), moments.error
+        risk = np.where(np.isnan(mean), moments.risks[0], mean)
+        if self.exact is not None:
+            risk[well] = require_risks(moments.lower_bound, risk[well], error[well])
+
+        def of_the_well(column: np.ndarray) -> np.ndarray:
+            return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
+
+        found = moments.first._replace(risk=risk), error / math.sqrt(len(moments.risks))
+        return jax.tree.map(of_the_well, found)
 
 
 def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.ndarray:
@@ -234,57 +353,3 @@ def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.nda
                 argument="points",
             )
     return np.where(errors > 0.0, np.maximum(risks, bound), risks)
-
-
-def training_moments(
-    objectives: Objectives,
-    start: AbstractAttention,
-    leaves: list[np.ndarray],
-    sets: int = 1,
-    *,
-    exact: bool = False,
-) -> tuple[StateMoments, np.ndarray]:
-    """Return the moments of training states, with the mean risk over sets, and its standard error.
-
-    Both are NaN at states that are not finite.
-
-    Args:
-        objectives: the risk on independent sets of points or prompts.
-        start: an attention with the trained shapes and kernel.
-        leaves: the arrays of the attention, each [n, ...].
-        sets: the number of sets.
-        exact: whether to raise an error if the points do not determine the risk.
-    """
-    states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
-    well = np.all(np.isfinite(states), axis=1)
-    safe = np.where(well[:, None], states, 0.0).astype(np.float64)
-    count = 1 if objectives.is_closed_form else sets
-
-    def up_to(max_sharpness: float) -> tuple[float, StateMoments, np.ndarray]:
-        """Return the lower bound of the risk, the moments and the risks on all sets."""
-        first = objectives(max_sharpness)
-        others = (objectives(max_sharpness, number) for number in range(1, count))
-        risks = (
-            risk_of_state(objective, parametrisation, head)
-            for objective in itertools.chain([first], others)
-        )
-        return first.lower_bound, *moments_on_sets(risks, safe)
-
-    with jax.enable_x64(True):
-        head = in_double(start)
-        parametrisation = Parametrisation(head, np.float64)
-        usual, widest = SHARPNESS_RANGES
-        bound, moments, values = up_to(usual)
-        if not np.isfinite(values[0, well]).all():
-            bound, moments, values = up_to(widest)
-    mean = values.mean(axis=0)
-    found = np.where(np.isnan(mean), values[0], mean)
-    error = error_of_one_set(values)
-    if exact:
-        found[well] = require_risks(bound, found[well], error[well])
-    moments = moments._replace(risk=found)
-
-    def of_the_well(column: np.ndarray) -> np.ndarray:
-        return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
-
-    return jax.tree.map(of_the_well, moments), of_the_well(error / math.sqrt(count))

@@ -1,11 +1,14 @@
 """Stochastic gradient descent on an in-context task, with fresh prompts at every step."""
 
 import contextlib
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -15,17 +18,36 @@ from promptlimit._arrays import Number, numpy_only, require_unmasked
 from promptlimit._inputs import require_random_key
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
-from promptlimit.dynamics._risks import RISK_SETS, training_moments
-from promptlimit.dynamics._run import Records, group_records
 from promptlimit.dynamics._starts import Start, starts_of_seeds
-from promptlimit.dynamics._step import RunGroup, TrainingRequest
+from promptlimit.dynamics._steps import (
+    RunGroup,
+    TrainingRequest,
+    TrainingState,
+    first_state,
+    take_steps,
+)
 from promptlimit.errors import ArgumentError
-from promptlimit.parallel import active_devices, from_writer
+from promptlimit.parallel import (
+    active_devices,
+    agreed,
+    alone,
+    from_writer,
+    run_on_devices,
+    use_devices,
+)
 from promptlimit.results import Length, Training
-from promptlimit.storage import RunFolder, Watcher, pack_nonfinite, unpack_nonfinite, watching
+from promptlimit.storage import (
+    Progress,
+    RunFolder,
+    Watcher,
+    pack_nonfinite,
+    unpack_nonfinite,
+    watching,
+)
 from promptlimit.tasks import AbstractTask
 
 _PREFIX = "parameters."
+_SECONDS = 0.5  # between two progress reports
 _CURVES = ("value", "gradient_norms", "error")
 _MOMENTS = ("key_query", "value_matrix", *_CURVES)
 
@@ -102,7 +124,7 @@ def sgd(
         _require_different(start)
     if folder is not None and plan.optimiser is not None and plan.label is None:
         raise ArgumentError("label", "must name the optimiser of a run in a folder, got None.")
-    to_device = jax.default_backend() != "cpu" if packed is None else packed
+    in_one = jax.default_backend() != "cpu" if packed is None else packed
     request = TrainingRequest(
         starts=starts,
         task=task,
@@ -110,15 +132,15 @@ def sgd(
         plan=plan,
         key=prompt_key,
         independent_prompts=bool(independent_prompts),
-        packed=bool(to_device) and plan.sampling == "tokens",
+        packed=bool(in_one) and plan.sampling == "tokens",
     )
     _require_law(request)
     groups = [
-        (group, None if folder is None else RunFolder(folder, request.config(group)))
+        (group, None if folder is None else RunFolder(folder, request.config(group.sequences)))
         for group in request.groups
     ]
     with watching(watch if active_devices().writes else False, "training") as watcher:
-        arrays = [_group_arrays(request, group, run, int(every), watcher) for group, run in groups]
+        arrays = [_group_arrays(group, run, int(every), watcher) for group, run in groups]
     return _training(request, arrays)
 
 
@@ -162,7 +184,7 @@ def _require_law(request: TrainingRequest) -> None:
             "must be 'tokens' unless every start is one head and every length is "
             f"finite, got 'law' for {names} at lengths {list(request.lengths)}.",
         )
-    if request.fused_gradient(request.groups[0]) is None:
+    if request.groups[0].fused_gradient is None:
         raise ArgumentError(
             "sampling",
             f"must be 'tokens' for {type(request.task).__name__}, got 'law'. "
@@ -171,18 +193,14 @@ def _require_law(request: TrainingRequest) -> None:
 
 
 def _group_arrays(
-    request: TrainingRequest,
-    group: RunGroup,
-    run: RunFolder | None,
-    every: int,
-    watch: Watcher | None,
+    group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a group, read from its folder if it is finished there.
 
     Only the first process reads and writes the folder.
     """
     if run is None:
-        return _arrays(request, group, group_records(request, group, None, every, watch))
+        return _arrays(group, _records(group, None, every, watch))
     with contextlib.ExitStack() as locks:
 
         def begin() -> dict[str, np.ndarray]:
@@ -191,29 +209,26 @@ def _group_arrays(
             return {"finished": np.array(run.finished)}
 
         def end(records: Records) -> dict[str, np.ndarray]:
-            run.save(pack_nonfinite(_arrays(request, group, records)))
+            run.save(pack_nonfinite(_arrays(group, records)))
             return {}
 
         if not from_writer(begin)["finished"]:
-            records = group_records(request, group, run, every, watch)
+            records = _records(group, run, every, watch)
             from_writer(lambda: end(records))
     return from_writer(lambda: unpack_nonfinite(run.load()))
 
 
-def _arrays(request: TrainingRequest, group: RunGroup, records: Records) -> dict[str, np.ndarray]:
+def _arrays(group: RunGroup, records: "Records") -> dict[str, np.ndarray]:
     """Return the stored arrays of a group, each [sequences, starts, seeds, ...]."""
-    sequences, count = len(group), request.plan.recorded_steps.size
-    seeds = records.diverged.shape[1] // len(request.starts)
-    shape = (sequences, len(request.starts), seeds)
+    request, count = group.request, group.request.plan.recorded_steps.size
+    shape = (len(group.sequences), len(request.starts), group.seeds)
     leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
     rows = []
-    for i, (length, _) in enumerate(group):
-        for j, (start, *_) in enumerate(request.starts):
-            flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
-            objectives = request.objectives(start, length)
-            moments, error = training_moments(
-                objectives, start, flat, RISK_SETS, exact=request.is_exact
-            )
+    for i, length in enumerate(group.lengths):
+        for j, risk in enumerate(request.risks[length]):
+            flat = [leaf[i, j].reshape(group.seeds * count, *leaf.shape[4:]) for leaf in leaves]
+            with jax.enable_x64(True):
+                moments, error = risk.mean_moments(flat)
             rows.append((*moments, error))
     curves = {
         name: np.stack(columns).reshape(*shape, count, *columns[0].shape[1:])
@@ -227,8 +242,8 @@ def _arrays(request: TrainingRequest, group: RunGroup, records: Records) -> dict
 
 def _training(request: TrainingRequest, groups: list[dict[str, np.ndarray]]) -> Training:
     """Return all groups as one result; seeds with independent prompts become one axis again."""
-    sequences = [sequence for group in request.groups for sequence in group]
-    order = [sequences.index(sequence) for sequence in request.sequences]
+    sequences = [sequence for group in request.groups for sequence in group.sequences]
+    order = sorted(range(len(sequences)), key=lambda i: request.lengths.index(sequences[i][0]))
     arrays = {name: np.concatenate([group[name] for group in groups])[order] for name in groups[0]}
     if request.independent_prompts:
         lengths, seeds = len(request.lengths), request.seeds
@@ -251,5 +266,153 @@ def _training(request: TrainingRequest, groups: list[dict[str, np.ndarray]]) -> 
         **{name: arrays[name] for name in _CURVES},
         diverged=arrays["diverged"].astype(np.int64),
         kind=request.kind,
-        config=request.config(),
+        config=request.config(request.lengths),
     )
+
+
+# ---------------------------------------------------------------- the loop
+
+
+class Records(NamedTuple):
+    """Parameters at the steps to record.
+
+    Attributes:
+        leaves: the trained arrays, each [sequences, runs, records, ...].
+        diverged: the step after which a run was infinite, -1 for never, [sequences, runs].
+    """
+
+    leaves: list[np.ndarray]
+    diverged: np.ndarray
+
+
+def _records(group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None) -> Records:
+    """Return the records of a group; with a folder, resume from its checkpoint and write new ones.
+
+    Only the first process uses the folder, and sends the state to the others.
+    """
+    plan = group.request.plan
+    recorded, steps = plan.recorded_steps, int(plan.steps)
+    state = jax.tree.map(np.asarray, first_state(plan.rule, group.first_arrays))
+    leaves = [
+        np.zeros((*leaf.shape[:2], recorded.size, *leaf.shape[2:]), leaf.dtype)
+        for leaf in jax.tree.leaves(state.parameters)
+    ]
+    step = 0
+    if run is not None:
+        like = _checkpoint(state, steps, leaves)
+        arrays = from_writer(lambda: run.resume(like) or {})
+        if arrays:
+            structure = jax.tree.structure(state)
+            numbers = [arrays[f"state.{i}"] for i in range(structure.num_leaves)]
+            state, step = jax.tree.unflatten(structure, numbers), int(arrays["step"])
+            leaves = [arrays[f"records.{i}"] for i in range(len(leaves))]
+    advance, pace = _advancer(group), _StepPace(step)
+    while True:
+        for place in np.flatnonzero(recorded == step):
+            for record, leaf in zip(leaves, jax.tree.leaves(state.parameters), strict=True):
+                record[:, :, place] = leaf
+        due = step > 0 and (step % every == 0 or step == steps)
+        if due and run is not None and active_devices().writes:
+            run.checkpoint(_checkpoint(state, step, leaves))
+        if watch is not None:
+            risk = functools.partial(_current_risk, group, state.parameters)
+            watch(Progress(step, steps, pace.rate, group.lengths, risk))
+        if step == steps:
+            return Records(leaves, state.diverged)
+        stops = [steps, step - step % every + every, step + pace.stride]
+        stops += recorded[recorded > step][:1].tolist()
+        end = int(agreed(np.array(min(stops))))
+        state, step = advance(state, step, end), end
+        pace.seen(step)
+
+
+def _checkpoint(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a checkpoint."""
+    numbers = {f"state.{i}": leaf for i, leaf in enumerate(jax.tree.leaves(state))}
+    records = {f"records.{i}": leaf for i, leaf in enumerate(leaves)}
+    return {**numbers, **records, "step": np.array(step)}
+
+
+def _current_risk(group: RunGroup, parameters: Any) -> float:
+    """Return the risk of the first run of a group."""
+    leaves = [leaf[0, :1] for leaf in jax.tree.leaves(parameters)]
+    risk = group.request.risks[group.lengths[0]][0]
+    with jax.enable_x64(True):
+        return float(risk.mean_moments(leaves, sets=1)[0].risk[0])
+
+
+class _StepPace:
+    """The rate of steps, and the number of steps between two progress reports."""
+
+    def __init__(self, step: int):
+        self.rate = 0.0
+        self.stride = 8
+        self._step, self._time = step, time.perf_counter()
+
+    def seen(self, step: int) -> None:
+        now = time.perf_counter()
+        if step - self._step < self.stride:
+            return
+        # The first stride includes compilation, so it does not measure the rate.
+        if self.stride > 8:
+            self.rate = (step - self._step) / max(now - self._time, 1e-9)
+        wanted = int(self.rate * _SECONDS) if self.rate else 64
+        self.stride = max(16, min(wanted, 4 * self.stride if self.rate else 64))
+        self._step, self._time = step, now
+
+
+# ---------------------------------------------------------------- runs on devices
+
+
+def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
+    """Return the runs of each device, [devices, starts x its seeds], as indices on their axis.
+
+    Seeds are distributed evenly, and all starts of a seed, which share prompts, are on one device.
+    The last devices may repeat the last seed.
+
+    Args:
+        seeds: the number of seeds.
+        starts: the number of starts.
+        devices: the number of devices.
+
+    >>> runs_of_devices(3, 2, 2).tolist()
+    [[0, 1, 3, 4], [2, 2, 5, 5]]
+    """
+    own = -(-seeds // devices)
+    mine = np.minimum(np.arange(devices * own), seeds - 1).reshape(devices, 1, own)
+    return (seeds * np.arange(starts)[:, None] + mine).reshape(devices, -1)
+
+
+def _advancer(group: RunGroup) -> Callable[[TrainingState, int, int], TrainingState]:
+    """Return the function (state, first, last) -> state after the steps, on the active devices.
+
+    Seeds with independent prompts run on one device. With several processes all devices take part,
+    because every process needs the result. The state is that of all runs in order, in NumPy, so
+    that a checkpoint does not depend on the number of devices.
+    """
+    team, request = active_devices(), group.request
+    own = -(-group.seeds // team.size)
+    devices = team.size if team.hosts > 1 and group.shares_prompts else -(-group.seeds // own)
+    runs = runs_of_devices(group.seeds, len(request.starts), devices)
+    first = np.unique(runs, return_index=True)[1]
+    if devices > 1:
+        starts = tuple(row[:own] for row in request.starts)
+        group = dataclasses.replace(group, request=dataclasses.replace(request, starts=starts))
+    shared = request.plan.rule, group.gradient
+
+    def whole(leaf: np.ndarray) -> np.ndarray:
+        """Return all runs, from an array [devices, sequences, n, ...]."""
+        lined = np.moveaxis(leaf, 0, 1)
+        return lined.reshape(leaf.shape[1], -1, *leaf.shape[3:])[:, first]
+
+    def advance(state: TrainingState, start: int, stop: int) -> TrainingState:
+        bounds = np.array([start, stop], np.uint32)
+
+        def part(device: int) -> tuple[TrainingState, np.ndarray]:
+            return jax.tree.map(lambda leaf: leaf[:, runs[device]], state), bounds
+
+        everyone: int | str = "all" if team.hosts > 1 else devices
+        with alone() if devices == 1 else use_devices(everyone):
+            return jax.tree.map(whole, run_on_devices(take_steps, shared, part))
+
+    return advance

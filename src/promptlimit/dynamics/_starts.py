@@ -1,7 +1,6 @@
-"""Starts of training: blocks of the theory, random factors, and validation of user starts."""
+"""Starts of training: random factors, and validation of the starts that users pass."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,25 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
-from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, Number
-from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import (
     AbstractAttention,
     Factored,
-    LinearAttention,
-    SoftmaxAttention,
     array_names,
 )
 from promptlimit.dynamics._risks import Parametrisation, is_one_head, kernel_of
-from promptlimit.errors import ArgumentError, OutsideTheoremWarning
-from promptlimit.results import Trajectory
+from promptlimit.errors import ArgumentError
 from promptlimit.tasks import (
     AbstractTask,
-    LinearRegression,
     require_fitting_task,
-    require_regression,
     require_task,
 )
 
@@ -38,68 +29,6 @@ Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttentio
 
 Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
 """Attentions, [start][seed]."""
-
-_RANK = 1e-10
-
-
-def block_start(
-    task: LinearRegression,
-    alpha: Number,
-    theta: ArrayLike | None = None,
-    *,
-    kernel: str = "softmax",
-) -> SoftmaxAttention | LinearAttention:
-    r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
-
-    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. A warning is given if $\alpha$ is
-    outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or if
-    $\Theta^\top\Sigma=0$.
-
-    Args:
-        task: the regression.
-        alpha: $\alpha$, the size of the start.
-        theta: $\Theta$, [d, any], scaled here to the norm above; the identity when None.
-        kernel: "softmax" or "linear".
-
-    >>> import numpy as np, promptlimit as pl
-    >>> task = pl.LinearRegression(np.eye(4))
-    >>> print(np.diag(pl.dynamics.block_start(task, 0.5).key_query))
-    [0.25 0.25 0.25 0.25 0.  ]
-    """
-    require_regression(task)
-    require_choice("kernel", kernel, ("softmax", "linear"))
-    if not math.isfinite(alpha):
-        raise ArgumentError("alpha", f"must be finite, got {alpha}.")
-    square = _unit_square(task, theta)
-    dim = square.shape[0]
-    norm = float(np.linalg.norm(task.covariance, 2))
-    largest = math.sqrt(2.0) / (dim**0.25 * norm) if norm > 0.0 else math.inf
-    if not 0.0 < alpha < largest or not (square @ task.covariance).any():
-        warnings.warn(
-            f"Theorem 5.2 requires 0 < alpha < {largest:.4g} and theta' Sigma not zero, "
-            f"got alpha = {alpha:g}.",
-            OutsideTheoremWarning,
-            stacklevel=2,
-        )
-    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
-    key_query[:dim, :dim], value[dim, dim] = alpha * square, alpha
-    head = SoftmaxAttention if kernel == "softmax" else LinearAttention
-    with jax.enable_x64(True):
-        return head(key_query, value)
-
-
-def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
-    r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
-    dim = task.token_dim - 1
-    with jax.enable_x64(True):
-        array = float_array("theta", np.eye(dim) if theta is None else theta, rank=2)
-        require_shape("theta", array, (dim, array.shape[1]), "one row for each covariate")
-    factor = np.asarray(array, dtype=np.float64)
-    square = factor @ factor.T
-    size = np.linalg.norm(square)
-    if size == 0.0:
-        raise ArgumentError("theta", "must not be zero, got zeros. The flow would never move.")
-    return square / size
 
 
 def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> Factored:
@@ -134,73 +63,6 @@ def _uniform(key: PRNGKeyArray, bound: Array, size: int) -> list[Array]:
         jax.random.uniform(own_key, shape, jnp.float64, -bound, bound)
         for own_key, shape in zip(jax.random.split(key, 4), shapes, strict=True)
     ]
-
-
-def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
-    r"""Return the largest entry outside the blocks at each time: of $u_{21}$ and of $v_{21}$.
-
-    $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
-    block start both stay 0: their gradients are odd in w.
-    """
-    key_query, value = trajectory.merged()
-    below, beside = key_query[..., -1, :-1], value[..., -1, :-1]
-    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=-1)
-
-
-def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
-    r"""Return $\|A\|_F^2-b^2$ at each time, which the infinite flow conserves in blocks.
-
-    $R_\infty$ depends only on $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ is a symmetry, and gradient
-    flow conserves the corresponding quantity.
-    """
-    key_query, value = trajectory.merged()
-    A, b = key_query[..., :-1, :-1], value[..., -1, -1]
-    return (A**2).sum(axis=(-2, -1)) - b**2
-
-
-def block_limit(
-    task: LinearRegression, alpha: Number, theta: ArrayLike | None = None
-) -> SoftmaxAttention:
-    r"""Return where the infinite flow from `block_start(task, alpha, theta)` ends.
-
-    With $\Pi$ the projector on the image of $\Sigma$, $P=\Theta\Theta^\top$, $N=P-\Pi P\Pi$ and
-    $\delta=\alpha^2\|N\|_F^2$ (appendix F.3; Remark 5.3 when $\Sigma$ is invertible, $N=0$):
-
-    $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}((\Sigma^+)^2)}\Big),\qquad
-    U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
-
-    A start of negative $\alpha$ ends at the negatives.
-
-    >>> import promptlimit as pl
-    >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
-    [0.  0.5]
-    """
-    require_regression(task)
-    _require_one_image(task)
-    S, P = task.covariance, _unit_square(task, theta)
-    inverse = np.linalg.pinv(S, rcond=_RANK, hermitian=True)
-    image = inverse @ S
-    N = P - image @ P @ image
-    delta = alpha**2 * np.sum(N**2)
-    c = math.sqrt((delta + math.sqrt(delta**2 + 4 * np.sum(inverse**2))) / 2)
-    dim = S.shape[0]
-    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
-    sign = math.copysign(1.0, alpha)
-    key_query[:dim, :dim], value[dim, dim] = sign * inverse / c + alpha * N, sign * c
-    with jax.enable_x64(True):
-        return SoftmaxAttention(key_query, value)
-
-
-def _require_one_image(task: LinearRegression) -> None:
-    """Raise an error if queries and prompts span different directions, unless both span all."""
-    covariances = (task.covariance, task.query_covariance)
-    full = all(np.linalg.matrix_rank(S, tol=_RANK) == S.shape[0] for S in covariances)
-    if not full and not np.array_equal(*covariances):
-        raise ArgumentError(
-            "task",
-            "must have one covariance or two invertible ones for a closed form of the limit. "
-            "Compute it with gradient_flow(start, task, math.inf, [math.inf]).",
-        )
 
 
 def require_start(start: AbstractAttention, task: AbstractTask) -> None:

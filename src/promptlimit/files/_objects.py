@@ -37,6 +37,7 @@ _DTYPES += ("float16", "float32", "float64")
 
 _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     "Gaussian": ("measures", {"mean": "location", "cov": "covariance"}),
+    "GaussianQuadratic": ("measures", {"mean": "law.location", "cov": "law.covariance"}),
     "UniformSphere": ("measures", {"dim": "space_dim", "radius": "radius"}),
     **dict.fromkeys(
         ("Affine", "Empirical", "Mixture", "Product", "Rademacher", "UniformCube"),

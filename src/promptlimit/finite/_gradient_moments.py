@@ -22,6 +22,7 @@ from promptlimit.finite._head_moments import (
     leading_error,
     linear_spread_error,
 )
+from promptlimit.finite._own_spread import own_spread_error
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
 from promptlimit.finite._simulation import gradient_errors, simulated_lengths
@@ -57,7 +58,7 @@ def gradient_moments(
     $|z|^2E\|(\hat C-C)V^\top\|_F^2$. Derived in docs/finite.md.
 
     Exact for linear heads over any measure, and for softmax heads: value matrices wherever
-    `prompt_moments` is exact, score matrices over Gaussian tokens, query outside.
+    `prompt_moments` is exact, score matrices over Gaussian tokens, the query inside or outside.
 
     Args:
         attention: $T$.
@@ -66,7 +67,7 @@ def gradient_moments(
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
             "value_weight" or "output".
-        including_query: whether the query is one more token of its prompt.
+        including_query: whether the query is one more token of its prompt (Remark 3.2).
         kind: "auto", "exact", "asymptotic" or "estimate".
         key: randomness, for `estimate`.
         rtol: relative standard error at which an estimate stops; 0.01 unless `samples` is given.
@@ -136,7 +137,6 @@ def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
 def _gaussian_spread(problem: Problem) -> str | None:
     return _spread_obstacle("softmax", problem) or first_obstacle(
         (problem.gaussian is None, "the tokens are not Gaussian"),
-        (problem.including_query, "the query is a token"),
     )
 
 
@@ -173,8 +173,15 @@ def _leading_linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]
 
 def _exact_gaussian_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
     head = unwrap(problem.head)
-    tokens = WhitenedTokens.along(head.tilt, unwrap(problem.gaussian))
-    return gaussian_spread_error(tokens, left, head.value, problem.lengths)
+    law = unwrap(problem.gaussian)
+    tokens = WhitenedTokens.along(head.tilt, law)
+    if not problem.including_query:
+        return gaussian_spread_error(tokens, left, head.value, problem.lengths)
+    centred = problem.query - law.means[0]
+    residual = centred - tokens.root @ (tokens.root @ head.tilt)
+    own = residual, float(head.tilt @ centred)
+    with problem.add_context():
+        return own_spread_error(tokens, own, left, head.value, problem.lengths)
 
 
 def _leading_softmax_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
@@ -216,8 +223,8 @@ GRADIENT_MOMENTS.rules.extend(
         ),
         Rule(
             "exact",
-            "a score matrix of a softmax head, Gaussian tokens, query outside the prompt",
-            "weight statistics",
+            "a score matrix of a softmax head, Gaussian tokens",
+            "moments of up to four weights",
             _gaussian_spread,
             partial(_spread, _exact_gaussian_spread),
         ),

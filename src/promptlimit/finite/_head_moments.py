@@ -118,12 +118,12 @@ def gaussian_spread_error(
     basis = np.linalg.qr(tokens.direction[:, None], mode="complete")[0]
     inner = left @ tokens.root @ basis
     outer = value @ tokens.root @ basis
-    products = _spread_products(inner.T @ inner, outer.T @ outer)
+    products = spread_products(inner.T @ inner, outer.T @ outer)
     terms = [getattr(statistics, name) * product for name, product in products.items()]
     return np.sum(terms, axis=0), statistics.relative_error * np.sum(np.abs(terms), axis=0)
 
 
-def _spread_products(inner: Array, outer: Array) -> dict[str, float]:
+def spread_products(inner: Array, outer: Array) -> dict[str, float]:
     r"""Return what multiplies each statistic in $\mathrm{tr}(DP)$, N = `inner`, P = `outer`.
 
     In a basis whose first vector is e, with $n_{11}, n_1, N_\perp$ the blocks of N,

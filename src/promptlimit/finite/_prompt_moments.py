@@ -19,7 +19,12 @@ from promptlimit.finite._head_moments import (
     linear_rows,
 )
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem
-from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
+from promptlimit.finite._several_heads import heads_moments
+from promptlimit.finite._softmax_moments import (
+    moments_beside_mean,
+    require_accurate,
+    softmax_moments,
+)
 from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
     NOT_A_STACK,
@@ -39,7 +44,7 @@ from promptlimit.finite._stack_moments import (
 from promptlimit.prompts import Leading, PromptLaw, Readout
 from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
-from promptlimit.weights import AbstractPart, DependentTokens, SlopedTokens
+from promptlimit.weights import SPACINGS, AbstractPart, DependentTokens, SlopedTokens
 
 _LEAST_SLOPE = 0.01
 """Smaller slopes have too many positions that count."""
@@ -209,6 +214,36 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
     return problem.law_obstacle(heads[0].tilt)
 
 
+def _several_softmax(problem: Problem) -> str | None:
+    """Return why a problem is not of several softmax heads with a known law of pairs of scores."""
+    heads = problem.tilted_heads
+    if problem.wrt is not None or len(heads) < 2:
+        return OutOfScope("it is not a sum of several heads")
+    if any(head.kernel != "softmax" for head in heads):
+        return "softmax heads next to linear ones need the joint law of both"
+    if problem.prompt.process is not None or problem.prompt.slope:
+        return f"pairs of heads need independent tokens, not {problem.prompt.words}"
+    if problem.parts is None:
+        return "pairs of heads need a list of tokens or a mixture of Gaussians"
+    return next(filter(None, (problem.law_obstacle(head.tilt) for head in heads)), None)
+
+
+def _exact_several(problem: Problem, _effort: Effort) -> MomentRows:
+    lengths, spacing = problem.lengths, SPACINGS["fine"]
+    with problem.add_context():
+        found = heads_moments(
+            problem.measure,
+            problem.law_along,
+            problem.tilted_heads,
+            lengths,
+            known=problem.known,
+            spacing=spacing,
+        )
+        rows = found.rows
+        require_accurate(rows.error, rows.mse, rows.limit, lengths)
+    return rows
+
+
 def _not_by_nodes(problem: Problem) -> str | None:
     return NOT_A_STACK if problem.layers is None else many_nodes(problem)
 
@@ -374,6 +409,15 @@ PROMPT_MOMENTS.rules.extend(
             "as in the previous rule, with the covariance of the two heads",
             _softmax_beside_mean,
             _of_heads(_exact_beside_mean),
+        ),
+        Rule(
+            "exact",
+            "several softmax heads, tokens listed or a mixture of Gaussians; prompts with known "
+            "tokens or sinks",
+            "a double integral for each pair of heads",
+            _several_softmax,
+            _of_heads(_exact_several),
+            any_prompt=True,
         ),
         Rule(
             "exact",

@@ -107,14 +107,14 @@ def _tilted_head(
     else:
         tokens = random(limit, lengths[finite])
     found = prompt_integrals([tokens] if fixed is None else [tokens, fixed])
-    _require_accurate(found.error, found.mse, limit, lengths[finite])
+    require_accurate(found.error, found.mse, limit, lengths[finite])
     rows.put(finite, found.bias, found.cov, found.mse, found.participation, found.error)
     if fixed is not None:
         rows.fixed_weights[finite] = found.attention
     return _TiltedHeadMoments(rows, alone, finite, found)
 
 
-def _require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> None:
+def require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> None:
     """Refuse mean squares that are not known well enough."""
     scale = np.maximum(mse, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
     relative = np.where(np.isfinite(error), error / scale, np.inf)
@@ -170,7 +170,7 @@ def moments_beside_mean(
     cov = first.rows.cov + cross + cross.transpose(0, 2, 1) + share[:, None, None] * spread
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
     limits = first.rows.limit + mean
-    _require_accurate(error, mse, limits, lengths)
+    require_accurate(error, mse, limits, lengths)
     unknown = np.full(lengths.size, np.nan)
     weights = np.full((lengths.size, known.size), np.nan)
     return MomentRows(limits, bias, cov, mse, unknown, error, fixed_weights=weights)

@@ -1,5 +1,6 @@
 """The atlas: every head of a model compared with its limits, over prompts of one length."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from promptlimit.heads._measure import (
     share_of,
 )
 from promptlimit.heads._model import LayerHeads, Model
+from promptlimit.heads._parts import Parts, stored_parts
 from promptlimit.heads._prediction import GRID, prediction
 from promptlimit.heads._prompts import (
     CapturedHeads,
@@ -38,6 +40,8 @@ from promptlimit.storage import write_bytes
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
 """The unexplained share of the variance of a head at `length_needed`."""
+_BETWEEN = 5.0
+"""Seconds between two stored sums of moments."""
 
 
 @with_numpy_defaults
@@ -50,6 +54,7 @@ def atlas(
     clusters: int = 4,
     sinks: int = 8,
     seed: int = 0,
+    folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> HeadAtlas:
     r"""Return the sharpness of every head, and the share of its variance that each limit explains.
@@ -74,6 +79,8 @@ def atlas(
         clusters: the number of Gaussians in the limit "mixture".
         sinks: the number of tokens that the limit "sinks" keeps as atoms.
         seed: the seed of the clusters.
+        folder: a folder of run folders. Each measured layer is stored there, and the same call
+            resumes from it with identical bits.
         progress: a function that is called after each step, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
@@ -87,7 +94,6 @@ def atlas(
     shortest = max(4, prompts.length // 8) if prompts.causal else prompts.length
     limits = Limits(prompts.causal, clusters, sinks)
     table = prediction(shortest, prompts.length)
-    moments = _corpus_moments(prompts, report)
     alone, key = prompts.count == 1, jax.random.key(seed)
 
     def measure(index: int, layer: int, heads: LayerHeads) -> dict[str, Any]:
@@ -103,7 +109,10 @@ def atlas(
         rows = query_rows(heads, scales, positions, table, limits, given)
         return layer_sums(rows, np.asarray(heads.queries)[:, positions], lengths, table)
 
-    sums = in_every_layer(prompts, measure, "measuring heads", report)
+    options = {"clusters": clusters, "sinks": sinks, "seed": seed}
+    with stored_parts(folder, "atlas", prompts.contents, options) as parts:
+        moments = _corpus_moments(prompts, report, parts)
+        sums = in_every_layer(prompts, measure, "measuring heads", report, parts)
     total = sums["total"].sum(axis=0)
     r2, r2_error = explained(sums["errors"], sums["total"])
     means = {name: part.mean(axis=0) for name, part in sums["means"].items()}
@@ -133,17 +142,24 @@ def atlas(
     )
 
 
-def _corpus_moments(prompts: HeadPrompts, report: Progress) -> list[CorpusMoments]:
+def _corpus_moments(prompts: HeadPrompts, report: Progress, parts: Parts) -> list[CorpusMoments]:
     """Return the moments of each layer's tokens and queries, summed over all windows."""
 
     def window_moments(index: int) -> list[CorpusMoments]:
         return [corpus_moments(heads) for heads in prompts.layers(index)]
 
-    total: list[CorpusMoments] = []
-    report("reading the text", 0, prompts.count)
-    for done, here in enumerate(in_threads(window_moments, prompts.count), start=1):
+    stored = parts.load("moments") or {}
+    read = int(stored.pop("windows", 0))
+    total = [CorpusMoments.of(stored[layer]) for layer in sorted(stored, key=int)]
+    saved = time.monotonic()
+    report("reading the text", read, prompts.count)
+    for done, here in enumerate(in_threads(window_moments, read, prompts.count), start=read + 1):
         report("reading the text", done, prompts.count)
         total = [a + b for a, b in zip(total, here, strict=True)] if total else here
+        if done == prompts.count or time.monotonic() - saved > _BETWEEN:
+            by_layer = {str(layer): vars(moments) for layer, moments in enumerate(total)}
+            parts.save("moments", {"windows": done, **by_layer})
+            saved = time.monotonic()
     return total
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from promptlimit.errors import ArgumentError
 from promptlimit.heads._far_tokens import FarTokens
 from promptlimit.heads._measure import SOFTMAX, Progress, explained, in_every_layer, query_rows
 from promptlimit.heads._model import LayerHeads, Model
+from promptlimit.heads._parts import stored_parts
 from promptlimit.heads._prediction import Prediction, prediction
 from promptlimit.heads._prompts import CapturedHeads, HeadLists, TextOrIds, prompts_of
 from promptlimit.results import CausalAtlas
@@ -34,6 +36,7 @@ def causal_atlas(
     recent: int = 64,
     band: int = 128,
     every: int = 8,
+    folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CausalAtlas:
     r"""Return statistics of every head of a causal model by distance, with far tokens replaced.
@@ -58,6 +61,7 @@ def causal_atlas(
         recent: the number of most recent tokens that are kept, including the query's own.
         band: the number of distances in a band.
         every: one query in `every` is measured, including the last one.
+        folder: as for `atlas`.
         progress: a function that is called after each step, from any thread.
     """
     for name, value, least in (
@@ -79,7 +83,9 @@ def causal_atlas(
         return {"statistics": rows.statistics, "errors": errors, "totals": rows.totals}
 
     report = progress or (lambda *_: None)
-    found = in_every_layer(prompts, measure, "measuring by distance", report)
+    options = {"sinks": sinks, "recent": recent, "band": band, "every": every}
+    with stored_parts(folder, "causal atlas", prompts.contents, options) as parts:
+        found = in_every_layer(prompts, measure, "measuring by distance", report, parts)
     rows = found["statistics"]
     means = {name: part.mean(axis=(0, -1)) for name, part in rows.items()}
     r2, r2_error = explained(found["errors"], found["totals"][SOFTMAX])

@@ -1,6 +1,7 @@
 """Moments of a head's tokens and queries over many prompts, and the affine map of its limit."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,12 @@ class CorpusMoments:
     token_squares: np.ndarray
     queries: np.ndarray
     query_squares: np.ndarray
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> "CorpusMoments":
+        """Return the moments with these stored fields."""
+        count, query_count, *sums = (arrays[field.name] for field in dataclasses.fields(cls))
+        return cls(int(count), int(query_count), *sums)
 
     def __add__(self, other: "CorpusMoments") -> "CorpusMoments":
         return CorpusMoments(*(a + b for a, b in zip(_parts(self), _parts(other), strict=True)))

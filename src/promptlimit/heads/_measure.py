@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._model import LayerHeads
+from promptlimit.heads._parts import Parts
 from promptlimit.heads._prediction import Prediction
 from promptlimit.heads._prompts import HeadPrompts
 from promptlimit.heads._weighing import in_blocks
@@ -28,6 +29,8 @@ from promptlimit.measures import full_precision
 Found = TypeVar("Found")
 Progress = Callable[[str, int, int], None]
 """A function of the name of the step, the number of finished parts and their total."""
+Part = dict[str, Any]
+"""Arrays by name, or mappings of arrays."""
 Named = dict[str, Array]
 """Arrays by name, one row per query."""
 _THREADS = 4
@@ -130,44 +133,59 @@ def _device_rows(
 
 def in_every_layer(
     prompts: HeadPrompts,
-    measure: Callable[[int, int, LayerHeads], Found],
+    measure: Callable[[int, int, LayerHeads], Part],
     what: str,
     report: Progress,
-) -> Found:
+    parts: Parts,
+) -> Part:
     """Return `measure(prompt, layer, heads)` for all layers of all prompts, [prompts, layers, ...].
 
-    Raises `ArgumentError` where scores overflow single precision.
+    Stored layers are not measured again. Raises `ArgumentError` where scores overflow single
+    precision.
     """
     done, total = itertools.count(1), prompts.count * len(prompts.scales)
     report(what, 0, total)
 
-    def of_prompt(index: int) -> Found:
-        layers = []
-        for layer, heads in enumerate(prompts.layers(index)):
-            finite = all(np.isfinite(part).all() for part in heads)
-            found = measure(index, layer, heads) if finite else None
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found) or [np.nan]):
-                raise ArgumentError(
-                    "model",
-                    "must have scores that are finite in single precision, but those of layer "
-                    f"{layer} of {prompts.name} overflow. Check that its weights are trained.",
-                )
-            layers.append(found)
+    def of_prompt(index: int) -> Part:
+        layers = range(len(prompts.scales))
+        found = {n: part for n in layers if (part := parts.load(_name(index, n))) is not None}
+        for _ in found:
             report(what, next(done), total)
-        return _stacked(layers)
+        for layer, heads in enumerate(prompts.layers(index)) if len(found) < len(layers) else ():
+            if layer not in found:
+                found[layer] = finite_part(index, layer, heads)
+                parts.save(_name(index, layer), found[layer])
+                report(what, next(done), total)
+        return _stacked([found[layer] for layer in layers])
 
-    return _stacked(list(in_threads(of_prompt, prompts.count)))
+    def finite_part(index: int, layer: int, heads: LayerHeads) -> Part:
+        finite = all(np.isfinite(part).all() for part in heads)
+        part = measure(index, layer, heads) if finite else {}
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(part) or [np.nan]):
+            raise ArgumentError(
+                "model",
+                "must have scores that are finite in single precision, but those of layer "
+                f"{layer} of {prompts.name} overflow. Check that its weights are trained.",
+            )
+        return part
+
+    return _stacked(list(in_threads(of_prompt, 0, prompts.count)))
 
 
-def _stacked(parts: list[Found]) -> Found:
+def _name(prompt: int, layer: int) -> str:
+    """Return the name under which the measurement of one layer on one prompt is stored."""
+    return f"prompt-{prompt}-layer-{layer}"
+
+
+def _stacked(parts: list[Part]) -> Part:
     """Return arrays with a new first axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-def in_threads(work: Callable[[int], Found], count: int) -> Iterator[Found]:
-    """Yield the results for all prompts in order, computed in threads to use all cores."""
+def in_threads(work: Callable[[int], Found], first: int, end: int) -> Iterator[Found]:
+    """Yield the results for prompts in order, computed in threads to use all cores."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        yield from pool.map(work, range(count))
+        yield from pool.map(work, range(first, end))
 
 
 def explained(

@@ -179,6 +179,11 @@ class Model:
         """Whether the model has weights for next-token logits."""
         return self.shape.causal and (self.shape.tied or "unembed" in self.around)
 
+    def contents(self) -> list[object]:
+        """Return what determines the output of the model: its architecture and its weights."""
+        arrays = [tensors[name] for tensors in (self.around, *self.layers) for name in tensors]
+        return [self.shape, *arrays]
+
     def layer_outputs(
         self, ids: np.ndarray, replacements: Replacements | None = None
     ) -> Iterator[tuple[LayerHeads, Array, Array]]:

@@ -70,6 +70,7 @@ class HeadPrompts:
         length: the number of tokens of a prompt.
         widths: the dimensions of a key and of a value.
         layers: a function from the index of a prompt to its heads.
+        contents: a function that returns the arrays and descriptions that determine the heads.
     """
 
     name: str
@@ -82,6 +83,7 @@ class HeadPrompts:
     length: int
     widths: tuple[int, int]
     layers: Callable[[int], Iterable[LayerHeads]]
+    contents: Callable[[], Iterable[object]]
 
     def described(self) -> dict[str, Any]:
         """Return the fields of an atlas that describe its prompts."""
@@ -173,6 +175,7 @@ def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPr
         length=cut.shape[1],
         widths=(shape.head_dim, shape.head_dim),
         layers=layers,
+        contents=lambda: [cut, *model.contents()],
     )
 
 
@@ -197,6 +200,7 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
         length=len(first.keys),
         widths=(first.keys.shape[1], first.values.shape[1]),
         layers=layers,
+        contents=lambda: [scales, first.causal, *_arrays(captured.prompts)],
     )
 
 
@@ -256,6 +260,16 @@ def _form(head: Head) -> str:
     sizes = " x ".join(str(size) for size in (len(head.queries), *head.keys.shape))
     kind = "causal" if head.causal else "not causal"
     return f"queries x keys x width {sizes}, values of {head.values.shape[1]}, {kind}"
+
+
+def _arrays(prompts: Sequence[Sequence[Sequence[Head]]]) -> list[np.ndarray]:
+    return [
+        getattr(head, name)
+        for prompt in prompts
+        for layer in prompt
+        for head in layer
+        for name in _ARRAYS
+    ]
 
 
 def _scales(prompts: Sequence[Sequence[Sequence[Head]]]) -> np.ndarray:

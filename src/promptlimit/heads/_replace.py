@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from promptlimit._arrays import with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._model import WAYS, Model, Replacement, Replacements
+from promptlimit.heads._parts import stored_parts
 from promptlimit.heads._prompts import CapturedHeads, TextOrIds, windows_of
 from promptlimit.results import HeadAtlas, HeadReplacement
 
@@ -35,6 +37,7 @@ def replacement_curve(
     windows: int = 4,
     counts: Sequence[int] | None = None,
     seed: int = 0,
+    folder: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> HeadReplacement:
     """Return the model's output as more and more heads are replaced by their limits.
@@ -57,6 +60,8 @@ def replacement_curve(
             has also used, if it was computed from the same text.
         counts: the numbers of heads to replace, from 0 to all.
         seed: the seed of the random order.
+        folder: a folder of run folders. Each point of a curve is stored there, and the same call
+            resumes from it with identical bits.
         progress: a function that is called after each step.
     """
     if not isinstance(model, Model):
@@ -84,16 +89,23 @@ def replacement_curve(
     report = progress or (lambda *_: None)
     curves = {name: np.empty((len(numbers), len(cut))) for name in CURVES}
     steps = list(itertools.product(CURVES, range(len(numbers))))
-    for done, (label, index) in enumerate(steps):
-        report("replacing heads", done, len(steps))
-        way, order = CURVES[label]
-        ways = _ways(model, atlas, orders[order][: numbers[index]], way)
-        for place, ids in enumerate(cut):
-            curves[label][index, place] = (
-                model.loss(ids, ways)
-                if shape.causal
-                else float(model.embedding(ids, ways) @ trained[place])
-            )
+    weights = model.contents()
+
+    def contents() -> list[object]:
+        return [*weights, cut, *orders.values(), atlas.matrix, atlas.shift]
+
+    options = {"counts": numbers, "sinks": atlas.sinks}
+    with stored_parts(folder, "replacement curve", contents, options) as parts:
+        for done, (label, index) in enumerate(steps):
+            report("replacing heads", done, len(steps))
+            name = f"curve-{list(CURVES).index(label)}-heads-{numbers[index]}"
+            part = parts.load(name)
+            if part is None:
+                way, order = CURVES[label]
+                ways = _ways(model, atlas, orders[order][: numbers[index]], way)
+                part = {"outputs": _outputs(model, cut, trained, ways)}
+                parts.save(name, part)
+            curves[label][index] = part["outputs"]
     report("replacing heads", len(steps), len(steps))
     return HeadReplacement(
         model=model.name,
@@ -105,6 +117,16 @@ def replacement_curve(
         curves=curves,
         baseline=math.log(shape.vocabulary) if shape.causal else _unrelated(trained),
     )
+
+
+def _outputs(
+    model: Model, cut: np.ndarray, trained: Sequence[np.ndarray], ways: Replacements
+) -> np.ndarray:
+    """Return the loss on each window, or the cosine with the embedding of the trained model."""
+    if model.shape.causal:
+        return np.array([model.loss(ids, ways) for ids in cut])
+    embeddings = [model.embedding(ids, ways) for ids in cut]
+    return np.array([float(a @ b) for a, b in zip(embeddings, trained, strict=True)])
 
 
 def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Measures: a prompt is a measure, and attention depends only on its log-Laplace transform."""
 
 from promptlimit.measures._abstract import AbstractMeasure as AbstractMeasure
+from promptlimit.measures._abstract import AbstractRayTransform as AbstractRayTransform
 from promptlimit.measures._abstract import has_transform as has_transform
 from promptlimit.measures._abstract import is_infinite as is_infinite
 from promptlimit.measures._abstract import outside_domain as outside_domain
@@ -18,6 +19,7 @@ from promptlimit.measures._gaussian import Gaussian as Gaussian
 from promptlimit.measures._gaussian import require_covariance as require_covariance
 from promptlimit.measures._gaussian_parts import GaussianParts as GaussianParts
 from promptlimit.measures._gaussian_parts import sqrtm_psd as sqrtm_psd
+from promptlimit.measures._gaussian_quadratic import GaussianQuadratic as GaussianQuadratic
 from promptlimit.measures._mixture import Mixture as Mixture
 from promptlimit.measures._product import Product as Product
 from promptlimit.measures._sphere import UniformSphere as UniformSphere

@@ -2,12 +2,14 @@
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
+from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import (
@@ -28,6 +30,20 @@ _NEAR = 1e-12
 
 _BEYOND = 1e-5
 """The relative step that takes a tilt on the boundary of the domain outside."""
+
+
+class AbstractRayTransform(abc.ABC):
+    r"""The log-Laplace transform of a law at complex multiples of one tilt, in closed form."""
+
+    @abc.abstractmethod
+    def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
+        r"""Return $\Lambda(ct)$, [n], NaN where it does not exist."""
+
+    @abc.abstractmethod
+    def derivatives(
+        self, value: np.ndarray, multiples: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        r"""Return $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, [n, e, e]."""
 
 
 class AbstractMeasure(eqx.Module):
@@ -118,6 +134,13 @@ class AbstractMeasure(eqx.Module):
 
         Such a measure has the closed forms of Gaussians: averages over Gaussian queries, gradients
         of score matrices, linear attention.
+        """
+        return None
+
+    def on_ray(self, tilt: np.ndarray) -> AbstractRayTransform | None:  # noqa: ARG002
+        r"""Return the transform at the multiples $ct$ in closed form, if it is known.
+
+        Otherwise jax evaluates and differentiates `log_laplace` there, which takes longer.
         """
         return None
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral
@@ -80,17 +81,18 @@ def use_devices(devices: int | str = "all") -> Generator[None]:
     >>> bool(alone.mse == together.mse)
     True
     """
-    token = _CURRENT.set(_chosen(devices))
-    try:
+    with _active(_chosen(devices)):
         yield
-    finally:
-        _CURRENT.reset(token)
+
+
+def alone() -> AbstractContextManager[None]:
+    """Run the context on one device of this process, as outside `use_devices`."""
+    return _active(None)
 
 
 @contextlib.contextmanager
-def alone() -> Generator[None]:
-    """Run the context on one device of this process, as outside `use_devices`."""
-    token = _CURRENT.set(None)
+def _active(group: DeviceGroup | None) -> Generator[None]:
+    token = _CURRENT.set(group)
     try:
         yield
     finally:

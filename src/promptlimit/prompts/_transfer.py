@@ -119,7 +119,7 @@ class Walk:
         """Return the cumulants, by the largest eigenvalue where it is enough."""
         matrix = self.chain.matrices(self.x, self.y)
         whole = _with_one(matrix)
-        mixing, right, left = _dominant(whole.value)
+        mixing, right, left = _dominant(whole.value, float(self.steps.max()))
         mixing[matrix.value[:, 0, 0] < _LEAST] = np.inf
         by_root = self.steps[:, None] >= 2.0 * mixing
         row, columns = self._ends()
@@ -223,16 +223,18 @@ def _scaled(jet: Jet, scale: Array) -> tuple[Jet, Array]:
     return jet.over(size), scale + np.log(size)
 
 
-def _dominant(matrix: Array) -> tuple[Array, Array, Array]:
+def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
     """Return the steps until one eigenvalue is left, and v and w of (1, v) and (1, w) then.
 
-    The steps are infinite where they are too many, [u]; v and w are [u, n - 1].
+    The steps are infinite where they are more than half of `most`, [u]; v and w are [u, n - 1].
     """
     mixing = np.full(len(matrix), np.inf)
     right, left = np.zeros((2, len(matrix), matrix.shape[-1] - 1))
     power = matrix
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         for squaring in range(_MOST_SQUARINGS):
+            if 2.0 ** (squaring + 1) > most:
+                break
             corner = power[:, :1, :1]
             apart = np.abs(power - power[:, :, :1] * power[:, :1] / corner).max(axis=(1, 2))
             mixed = np.isinf(mixing) & (apart <= _RANK_ONE * np.abs(power).max(axis=(1, 2)))

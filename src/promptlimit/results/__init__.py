@@ -19,7 +19,9 @@ from promptlimit.results._law_checks import LawReport as LawReport
 from promptlimit.results._laws import OutputLaw as OutputLaw
 from promptlimit.results._laws import mean_under_tail as mean_under_tail
 from promptlimit.results._lengths import TEMPERATURE_ROWS as TEMPERATURE_ROWS
+from promptlimit.results._lengths import EffectiveTokens as EffectiveTokens
 from promptlimit.results._lengths import EntropyPrediction as EntropyPrediction
+from promptlimit.results._lengths import ImportanceSampling as ImportanceSampling
 from promptlimit.results._lengths import InverseTemperatures as InverseTemperatures
 from promptlimit.results._lengths import LengthStatistics as LengthStatistics
 from promptlimit.results._lengths import TemperatureTable as TemperatureTable

@@ -23,6 +23,10 @@ TEMPERATURE_ROWS = (
 """Rules used in practice, the mildest first, and the two exact temperatures."""
 
 
+_FUNCTIONS_SHOWN = 2
+"""Functions of importance sampling in a table."""
+
+
 class LengthStatistics(Result):
     r"""Statistics over prompts of $\ln Z$ and of the softmax weights p, one array each.
 
@@ -93,6 +97,105 @@ class LengthStatistics(Result):
         r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
         with np.errstate(divide="ignore"):
             return np.asarray(1.0 / self.participation)
+
+
+class EffectiveTokens(Result):
+    r"""How few tokens share the softmax weights p of a prompt, as means over prompts.
+
+    In importance sampling `value` and `mean_effective_tokens` are both called the effective sample
+    size (ESS).
+
+    Attributes:
+        lengths: L, the number of tokens.
+        participation: $E\,S_2=E\sum p^2$.
+        mean_effective_tokens: $E(1/S_2)$; at least $1/E\,S_2$.
+        largest: $E\max p$; NaN where the law of the scores is known by its transform alone.
+        kind: "limit" when all lengths are infinite, else "exact".
+        relative_error: the largest relative error of all, as measured.
+    """
+
+    lengths: np.ndarray = axis("length", "L", scale="log")
+    participation: np.ndarray = variable("length")
+    mean_effective_tokens: np.ndarray = variable("length")
+    largest: np.ndarray = variable("length")
+    kind: Literal["exact", "limit"]
+    relative_error: np.ndarray = variable("length")
+
+    @property
+    @derived("length", label="effective tokens", scale="log")
+    def value(self) -> np.ndarray:
+        r"""$1/E\,S_2$: the number of equal weights with the same participation."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(1.0 / self.participation)
+
+    @property
+    @derived("length")
+    def error(self) -> np.ndarray:
+        """The error of `value`, in its units."""
+        return absolute(self.relative_error, self.value)
+
+
+class ImportanceSampling(Result):
+    r"""Self-normalised importance sampling (SNIS) with n draws, exactly.
+
+    The estimator of $E\,f$ under the target is $\sum_lp_lf(x_l)$, p the normalised weights.
+
+    Attributes:
+        lengths: n, the number of draws.
+        names: of the functions f.
+        truth: $E\,f$ under the target, [f].
+        bias: of the estimator, [n, f].
+        standard_deviation: of the estimator, [n, f].
+        value: the mean squared error of all f together, [n].
+        effective_samples: $1/E\,S_2$, $S_2=\sum p^2$, [n].
+        mean_effective_samples: $E(1/S_2)$, [n].
+        exponent: $\kappa$ of $E\,S_2\sim n^{-\kappa}$, up to logarithms; below 1 the weights have
+            no variance.
+        dim: of the draws.
+        kind: "exact".
+        error: of `value`, as measured, [n].
+    """
+
+    lengths: np.ndarray = axis("length", "n", scale="log", keeps=True)
+    names: tuple[str, ...] = axis("function")
+    truth: np.ndarray = variable("function")
+    bias: np.ndarray = variable("length", "function")
+    standard_deviation: np.ndarray = variable("length", "function")
+    value: np.ndarray = variable("length", label="mean squared error", scale="log")
+    effective_samples: np.ndarray = variable("length")
+    mean_effective_samples: np.ndarray = variable("length")
+    exponent: float
+    dim: int
+    kind: Literal["exact"]
+    error: np.ndarray = variable("length")
+
+    def table(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per number of draws; bias and deviation of the first few functions."""
+        for place, draws in enumerate(self.lengths):
+            row = {
+                "n": float(draws),
+                "1/E S2": float(self.effective_samples[place]),
+                "E 1/S2": float(self.mean_effective_samples[place]),
+                "mse": float(self.value[place]),
+            }
+            for number, name in enumerate(self.names[:_FUNCTIONS_SHOWN]):
+                row[f"bias {name}"] = float(self.bias[place, number])
+                row[f"sd {name}"] = float(self.standard_deviation[place, number])
+            yield row
+
+    def notes(self) -> list[str]:
+        """Return whether the weights have a variance, and which functions are not in the table."""
+        heavy = (
+            f"The weights have no variance: E S2 falls as n^-{self.exponent:.4g}, up to logarithms."
+        )
+        finite = "The weights have a variance: E S2 falls as 1/n."
+        notes = [finite if self.exponent == 1.0 else heavy]
+        if len(self.names) > _FUNCTIONS_SHOWN:
+            notes.append(
+                f"{len(self.names)} functions; --json, --csv and --out have bias and standard "
+                "deviation of all."
+            )
+        return notes
 
 
 class EntropyPrediction(Result):

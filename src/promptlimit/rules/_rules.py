@@ -152,7 +152,9 @@ class _ExplainedError(BaseException):
         self.explanation = explanation
 
 
-_explained: contextvars.ContextVar[object] = contextvars.ContextVar("explained", default=None)
+_explained: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
+    "explained", default=()
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -229,7 +231,7 @@ class Quantity(Generic[ProblemT, Computed]):
 
     def explain_here(self, problem: ProblemT, kind: str, effort: Effort) -> None:
         """End the call if it was made by `explain`; for a function that uses several kinds."""
-        if _explained.get() is self:
+        if self in _explained.get():
             raise _ExplainedError(self._explanation(problem, kind, effort))
 
     def compute(
@@ -365,14 +367,17 @@ def _same_name(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     return names[0] == names[1] and None not in names[0]
 
 
-_QUANTITY = "__quantity__"
+_QUANTITIES = "__quantities__"
 
 
-def computes(quantity: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
-    """Return a decorator that names the quantity of a public function, for `explain`."""
+def computes(*quantities: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
+    """Return a decorator that names the quantities of a public function, for `explain`.
+
+    A function has several if its arguments decide which of them it computes.
+    """
 
     def mark(function: ComputeT) -> ComputeT:
-        setattr(function, _QUANTITY, quantity)
+        setattr(function, _QUANTITIES, quantities)
         return function
 
     return mark
@@ -397,19 +402,19 @@ def explain(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> E
     >>> print(found.obstacles[1][1])
     it is not a linear head
     """
-    quantity = getattr(function, _QUANTITY, None)
-    if not isinstance(quantity, Quantity):
+    quantities = getattr(function, _QUANTITIES, ())
+    if not quantities:
         name = getattr(function, "__name__", type(function).__name__)
         raise ArgumentError(
             "function",
             f"must be a function that has rules, got {name}. "
             "Pass one such as promptlimit.prompt_moments, not its result.",
         )
-    token = _explained.set(quantity)
+    token = _explained.set(quantities)
     try:
         function(*arguments, **keywords)
     except _ExplainedError as stopped:
         return stopped.explanation
     finally:
         _explained.reset(token)
-    raise AssertionError(f"{quantity.name} returned without choosing a rule")
+    raise AssertionError(f"{quantities[0].name} returned without choosing a rule")

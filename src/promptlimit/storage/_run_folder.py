@@ -29,6 +29,8 @@ _AGAIN = "Move that folder elsewhere and run it again."
 _LARGEST = 2**24
 """The largest configuration in bytes; it may contain matrices."""
 
+CHECKPOINT = "checkpoint"
+"""The name of a checkpoint that contains the whole state of a run."""
 OPAQUE = "without a name"
 """Key that marks a part of a configuration without an identifying name."""
 
@@ -130,40 +132,48 @@ class RunFolder:
             raise InputFileError(f"{self.path / 'arrays.npz'} must be as it was written. {_AGAIN}")
         return numbers_in_archive(self.path / "arrays.npz", content)
 
-    @property
-    def _checkpoint(self) -> Path:
-        return self.path / "checkpoint.npz"
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name}.npz"
 
-    def checkpoint(self, arrays: Arrays) -> None:
-        """Replace the checkpoint atomically."""
-        write_bytes(self._checkpoint, _archive(arrays))
+    def checkpoint(self, arrays: Arrays, name: str = CHECKPOINT) -> None:
+        """Replace a checkpoint atomically.
 
-    def resume(self, like: Arrays | None = None) -> dict[str, np.ndarray] | None:
+        Args:
+            arrays: the state of the run.
+            name: of the file, for a run that stores its finished parts one by one.
+        """
+        write_bytes(self._file(name), _archive(arrays))
+
+    def resume(
+        self, like: Arrays | None = None, name: str = CHECKPOINT
+    ) -> dict[str, np.ndarray] | None:
         """Return the arrays of the last checkpoint; None without a checkpoint.
 
         Args:
             like: arrays of the expected names, shapes and dtypes; `step` is the last step.
+            name: of the file.
         """
-        if not self._checkpoint.is_file():
+        path = self._file(name)
+        if not path.is_file():
             return None
         try:
-            with self._checkpoint.open("rb") as file:
-                arrays = unpacked_arrays(file, self._checkpoint.stat().st_size)
+            with path.open("rb") as file:
+                arrays = unpacked_arrays(file, path.stat().st_size)
             if like is not None:
                 _require_alike(arrays, like)
             return arrays
         except Exception as problem:  # a damaged or hostile file may raise anything
-            raise self.unusable_checkpoint(f", but {problem}") from None
+            raise self.unusable_checkpoint(f", but {problem}", name) from None
 
-    def unusable_checkpoint(self, reason: str = "") -> InputFileError:
+    def unusable_checkpoint(self, reason: str = "", name: str = CHECKPOINT) -> InputFileError:
         """Return the error for a damaged checkpoint."""
         return InputFileError(
-            f"{self._checkpoint} must be as it was written{reason}. "
+            f"{self._file(name)} must be as it was written{reason}. "
             "Move it elsewhere to start again."
         )
 
     def _remove_checkpoint(self) -> None:
-        self._checkpoint.unlink(missing_ok=True)
+        self._file(CHECKPOINT).unlink(missing_ok=True)
 
 
 def run_name(config: Configuration) -> str:

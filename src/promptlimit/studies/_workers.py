@@ -15,6 +15,8 @@ from multiprocessing.connection import wait
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the memory of an accelerator belongs to the parent process
     "NPROC": "1",  # threads of XLA; each core has a process of its own
+    "OMP_NUM_THREADS": "1",  # and those of the linear algebra of NumPy and SciPy
+    "OPENBLAS_NUM_THREADS": "1",
 }
 _CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
@@ -59,7 +61,7 @@ def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
 
 
 def _start_worker(cache: str) -> None:
-    """Set the environment before jax is imported, and end when the parent process does."""
+    """Set the environment before NumPy and jax load, and end when the parent process does."""
     os.environ.update(_ENVIRONMENT)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a cache of the user keeps its own limits
         os.environ.update(_CACHE, JAX_COMPILATION_CACHE_DIR=cache)

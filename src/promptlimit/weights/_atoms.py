@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
+from promptlimit.weights._gaussian_score import log_from
 from promptlimit.weights._score_law import (
     EPSILON,
     LARGEST_EXPONENT,
@@ -23,6 +24,7 @@ from promptlimit.weights._score_law import (
     AbstractScoreLaw,
     PartitionMeans,
     Scores,
+    SquareMeans,
     even_and_odd,
     require_near,
 )
@@ -115,6 +117,26 @@ class Atoms(AbstractScoreLaw):
 
     def partition_means(self, u: Array) -> PartitionMeans:
         return listed_score_means(self.weights, self.token_scores, u)
+
+    def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
+        doubled = float(np.logaddexp.reduce(np.log(self.weights) + 2.0 * self.token_scores))
+        largest = max(doubled, math.log(longest) + 2.0 * self.log_mean)
+        low = -NEGLIGIBLE - math.log(longest) - largest
+        high = math.log(NEGLIGIBLE / shortest) + 0.5 - 2.0 * float(self.token_scores.min())
+        return require_near(low, high)
+
+    def square_means(self, u: Array) -> SquareMeans:
+        log_phi, root, mass = np.empty((3, u.size))
+        doubled = 2.0 * self.token_scores
+        size = max(1, _ENTRIES_AT_ONCE // doubled.size)
+        for start in range(0, u.size, size):
+            part = slice(start, start + size)
+            x = np.exp(np.minimum(u[part, None] + doubled, LARGEST_EXPONENT))
+            left = np.exp(-x)
+            log_phi[part] = log_from(left @ self.weights, -np.expm1(-x) @ self.weights)
+            root[part] = (np.sqrt(x) * left) @ self.weights
+            mass[part] = (x * left) @ self.weights
+        return SquareMeans(u, log_phi, root, mass)
 
     def products(self, power: int, u: Array) -> "AtomProducts":
         """Return $F_k$, k = `power`, at evenly spaced u."""

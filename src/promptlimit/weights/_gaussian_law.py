@@ -8,6 +8,7 @@ $F_{k-1}[h]=-\sigma F_k[1]$ within a part: nothing cancels.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -19,10 +20,12 @@ from promptlimit.errors import AccuracyError
 from promptlimit.weights._gaussian_score import GaussianScore, MixtureScore, mixture_window
 from promptlimit.weights._score_law import (
     EPSILON,
+    NEGLIGIBLE,
     AbstractProducts,
     AbstractScoreLaw,
     PartitionMeans,
     Scores,
+    SquareMeans,
     require_near,
 )
 from promptlimit.weights._score_means import assembled, listed_score_means
@@ -123,6 +126,18 @@ class GaussianLaw(AbstractScoreLaw):
         sums = [_partition_sums(part, tilted_mean) for part in parts]
         rows = {name: self.weights @ [row[name] for row in sums] for name in sums[0]}
         return assembled(u, self.log_mean, tilted_mean, rows)
+
+    def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
+        columns = 2.0 * self.shifts, 2.0 * self.sharpness
+        low, high = mixture_window(*columns, longest, shortest)
+        # The square of E[X^{1/2} e^{-X}] is at most e^{u + 2 Lambda}.
+        low = min(low, -NEGLIGIBLE - 2.0 * (math.log(longest) + self.log_mean))
+        return require_near(low, high)
+
+    def square_means(self, u: Array) -> SquareMeans:
+        score = MixtureScore.of(self.weights, 2.0 * self.shifts, 2.0 * self.sharpness, u)
+        root, mass = (score.moments((power,), 0)[0, 0].sum(axis=0) for power in (0.5, 1.0))
+        return SquareMeans(u, score.log_phi, root, mass)
 
     def products(self, power: int, u: Array) -> "GaussianProducts":
         parts = self._score(u).parts

@@ -106,15 +106,15 @@ class GaussianScore:
         numbers = np.arange(math.floor(low / self.step), math.ceil(high / self.step))
         return np.multiply(self.step, numbers, dtype=np.float64)
 
-    def _reach(self) -> float:
-        r"""Return how far below 0 nodes start, from the decay of $F_1(t)n(g)$ at the lowest u.
+    def _reach(self, power: float = 1.0) -> float:
+        r"""Return how far below 0 nodes start, from the decay of $F_k(t)n(g)$ at the lowest u.
 
-        Its logarithm has slope $1+u/\sigma^2$ at t = 0; when that is negative its peak is at
-        $t=u+\sigma^2$.
+        Its logarithm has slope $k+u/\sigma^2$ at t = 0; when that is negative its peak is at
+        $t=u+k\sigma^2$.
         """
         variance, lowest = self.sharpness**2, float(self.u[0]) + self.mean
-        slope, gaussian = 1.0 + lowest / variance, math.sqrt(2 * _TAIL) * self.sharpness
-        return min(gaussian, _TAIL / slope) if slope > 0 else gaussian - lowest - variance
+        slope, gaussian = power + lowest / variance, math.sqrt(2 * _TAIL) * self.sharpness
+        return min(gaussian, _TAIL / slope) if slope > 0 else gaussian - lowest - power * variance
 
     def _g(self, t: Array) -> Array:
         """Return g at all differences of nodes t and u, from the largest u on, [t + u - 1]."""
@@ -167,7 +167,7 @@ class GaussianScore:
         exponent = self.u + self.mean + 0.5 * self.sharpness**2
         return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
-    def moments(self, powers: tuple[int, ...], degree: int, centre: float) -> Array:
+    def moments(self, powers: tuple[int | float, ...], degree: int, centre: float) -> Array:
         r"""Return $E[(g-c)^jx^ke^{-x}]$ for some k and j = 0, 1, ..., `degree`, [k, j, u]."""
         k = np.array(powers, dtype=np.float64)[:, None, None]
         j = np.arange(degree + 1.0)[:, None]
@@ -177,7 +177,8 @@ class GaussianScore:
             products = blocked_product(self._damping, columns.reshape(-1, g.size).T).T
             scale = np.exp(np.minimum(k * (self.u + self.mean), LARGEST_EXPONENT))
             return scale * products.reshape(len(powers), degree + 1, self.u.size)
-        g, t = self._g(self._t), self._t
+        t = self._t if min(powers) >= 1 else self._nodes(-self._reach(min(powers)), _LARGEST_T)
+        g = self._g(t)
         kernels = self._density(g) * (g - centre) ** j
         return correlations(kernels, np.exp(k[:, :, 0] * t - np.exp(t))).swapaxes(0, 1)
 
@@ -214,7 +215,7 @@ class MixtureScore:
         r"""$\log\varphi$, [u]."""
         return log_from(*np.tensordot(self.weights, [part.kept_and_lost for part in self.parts], 1))
 
-    def moments(self, powers: tuple[int, ...], degree: int) -> Array:
+    def moments(self, powers: tuple[int | float, ...], degree: int) -> Array:
         r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$ for some i and j = 0, 1, ..., [i, j, k, u]."""
         rows = [part.moments(powers, degree, part.sharpness) for part in self.parts]
         return self.weights[:, None] * np.stack(rows, axis=2)

@@ -22,6 +22,7 @@ from promptlimit.errors import AccuracyError, NotAnalyticError
 from promptlimit.measures import AbstractMeasure
 from promptlimit.weights._atoms import token_list
 from promptlimit.weights._gaussian_law import GaussianLaw
+from promptlimit.weights._gaussian_score import log_from
 from promptlimit.weights._ray import (
     LEFT,
     NEAR,
@@ -39,6 +40,7 @@ from promptlimit.weights._score_law import (
     AbstractScoreLaw,
     PartitionMeans,
     Scores,
+    SquareMeans,
     even_and_odd,
 )
 
@@ -91,6 +93,33 @@ class Line:
     def rounding(self, u: Array) -> Array:
         """Return about the relative rounding error of one term, including its exponent."""
         return EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exponential:
+    r"""The kernel $x^ke^{-x}$, whose Mellin transform is $\Gamma(k-c)$.
+
+    Attributes:
+        power: k.
+        most: lines are to the left of it.
+    """
+
+    power: int
+    most: float = math.inf
+
+    def log_transform(self, c: Complex) -> Complex:
+        return loggamma(self.power - c)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Normal(_Exponential):
+    r"""The kernel $x^ke^{-x^2}$, whose Mellin transform is $\frac12\Gamma((k-c)/2)$."""
+
+    def log_transform(self, c: Complex) -> Complex:
+        return loggamma(0.5 * (self.power - c)) - math.log(2.0)
+
+
+_Kernel = _Exponential
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +182,12 @@ class RayLaw(AbstractScoreLaw):
         right = ((-NEGLIGIBLE / shortest - 4.0 - size) / points[below]).min()
         return float(left), float(right)
 
-    def _lines(self, power: int, low: float, high: float, pole: int) -> list[Line]:
-        r"""Return lines for $F_k$, k = `power`, that cover every u from `low` to `high`."""
+    def _lines(self, kernel: "_Kernel", low: float, high: float, pole: int) -> list[Line]:
+        r"""Return lines for the mean of a kernel that cover every u from `low` to `high`."""
         points, log_laplace, at_poles = self._axis
-        log_size = loggamma(power - points + 0j).real + log_laplace
+        power, allowed = kernel.power, points < kernel.most
+        points, log_laplace = points[allowed], log_laplace[allowed]
+        log_size = kernel.log_transform(points + 0j).real + log_laplace
         nearest = _nearest_copies(points, log_size, power)
         placed = np.isfinite(nearest).all(axis=0)
         points, log_size, nearest = points[placed], log_size[placed], nearest[:, placed]
@@ -178,7 +209,7 @@ class RayLaw(AbstractScoreLaw):
             best = int((runs[start, usable] / (period + _FIXED_COST)).argmax())
             at = int(usable[best])
             numbers = points[at], log_size[at], period[best], grid[start]
-            lines.append(_line(power, *map(float, numbers)))
+            lines.append(_line(kernel, *map(float, numbers)))
             start += int(runs[start, at])
         return lines
 
@@ -190,9 +221,14 @@ class RayLaw(AbstractScoreLaw):
         To the right of `pole` (by default k, or 1 for $\varphi$) the term added back is the
         largest.
         """
-        lines = self._lines(power, u[0], u[-1], pole or max(power, 1))
+        return self._integrands(_Exponential(power), u, pole or max(power, 1))
+
+    def _integrands(
+        self, kernel: "_Kernel", u: Array, pole: int
+    ) -> list[tuple[Line, Complex, slice]]:
+        lines = self._lines(kernel, u[0], u[-1], pole)
         multiples = np.concatenate([line.multiples for line in lines])
-        exponent = self.ray.log_laplace(multiples) + loggamma(power - multiples)
+        exponent = self.ray.log_laplace(multiples) + kernel.log_transform(multiples)
         if not np.isfinite(exponent).all():
             raise NotAnalyticError(
                 "its `log_laplace` is not finite at complex multiples of the tilt"
@@ -265,6 +301,30 @@ class RayLaw(AbstractScoreLaw):
 
     def partition_means(self, u: Array) -> PartitionMeans:
         return ray_score_means(self, u)
+
+    def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
+        points, log_laplace, _ = self._axis
+        inside = (points > 0.0) & (points <= 2.0)
+        target = -NEGLIGIBLE - math.log(longest)
+        low = 2.0 * ((target - log_laplace[inside]) / points[inside]).max()
+        low = min(low, target - math.log(longest) - 2.0 * self.log_mean)
+        return float(low), 2.0 * self.window(longest, shortest)[1]
+
+    def square_means(self, u: Array) -> SquareMeans:
+        r"""Return the means of $x^ke^{-x^2}$, $x=e^{s+u/2}$, from lines to the left of its poles.
+
+        Between the poles 0 and 2 the kernel is $e^{-x^2}-1$.
+        """
+        found = np.empty((3, u.size))
+        for power, most in ((0, 2.0), (1, 1.0), (2, 2.0)):
+            for line, integrand, part in self._integrands(_Normal(power, most), 0.5 * u, 2):
+                here = 0.5 * u[part]
+                value = (integrand @ line.waves(here)).real * line.scale(here)
+                if power == 0:
+                    less = value if line.real > 0.0 else value - 1.0
+                    value = log_from(1.0 + value if line.real > 0.0 else value, -less)
+                found[power, part] = value
+        return SquareMeans(u, *found)
 
     def products(self, power: int, u: Array) -> "LineProducts":
         """Return $F_k$, k = `power`, at evenly spaced u."""
@@ -371,12 +431,12 @@ def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
     return np.stack([side.min(axis=1) for side in sides])
 
 
-def _line(power: int, real: float, log_size: float, period: float, start: float) -> Line:
+def _line(kernel: "_Kernel", real: float, log_size: float, period: float, start: float) -> Line:
     step = 2.0 * math.pi / max(period, 2.0)
     height = np.arange(0.0, _HIGHEST, step)
     if height.size > _MOST_NODES:
         raise _too_far_apart(height.size)
-    decay = loggamma(power - real - 1j * height).real
+    decay = kernel.log_transform(real + 1j * height).real
     height = height[: int(np.flatnonzero(decay > decay[0] - NEGLIGIBLE)[-1]) + 2]
     weights = np.full(height.size, step / math.pi)
     weights[0] *= 0.5

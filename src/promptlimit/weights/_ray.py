@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from promptlimit._arrays import Array
 from promptlimit._inputs import to_device
 from promptlimit.errors import NotAnalyticError, OutsideDomainError
-from promptlimit.measures import AbstractMeasure, outside_domain
+from promptlimit.measures import AbstractMeasure, AbstractRayTransform, outside_domain
 
 Complex = NDArray[np.complex128]
 
@@ -70,6 +70,8 @@ class Ray:
 
         For real c it is infinite or NaN where the transform does not exist.
         """
+        if self._closed is not None:
+            return self._closed.log_laplace(multiples)
         values = np.concatenate([piece for _, piece in self._chunks(_log_laplace, multiples)])
         if values.ndim != 1:
             raise NotAnalyticError(
@@ -81,8 +83,17 @@ class Ray:
         self, value: Array, multiples: Complex
     ) -> Iterator[tuple[slice, Complex, Complex]]:
         r"""Yield $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
+        if self._closed is not None:
+            for start in range(0, multiples.size, _LARGEST_CHUNK):
+                part = slice(start, min(start + _LARGEST_CHUNK, multiples.size))
+                yield part, *self._closed.derivatives(value, multiples[part])
+            return
         for part, slope_and_curvature in self._chunks(_derivatives, multiples, value):
             yield part, *slope_and_curvature
+
+    @cached_property
+    def _closed(self) -> AbstractRayTransform | None:
+        return self.measure.on_ray(self.tilt)
 
     def _chunks(
         self, program: Callable[..., Any], multiples: NDArray[Any], *constants: Array

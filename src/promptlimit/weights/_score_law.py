@@ -90,6 +90,23 @@ class PartitionMeans:
 
 
 @dataclasses.dataclass(frozen=True)
+class SquareMeans:
+    r"""Means over one score of functions of $X=e^{2s+u}$, [u] each.
+
+    Attributes:
+        u: the nodes.
+        log_phi: $\ln E\,e^{-X}$.
+        root: $E[X^{1/2}e^{-X}]$.
+        mass: $E[Xe^{-X}]$.
+    """
+
+    u: Array
+    log_phi: Array
+    root: Array
+    mass: Array
+
+
+@dataclasses.dataclass(frozen=True)
 class AbstractProducts(abc.ABC):
     r"""$F_k$ as sums over places j, and $F_{k-1}$ of functions with mean zero at $c=k-1$.
 
@@ -141,6 +158,14 @@ class AbstractScoreLaw(abc.ABC):
     @abc.abstractmethod
     def partition_means(self, u: Array) -> PartitionMeans:
         """Return the means of one score for the log-partition function, at evenly spaced u."""
+
+    @abc.abstractmethod
+    def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
+        r"""Return the u at which $E\,e^{-X}$, $X=e^{2s+u}$, to the power L is not negligible."""
+
+    @abc.abstractmethod
+    def square_means(self, u: Array) -> SquareMeans:
+        """Return the means of one score for the effective number of tokens, at evenly spaced u."""
 
     @abc.abstractmethod
     def products(self, power: int, u: Array) -> AbstractProducts:

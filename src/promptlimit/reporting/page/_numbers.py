@@ -102,6 +102,8 @@ def _mathml(tex: str) -> Markup:
     tree.attrib.pop("display", None)
     for part in tree.iter():
         part.tag = part.tag.removeprefix(_MATHML)
+        if part.text == "/":  # a browser surrounds it by the space of a relation
+            part.attrib |= {"lspace": "0", "rspace": "0"}
     return Markup(ElementTree.tostring(tree, encoding="unicode"))  # noqa: S704  # checked above
 
 

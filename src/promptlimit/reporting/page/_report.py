@@ -196,6 +196,6 @@ def _figure_entry(figure: StoredFigure) -> Entry:
 
 def _claim_entry(claim: StoredClaim) -> Entry:
     result = claim.result
-    label = f"{result.number}. {result.name.replace('-', ' ')}"
+    label = f"{result.number}. {result.name.replace('-', ' ').capitalize()}"
     place = anchor("claim", result.number)
     return Entry(place, label, _MARKS[result.verdict], verdict_class(result.verdict))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
@@ -338,9 +338,8 @@ def _draw_lengths(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
         selectable(axis.plot(depths, excess, label=label, **style), label)
         axis.plot(depths, bound, color=colour, linestyle=":", linewidth=1)
         axis.axhline(data["bayes"][place] - _NOISE, color=colour, dashes=(4, 2), linewidth=0.8)
-    axis.set(yscale="log")
-    axis.set_xlabel("depth $K$")
-    axis.set_ylabel("least mean squared error, less the noise")
+    axis.set(yscale="log", xlabel="depth $K$", ylabel="least mean squared error, less the noise")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(loc="upper right", ncols=2)
 
 
@@ -352,9 +351,8 @@ def _draw_protocol(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     ):
         style: dict[str, Any] = {"marker": marker, "markersize": 4, "color": colour}
         selectable(axis.plot(data[f"{name}_depths"], data[name], label=label, **style), label)
-    axis.set(yscale="log")
-    axis.set_xlabel("depth $K$")
-    axis.set_ylabel("least mean squared error")
+    axis.set(yscale="log", xlabel="depth $K$", ylabel="least mean squared error")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(loc="upper right")
 
 

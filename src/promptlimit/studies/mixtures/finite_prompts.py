@@ -430,7 +430,7 @@ def draw_selection_transition(data: Mapping[str, np.ndarray]) -> Figure:
     gates = data["gates"]
     colours = shades(data["lengths"].size)
     for length, row, colour in zip(data["lengths"], data["excess"], colours, strict=True):
-        label = f"$L={length:g}$"
+        label = f"L = {length:g}"
         line = axis.plot(gates, row / row[0], color=colour, label=label)
         selectable(line, label)
         least = int(np.argmin(row))

@@ -21,6 +21,7 @@ from promptlimit._arrays import Array, as_float64
 from promptlimit._quadrature import legendre_gauss, mixture_lattice, radius_gauss
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
+from promptlimit.measures import GaussianParts
 from promptlimit.rules import unwrap
 from promptlimit.tasks.denoising._limit_risk import (
     is_scalar,
@@ -28,7 +29,16 @@ from promptlimit.tasks.denoising._limit_risk import (
     span,
 )
 from promptlimit.tasks.denoising._task import AbstractDenoising, softmax_rows
-from promptlimit.weights import SHARPEST, MixtureTokens, cross_moment, selection
+from promptlimit.weights import (
+    SHARPEST,
+    SPACINGS,
+    HeadPair,
+    PairTokens,
+    Spacing,
+    listed_pairs,
+    pair_integrals,
+    selection,
+)
 
 _REACH = 6.5
 """The least extent of lattices around each mean, in standard deviations of a query."""
@@ -229,7 +239,7 @@ def prompt_excess(
         heads: the softmax heads.
         lengths: L, [l], which may be infinite.
         rule: queries, from `query_rule`.
-        spacing: the argument of `cross_moment`, for two heads.
+        spacing: of the rules for two heads, a name among `weights.SPACINGS`.
     """
     readings = [
         head_reading(task, tilt, value, lengths, rule.points)
@@ -241,9 +251,8 @@ def prompt_excess(
     terms = (missed**2).sum(axis=1)[:, None] + 2.0 * np.einsum("ni,nli->nl", missed, bias)
     terms = terms + sum(reading.square for reading in readings)
     lost = np.zeros(lengths.size)
-    tokens = MixtureTokens(
-        task.means, task.weights, math.sqrt(task.token_variance) * np.eye(task.token_dim)
-    )
+    covs = np.stack([task.token_variance * np.eye(task.token_dim)] * task.weights.size)
+    tokens = GaussianParts(task.weights, task.means, covs)
     seen = rule.weights > _SELDOM
     for i, j in zip(*np.triu_indices(len(readings), 1), strict=True):
         values = heads.values[i], heads.values[j]
@@ -251,9 +260,9 @@ def prompt_excess(
             continue
         rows = []
         for query, weight in zip(rule.points[seen], rule.weights[seen], strict=True):
-            tilts = heads.tilts[i] @ query, heads.tilts[j] @ query
-            width = spacing if weight > _LIGHT else "rough"
-            rows.append(cross_moment(tokens, tilts, values, lengths, spacing=width))
+            pair = HeadPair((heads.tilts[i] @ query, heads.tilts[j] @ query), values)
+            width = SPACINGS[spacing if weight > _LIGHT else "rough"]
+            rows.append(_cross_moments(tokens, pair, lengths, width))
         crossed = 2.0 * np.array(rows)
         terms[seen] += crossed
         lost += rule.weights[~seen].sum() * np.abs(crossed).max(axis=0)
@@ -263,6 +272,18 @@ def prompt_excess(
         for part in (0, 1)
     ]
     return whole, rule.doubt * np.abs(halves[0] - halves[1]) + lost
+
+
+def _cross_moments(
+    tokens: GaussianParts, pair: HeadPair, lengths: Array, spacing: Spacing
+) -> Array:
+    r"""Return $E\langle V_1\varepsilon_1,V_2\varepsilon_2\rangle$ at each length, [l]."""
+    moments, finite = np.zeros(lengths.size), np.isfinite(lengths)
+    if finite.any():
+        law = listed_pairs(tokens, pair, spacing)
+        found = pair_integrals([PairTokens(law, lengths[finite])], int(finite.sum()), spacing)
+        moments[finite] = np.trace(found.moment, axis1=1, axis2=2)
+    return moments
 
 
 class HeadReading(NamedTuple):

@@ -35,19 +35,19 @@ from promptlimit.concentration import (
 )
 from promptlimit.errors import ArgumentError
 from promptlimit.finite import Problem, checked_problem
-from promptlimit.measures import Gaussian
+from promptlimit.measures import Affine, Gaussian
 from promptlimit.results import GapExponent, Kind
 from promptlimit.rules import Effort, OutOfScope, Rule
 from promptlimit.tasks._problem import LARGEST_POINTS
 from promptlimit.tasks.regression._points import Nodes, covariance_factor, tail_node_sets
-from promptlimit.tasks.regression._task import LinearRegression
+from promptlimit.tasks.regression._quadrature import TABLE_RANGES
+from promptlimit.tasks.regression._task import LinearRegression, joint_law
 from promptlimit.weights import max_sharpness, weight_interpolant
 
 Array = NDArray[np.float64]
 
 _RTOL = 1e-3
 _SET = 4096
-_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
 _BEYOND = 1e-7
 _REACH, _CLOSE = 12.0, 1e-9
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
@@ -155,7 +155,7 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
 
 def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
     """Return the end of tables, beyond which points contribute a negligible part of every gap."""
-    ranges = [end for end in _RANGES if end <= max_sharpness(names)]
+    ranges = [end for end in TABLE_RANGES if end <= max_sharpness(names)]
     for end in ranges[:-1]:
         total, beyond = measure(end)
         if np.all(beyond <= _BEYOND * np.abs(total)):
@@ -216,7 +216,8 @@ def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
     five averages exactly.
     """
     task, dim = head.task, head.task.covariance.shape[0]
-    queries = Gaussian(np.zeros(dim + 1), _blocks(task.query_covariance, 0.0))
+    tokens = joint_law(task.covariance, task.noise_variance)
+    queries = joint_law(task.query_covariance, 0.0)
     key_query = np.zeros((dim + 1, dim + 1))
     key_query[:dim, :dim] = head.key_query[:dim, :dim]
     if head.wrt != "key_query":
@@ -227,23 +228,15 @@ def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
         value[: rows.shape[0], :dim] = rows[:, :dim]
         value[rows.shape[0] : -1, :dim] = label * np.eye(dim)
         value[-1, -1] = np.linalg.norm(rows[:, -1])
-        law = Gaussian(np.zeros(dim + 1), _blocks(task.covariance, task.noise_variance))
         attention = SoftmaxAttention(key_query, math.sqrt(copies) * value)
-        yield 1.0, checked_problem(attention, law, lengths, queries=queries)
+        yield 1.0, checked_problem(attention, tokens, lengths, queries=queries)
         return
     attention = SoftmaxAttention(key_query, head.value)
     for share, w in _cubature(dim, task.prior_variance):
         mixing = np.eye(dim + 1)
         mixing[-1, :dim] = w
-        cov = mixing @ _blocks(task.covariance, task.noise_variance) @ mixing.T
-        law = Gaussian(np.zeros(dim + 1), cov)
+        law = Affine(tokens, mixing)
         yield share, checked_problem(attention, law, lengths, queries=queries, wrt="key_query")
-
-
-def _blocks(covariance: Array, noise: float) -> Array:
-    whole = np.zeros((len(covariance) + 1, len(covariance) + 1))
-    whole[:-1, :-1], whole[-1, -1] = covariance, noise
-    return whole
 
 
 def _cubature(dim: int, variance: float) -> Iterator[tuple[float, Array]]:

@@ -38,7 +38,7 @@ from promptlimit.weights import weight_statistics
 
 _SET = 4096
 _MARGIN = 1.25
-_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
+TABLE_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
 """The number of points of one set, and the ranges of tables after the first."""
 
 _LOST, _MISSED = 1e-7, 0.01
@@ -144,10 +144,10 @@ def _tabulated(
         risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
         rows = np.array([_means(dataclasses.replace(risk, nodes=nodes), head) for nodes in sets])
         found, _ = _mean_risk(risk, head, rows)
-        if _lost(rows) <= _LOST * abs(found.value) or end == _RANGES[-1]:
+        if _lost(rows) <= _LOST * abs(found.value) or end == TABLE_RANGES[-1]:
             changed = of_any_length(perturbed(known))
             return risk, dataclasses.replace(risk, statistics=changed), rows
-        end = next(wider for wider in _RANGES if wider > end)
+        end = next(wider for wider in TABLE_RANGES if wider > end)
 
 
 def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
@@ -159,7 +159,7 @@ def first_range(task: LinearRegression, key_query: Array) -> float:
     nodes = next(node_sets(task, _SET, 0))
     squared = scores(nodes, task.noise_variance, key_query).squared
     largest = _MARGIN * math.sqrt(float(jnp.max(squared)))
-    return next((end for end in _RANGES if end >= largest), _RANGES[-1])
+    return next((end for end in TABLE_RANGES if end >= largest), TABLE_RANGES[-1])
 
 
 def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
@@ -168,7 +168,7 @@ def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
         sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
         raise ArgumentError(
             "attention",
-            f"must have scores of standard deviation at most {_RANGES[-1]:g} at the "
+            f"must have scores of standard deviation at most {TABLE_RANGES[-1]:g} at the "
             f"queries that the risk depends on, got {sharpness:.3g} on average. Scale its "
             "key-query matrix down, or pass kind='estimate' with a key.",
         )

@@ -138,7 +138,7 @@ class LinearRegression(AbstractGaussianRegression):
 
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002
         noise = self.noise_variance
-        return _joint(self.covariance, noise), _joint(self.query_covariance, noise)
+        return joint_law(self.covariance, noise), joint_law(self.query_covariance, noise)
 
 
 class RotatedRegression(AbstractGaussianRegression):
@@ -203,7 +203,7 @@ class RotatedRegression(AbstractGaussianRegression):
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:
         scales = to_device(self.spectrum, dtype=jnp.result_type(float))
         rotation = jax.random.orthogonal(key, scales.size, dtype=scales.dtype)
-        law = _joint((rotation * scales[None]) @ rotation.T, self.noise_variance)
+        law = joint_law((rotation * scales[None]) @ rotation.T, self.noise_variance)
         return law, law
 
 
@@ -262,7 +262,7 @@ class CovariateRegression(AbstractRegression):
         return Product([self.covariates, noise]), Product([self.query_covariates, noise])
 
 
-def _joint(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
+def joint_law(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
     r"""Return the law of $(x, s\,\epsilon)$."""
     # An explicit dtype, as jax may reuse a NumPy array in the precision of an earlier call.
     if isinstance(covariance, np.ndarray):

@@ -1,0 +1,97 @@
+"""`promptlimit importance`: self-normalised importance sampling between two Gaussians."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from promptlimit.cli._console import CommandError, UsageError, use_double_precision
+from promptlimit.cli._emit import Output, emit
+from promptlimit.cli._options import Lengths, input_path
+from promptlimit.cli._progress import progress
+from promptlimit.errors import ArgumentError, InputFileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NEEDED = ("proposal_cov", "target_cov")
+_OPTIONAL = ("proposal_mean", "target_mean", "functions")
+
+
+def importance(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            parser=input_path,
+            help="A .json or .npz file with proposal_cov and target_cov; proposal_mean and "
+            "target_mean are zero unless given; functions, one per row, has the coefficients of x "
+            "and of x_i x_j for i <= j; - is standard input.",
+        ),
+    ],
+    lengths: Lengths = "10,30,100,300,1e3,1e4,1e5,1e6",
+    *,
+    output: Output,
+) -> None:
+    """Print bias, error and effective sample size of importance sampling, exactly.
+
+    Draws come from a Gaussian proposal and are weighted for a Gaussian target, with weights that
+    are divided by their sum (SNIS). The estimated means are those of the coordinates, or of the
+    functions in the file.
+    """
+    if min(lengths) < 2:
+        raise UsageError(f"--lengths must be at least 2 here, got {min(lengths)}", "--lengths 2,10")
+    use_double_precision()
+    arrays = _arrays(file)
+    from promptlimit.lengths import importance_sampling
+
+    with progress("importance") as shown:
+        shown.at("computing the moments")
+        laws = _gaussian(arrays, "proposal"), _gaussian(arrays, "target")
+        try:
+            result = importance_sampling(*laws, lengths, functions=arrays.get("functions"))
+        except ArgumentError as problem:
+            names = {"cov": "proposal_cov", "target": "target_cov"}
+            raise CommandError(str(problem.renamed(**names))) from None
+    emit(result, output, "importance", figure="importance")
+
+
+def _arrays(path: Path) -> "dict[str, np.ndarray]":
+    """Return the arrays of the file, or raise an error that lists what it must hold."""
+    from promptlimit.storage import read_arrays
+
+    allowed = (*_NEEDED, *_OPTIONAL)
+    try:
+        found = read_arrays(str(path), set(allowed))
+    except InputFileError as problem:
+        raise CommandError(str(problem), _EXAMPLE) from None
+    missing = [name for name in _NEEDED if name not in found]
+    unknown = [name for name in found if name not in allowed]
+    texts = [name for name, value in found.items() if isinstance(value, str)]
+    if missing:
+        raise CommandError(f"{path} must hold {missing[0]}, got {', '.join(found)}", _EXAMPLE)
+    if unknown:
+        raise CommandError(
+            f"{path} must hold only {', '.join(allowed)}, got {unknown[0]}", _EXAMPLE
+        )
+    if texts:
+        raise CommandError(f"{path}: {texts[0]} must hold numbers, got a text", _EXAMPLE)
+    return {name: value for name, value in found.items() if not isinstance(value, str)}
+
+
+_EXAMPLE = 'a file may hold {"proposal_cov": [[2.25]], "target_cov": [[1]], "target_mean": [0.5]}'
+
+
+def _gaussian(arrays: "dict[str, np.ndarray]", role: str) -> "object":
+    """Return the proposal or the target; errors name the array in the file."""
+    import numpy as np
+
+    from promptlimit.measures import Gaussian
+
+    cov = arrays[f"{role}_cov"]
+    mean = arrays.get(f"{role}_mean", np.zeros(len(np.atleast_1d(cov))))
+    try:
+        return Gaussian(mean, cov)
+    except ArgumentError as problem:
+        renamed = problem.renamed(mean=f"{role}_mean", cov=f"{role}_cov")
+        raise CommandError(str(renamed), _EXAMPLE) from None

@@ -1,0 +1,248 @@
+r"""Block starts of the theory: their invariants, where the infinite flow ends, and how fast.
+
+$U=\mathrm{diag}(A,0)$ and $V=\mathrm{diag}(0,b)$ stay of this form along the flow.
+"""
+
+import math
+import warnings
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit._arrays import ArrayLike, Number
+from promptlimit._inputs import float_array, require_choice, require_shape
+from promptlimit.attention import LinearAttention, SoftmaxAttention
+from promptlimit.errors import ArgumentError, OutsideTheoremWarning
+from promptlimit.results import Result, Trajectory
+from promptlimit.tasks import LinearRegression, require_regression, risk
+
+_RANK = 1e-10
+
+
+def block_start(
+    task: LinearRegression,
+    alpha: Number,
+    theta: ArrayLike | None = None,
+    *,
+    kernel: str = "softmax",
+) -> SoftmaxAttention | LinearAttention:
+    r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
+
+    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. A warning is given if $\alpha$ is
+    outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or if
+    $\Theta^\top\Sigma=0$.
+
+    Args:
+        task: the regression.
+        alpha: $\alpha$, the size of the start.
+        theta: $\Theta$, [d, any], scaled here to the norm above; the identity when None.
+        kernel: "softmax" or "linear".
+
+    >>> import numpy as np, promptlimit as pl
+    >>> task = pl.LinearRegression(np.eye(4))
+    >>> print(np.diag(pl.dynamics.block_start(task, 0.5).key_query))
+    [0.25 0.25 0.25 0.25 0.  ]
+    """
+    require_regression(task)
+    require_choice("kernel", kernel, ("softmax", "linear"))
+    if not math.isfinite(alpha):
+        raise ArgumentError("alpha", f"must be finite, got {alpha}.")
+    square = _unit_square(task, theta)
+    dim = square.shape[0]
+    norm = float(np.linalg.norm(task.covariance, 2))
+    largest = math.sqrt(2.0) / (dim**0.25 * norm) if norm > 0.0 else math.inf
+    if not 0.0 < alpha < largest or not (square @ task.covariance).any():
+        warnings.warn(
+            f"Theorem 5.2 requires 0 < alpha < {largest:.4g} and theta' Sigma not zero, "
+            f"got alpha = {alpha:g}.",
+            OutsideTheoremWarning,
+            stacklevel=2,
+        )
+    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
+    key_query[:dim, :dim], value[dim, dim] = alpha * square, alpha
+    head = SoftmaxAttention if kernel == "softmax" else LinearAttention
+    with jax.enable_x64(True):
+        return head(key_query, value)
+
+
+def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
+    r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
+    dim = task.token_dim - 1
+    with jax.enable_x64(True):
+        array = float_array("theta", np.eye(dim) if theta is None else theta, rank=2)
+        require_shape("theta", array, (dim, array.shape[1]), "one row for each covariate")
+    factor = np.asarray(array, dtype=np.float64)
+    square = factor @ factor.T
+    size = np.linalg.norm(square)
+    if size == 0.0:
+        raise ArgumentError("theta", "must not be zero, got zeros. The flow would never move.")
+    return square / size
+
+
+def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
+    r"""Return the largest entry outside the blocks at each time: of $u_{21}$ and of $v_{21}$.
+
+    $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
+    block start both stay 0: their gradients are odd in w.
+    """
+    key_query, value = trajectory.merged()
+    below, beside = key_query[..., -1, :-1], value[..., -1, :-1]
+    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=-1)
+
+
+def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
+    r"""Return $\|A\|_F^2-b^2$ at each time, which the infinite flow conserves in blocks.
+
+    $R_\infty$ depends only on $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ is a symmetry, and gradient
+    flow conserves the corresponding quantity.
+    """
+    key_query, value = trajectory.merged()
+    A, b = key_query[..., :-1, :-1], value[..., -1, -1]
+    return (A**2).sum(axis=(-2, -1)) - b**2
+
+
+def block_limit(
+    task: LinearRegression, alpha: Number, theta: ArrayLike | None = None
+) -> SoftmaxAttention:
+    r"""Return where the infinite flow from `block_start(task, alpha, theta)` ends.
+
+    With $\Pi$ the projector on the image of $\Sigma$, $P=\Theta\Theta^\top$, $N=P-\Pi P\Pi$ and
+    $\delta=\alpha^2\|N\|_F^2$ (appendix F.3; Remark 5.3 when $\Sigma$ is invertible, $N=0$):
+
+    $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}((\Sigma^+)^2)}\Big),\qquad
+    U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
+
+    A start of negative $\alpha$ ends at the negatives.
+
+    >>> import promptlimit as pl
+    >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
+    [0.  0.5]
+    """
+    require_regression(task)
+    _require_one_image(task)
+    S, P = task.covariance, _unit_square(task, theta)
+    inverse = np.linalg.pinv(S, rcond=_RANK, hermitian=True)
+    image = inverse @ S
+    N = P - image @ P @ image
+    delta = alpha**2 * np.sum(N**2)
+    c = math.sqrt((delta + math.sqrt(delta**2 + 4 * np.sum(inverse**2))) / 2)
+    dim = S.shape[0]
+    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
+    sign = math.copysign(1.0, alpha)
+    key_query[:dim, :dim], value[dim, dim] = sign * inverse / c + alpha * N, sign * c
+    with jax.enable_x64(True):
+        return SoftmaxAttention(key_query, value)
+
+
+def _require_one_image(task: LinearRegression) -> None:
+    """Raise an error if queries and prompts span different directions, unless both span all."""
+    covariances = (task.covariance, task.query_covariance)
+    full = all(np.linalg.matrix_rank(S, tol=_RANK) == S.shape[0] for S in covariances)
+    if not full and not np.array_equal(*covariances):
+        raise ArgumentError(
+            "task",
+            "must have one covariance or two invertible ones for a closed form of the limit. "
+            "Compute it with gradient_flow(start, task, math.inf, [math.inf]).",
+        )
+
+
+class FlowRate(Result):
+    r"""The rate of the infinite-prompt flow from a block start.
+
+    Attributes:
+        rate: $2\lambda$: the excess risk falls like $e^{-2\lambda t}$ as $t\to\infty$.
+        pl_constant: $\mu$ of the Polyak-Lojasiewicz inequality $|\nabla R|^2\ge\mu(R-R^*)$. It
+            holds along the whole flow, so that $R(t)-R^*\le e^{-\mu t}(R(0)-R^*)$.
+        limit_scale: $c$, the weight $b$ of the labels at the end of the flow.
+    """
+
+    rate: float
+    pl_constant: float
+    limit_scale: float
+
+
+def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = None) -> FlowRate:
+    r"""Return the rate at which the infinite-prompt flow from `block_start` converges.
+
+    Take a basis of eigenvectors of $\Sigma$, with nonzero eigenvalues $s_i$, and c the limit of b.
+    Near the end of the flow the entries $A_{ij}$, $i\ne j$, decay at the rates
+    $\tau^2c^2s_i^2s_j$, and the diagonal of A together with b at the rates
+
+    $$\tau^2\,\mathrm{eig}\big(c^2\,\mathrm{diag}(s^3)+c^{-2}\sqrt s\sqrt s^\top\big).$$
+
+    $\lambda$ is the least rate that the start excites: entries off the diagonal that start at zero
+    stay zero, and diagonal entries that start equal, with equal $s_i$, stay equal. The PL
+    inequality holds with $\mu=2\tau^2\ell^3b_*^2$, where $\ell$ is the least $s_i$ and
+    $b_*^2=\big(\tfrac12\mathrm{tr}\,\Sigma-(R(0)-R^*)/\tau^2\big)/\|\Sigma^2\|_F$ bounds $b^2$ from
+    below along the flow; $\mu=0$ if the start is too large for this bound. Both constants are
+    derived here; the paper only shows that some exist (appendix F.3).
+
+    Args:
+        task: a regression whose queries have the covariance of its prompts.
+        alpha: the size of the start.
+        theta: $\Theta$ of the start, the identity by default.
+
+    >>> import numpy as np, promptlimit as pl
+    >>> task = pl.LinearRegression(np.diag([1.0, 0.6, 0.3]))
+    >>> found = pl.dynamics.flow_rate(task, 0.7)
+    >>> print(f"{found.rate:.6f} {found.pl_constant:.6f}")
+    0.327760 0.018249
+    """
+    require_regression(task)
+    if not np.array_equal(task.covariance, task.query_covariance):
+        raise ArgumentError(
+            "task",
+            "must have one covariance for prompts and queries, got two. Follow the flow instead: "
+            "gradient_flow(start, task, math.inf, times).",
+        )
+    start, end = block_start(task, alpha, theta), block_limit(task, alpha, theta)
+    c = abs(float(end.value[-1, -1]))
+    s, first = _eigenbasis(task.covariance, np.asarray(start.key_query)[:-1, :-1])
+    excited = np.abs(first) > _RANK * np.abs(first).max()
+    np.fill_diagonal(excited, False)
+    rates = (c**2 * s[:, None] ** 2 * s)[excited]
+    size, many = _distinct(s, np.diag(first))
+    root = np.sqrt(size * many)
+    coupled = np.linalg.eigvalsh(np.diag(c**2 * size**3) + np.outer(root, root) / c**2)
+    prior = task.prior_variance
+    excess = float(risk(start, task, math.inf).value) - 0.5 * task.noise_variance
+    least = (0.5 * s.sum() - excess / prior) / np.linalg.norm(s**2)
+    return FlowRate(
+        rate=2.0 * prior * float(min([*rates, *coupled])),
+        pl_constant=2.0 * prior * float(s.min()) ** 3 * max(0.0, float(least)),
+        limit_scale=c,
+    )
+
+
+def _eigenbasis(
+    covariance: NDArray[np.float64], first: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return nonzero eigenvalues of $\Sigma$, and `first` in a basis of their eigenvectors.
+
+    Eigenvectors of equal eigenvalues are chosen so that `first` is diagonal among them.
+    """
+    s, axes = np.linalg.eigh(covariance)
+    image = s > _RANK * s[-1]
+    s, axes = s[image], axes[:, image]
+    groups = np.split(np.arange(s.size), np.flatnonzero(np.diff(s) > _RANK * s[-1]) + 1)
+    for group in groups:
+        within = axes[:, group]
+        axes[:, group] = within @ np.linalg.eigh(within.T @ first @ within)[1]
+    return s, axes.T @ first @ axes
+
+
+def _distinct(
+    s: NDArray[np.float64], diagonal: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the distinct pairs of eigenvalue and diagonal entry: the eigenvalues, and how many."""
+    pairs: list[list[float]] = []
+    for size, entry in zip(s, diagonal, strict=True):
+        for known in pairs:
+            if np.allclose(known[:2], (size, entry), rtol=1e-8, atol=0.0):
+                known[2] += 1.0
+                break
+        else:
+            pairs.append([size, entry, 1.0])
+    values = np.array(pairs)
+    return values[:, 0], values[:, 2]

@@ -1,0 +1,340 @@
+"""Steps of training: the runs of a program, the gradient of a batch, and a loop of optax steps."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
+
+from promptlimit._configuration import description
+from promptlimit._inputs import in_double, to_device
+from promptlimit._version import __version__
+from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.dynamics._plan import TrainingPlan
+from promptlimit.dynamics._risks import Parametrisation, TrainedRisk, is_one_head, kernel_of
+from promptlimit.dynamics._starts import Starts
+from promptlimit.results import Kind, Length
+from promptlimit.rules import Effort
+from promptlimit.tasks import (
+    AbstractTask,
+    BatchGradient,
+    BatchProblem,
+    batch_gradient,
+    kind_of,
+    simulated_objective,
+)
+
+Gradient: TypeAlias = Callable[[Any, Array], Any]
+"""(parameters, step) -> gradient of the loss of each run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRequest:
+    """The validated arguments of `sgd`, which determine all runs."""
+
+    starts: Starts
+    task: AbstractTask
+    lengths: tuple[Length, ...]
+    plan: TrainingPlan
+    key: PRNGKeyArray
+    independent_prompts: bool
+    packed: bool
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds."""
+        return len(self.starts[0])
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernel of each start that is one head; the names of other starts."""
+        return tuple(kernel_of(start[0]) for start in self.starts)
+
+    @property
+    def are_heads(self) -> bool:
+        """Whether every start is one head."""
+        return all(is_one_head(start[0]) for start in self.starts)
+
+    @functools.cached_property
+    def risks(self) -> dict[Length, list[TrainedRisk]]:
+        """The risk of each start by length, on sets that are independent of the steps.
+
+        Prompts are simulated for all of them, if one of them is not available otherwise.
+        """
+        plan, lengths = self.plan, tuple(map(float, self.lengths))
+        effort = Effort(self.key, int(plan.samples))
+        with jax.enable_x64(True):
+            starts, task = [in_double(start[0]) for start in self.starts], in_double(self.task)
+            risks = {
+                n: [TrainedRisk(s, task, float(n), plan.points, effort, 0, lengths) for s in starts]
+                for n in self.lengths
+            }
+            if all(risk.exact is not None for row in risks.values() for risk in row):
+                return risks
+        return {
+            length: [dataclasses.replace(risk, first_set=1, simulates=True) for risk in row]
+            for length, row in risks.items()
+        }
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the risks."""
+        simulates = self.risks[self.lengths[0]][0].simulates
+        return kind_of("estimate" if simulates else "exact", self.lengths)
+
+    @property
+    def groups(self) -> "list[RunGroup]":
+        """The runs that share a program.
+
+        Infinite lengths form their own group, because their prompts have no tokens.
+        """
+        seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
+        sequences = [(length, seed) for length in self.lengths for seed in seeds]
+        if not self.packed:
+            return [RunGroup(self, (sequence,)) for sequence in sequences]
+        finite = tuple(sequence for sequence in sequences if math.isfinite(sequence[0]))
+        infinite = tuple(sequence for sequence in sequences if math.isinf(sequence[0]))
+        return [RunGroup(self, some) for some in (finite, infinite) if some]
+
+    def config(self, lengths: object) -> dict[str, object]:
+        """The request, at some lengths, as plain numbers and strings."""
+        plan = self.plan
+        return {
+            "what": "sgd",
+            "version": __version__,
+            "task": description(self.task),
+            "starts": description(self.starts),
+            "lengths": description(lengths),
+            "steps": int(plan.steps),
+            "record": plan.recorded_steps.tolist(),
+            "batch": int(plan.batch),
+            "learning_rate": float(plan.learning_rate),
+            "optimiser": plan.rule_name,
+            "key": description(self.key),
+            "generator": str(jax.random.key_impl(self.key)),
+            "independent_prompts": self.independent_prompts,
+            "sampling": plan.sampling,
+            "packed": self.packed,
+            **({"samples": plan.samples} if self.kind == "estimate" else {"points": plan.points}),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RunGroup:
+    """The runs of one program: all starts on some sequences of prompts.
+
+    Attributes:
+        request: the validated arguments of `sgd`.
+        sequences: (length, seed) of each sequence of prompts; the seed is None if seeds share them.
+    """
+
+    request: TrainingRequest
+    sequences: tuple[tuple[Length, int | None], ...]
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """The length of each sequence."""
+        return tuple(length for length, _ in self.sequences)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether seeds share prompts."""
+        return self.sequences[0][1] is None
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds on each sequence."""
+        return self.request.seeds if self.shares_prompts else 1
+
+    @property
+    def keys(self) -> tuple[PRNGKeyArray, ...]:
+        """The random key of each sequence."""
+        shared = jax.random.fold_in(self.request.key, 0)
+        seeds = [seed for _, seed in self.sequences]
+        return tuple(shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds)
+
+    @property
+    def fused_gradient(self) -> BatchGradient | None:
+        """The task's fused gradient in U and V, which draws its own prompts.
+
+        None if no rule applies, a length is infinite, or some start is not one head.
+        """
+        request = self.request
+        if not request.are_heads or math.inf in self.lengths:
+            return None
+        kernels = cast(tuple[KernelName, ...], request.kernels)
+        problem = BatchProblem(
+            task=request.task,
+            lengths=tuple(map(int, self.lengths)),
+            keys=self.keys,
+            size=int(request.plan.batch),
+            kernels=tuple(kernel for kernel in kernels for _ in range(self.seeds)),
+            sampling=cast(Literal["tokens", "law"], request.plan.sampling),
+        )
+        return batch_gradient(problem)
+
+    @property
+    def gradient(self) -> Gradient:
+        """The gradient of twice the task's loss over the batch of a step, for each run.
+
+        Groups of one shape differ only in arrays, so that they share a program.
+        """
+        own = self.fused_gradient
+        if own is None:
+            return _PromptGradient.of(self)
+        return _HeadGradient(own, Parametrisation(self.request.starts[0][0], np.float32))
+
+    @property
+    def first_arrays(self) -> list[Array]:
+        """The arrays of the starts, each [sequences, runs, ...], in single precision."""
+
+        def arrays(attention: AbstractAttention) -> list[np.ndarray]:
+            moving = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
+            return [np.asarray(leaf, np.float32) for leaf in moving]
+
+        rows = []
+        for _, seed in self.sequences:
+            seeds = range(self.request.seeds) if seed is None else [seed]
+            heads = [arrays(start[number]) for start in self.request.starts for number in seeds]
+            rows.append([np.stack(leaves) for leaves in zip(*heads, strict=True)])
+        return [to_device(np.stack(leaves)) for leaves in zip(*rows, strict=True)]
+
+
+class TrainingState(NamedTuple):
+    """The state of runs at a step: enough to resume to the identical bits.
+
+    Attributes:
+        parameters: the trained arrays, each [sequences, runs, ...].
+        optimiser: the optimiser state of each run.
+        diverged: the step after which a run was infinite or NaN, -1 for never.
+    """
+
+    parameters: Any
+    optimiser: Any
+    diverged: Int32[Array, "sequences runs"]
+
+
+def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> TrainingState:
+    """Return the state before the first step."""
+    shape = jax.tree.leaves(parameters)[0].shape[:2]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        memory = jax.vmap(jax.vmap(optimiser.init))(parameters)
+    return TrainingState(parameters, memory, to_device(np.full(shape, -1), jnp.int32))
+
+
+def take_steps(
+    shared: tuple[optax.GradientTransformation, Gradient],
+    part: tuple[TrainingState, UInt32[Array, "2"]],
+) -> TrainingState:
+    """Return the state after the steps from first to last: the program of a device.
+
+    The number of steps per call changes no bit and compiles nothing again.
+
+    Args:
+        shared: the optimiser and the gradient.
+        part: the state, and (first, last).
+    """
+    (optimiser, gradient), (first, bounds) = shared, part
+
+    def next_state(step: UInt32[Array, ""], state: TrainingState) -> TrainingState:
+        slopes = gradient(state.parameters, step)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            update = jax.vmap(jax.vmap(optimiser.update))
+            changes, memory = update(slopes, state.optimiser, state.parameters)
+            parameters = optax.apply_updates(state.parameters, changes)
+        lost = (state.diverged < 0) & ~_finite(parameters)
+        diverged = jnp.where(lost, step.astype(jnp.int32) + 1, state.diverged)
+        return TrainingState(parameters, memory, diverged)
+
+    return jax.lax.fori_loop(bounds[0], bounds[1], next_state, first)
+
+
+def _finite(parameters: Any) -> Array:
+    """Return whether all parameters of a run are finite, [sequences, runs]."""
+    leaves = jax.tree.leaves(parameters)
+    sums = [jnp.sum(jnp.abs(leaf), axis=tuple(range(2, leaf.ndim))) for leaf in leaves]
+    return jnp.isfinite(jnp.sum(jnp.stack(sums), axis=0))
+
+
+class _HeadGradient(eqx.Module):
+    """A fused gradient in U and V, pulled back to the arrays that determine them."""
+
+    own: BatchGradient
+    parametrisation: Parametrisation = eqx.field(static=True)
+
+    def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
+        heads, back = jax.vjp(jax.vmap(jax.vmap(self.parametrisation)), parameters)
+        return back(self.own(step, *heads))[0]
+
+
+class _PromptGradient(eqx.Module):
+    """The gradient over prompts that the task draws, start by start.
+
+    Attributes:
+        task: the task.
+        keys: random keys, one per sequence.
+        rests: the untrained part of each start.
+        parametrisations: the map from arrays to the attention of each start.
+        lengths: prompt lengths, one per sequence.
+        seeds: runs per start.
+        size: prompts per batch.
+    """
+
+    task: AbstractTask
+    keys: tuple[PRNGKeyArray, ...]
+    rests: tuple[AbstractAttention, ...]
+    parametrisations: tuple[Parametrisation, ...] = eqx.field(static=True)
+    lengths: tuple[float, ...] = eqx.field(static=True)
+    seeds: int = eqx.field(static=True)
+    size: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, group: RunGroup) -> "_PromptGradient":
+        """Return the gradient of a group."""
+        request, lengths = group.request, tuple(map(float, group.lengths))
+        keys = tuple(
+            jax.random.fold_in(key, 0 if math.isinf(length) else int(length))
+            for key, length in zip(group.keys, lengths, strict=True)
+        )
+        firsts = [start[0] for start in request.starts]
+        return cls(
+            request.task,
+            keys,
+            tuple(eqx.filter(first, eqx.is_inexact_array, inverse=True) for first in firsts),
+            tuple(Parametrisation(first, np.float32) for first in firsts),
+            lengths,
+            group.seeds,
+            int(request.plan.batch),
+        )
+
+    def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
+        rows = [
+            self._of_sequence(
+                [leaf[i] for leaf in parameters], jax.random.fold_in(key, step), length
+            )
+            for i, (key, length) in enumerate(zip(self.keys, self.lengths, strict=True))
+        ]
+        return [jnp.stack(leaves) for leaves in zip(*rows, strict=True)]
+
+    def _of_sequence(self, arrays: list[Array], key: PRNGKeyArray, length: float) -> list[Array]:
+        objective = simulated_objective(self.task, length, samples=self.size, key=key)
+
+        def slopes(number: int) -> list[Array]:
+            """Return the gradients of the runs from one start."""
+            parametrisation, rest = self.parametrisations[number], self.rests[number]
+
+            def twice(leaves: list[Array]) -> Array:
+                return 2.0 * objective(parametrisation.attention(leaves, rest))
+
+            own = slice(number * self.seeds, (number + 1) * self.seeds)
+            return jax.vmap(jax.grad(twice))([leaf[own] for leaf in arrays])
+
+        rows = [slopes(number) for number in range(len(self.rests))]
+        return [jnp.concatenate(leaves) for leaves in zip(*rows, strict=True)]

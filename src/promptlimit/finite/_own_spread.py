@@ -1,0 +1,121 @@
+r"""The gradient in a score matrix over Gaussian tokens, with the query as one more token.
+
+The softmax covariance of all tokens is, with $r=z-m-\Gamma t$ the query seen from the tilted mean,
+$p_0$ its weight, and $a$, $J+I$ the whitened mean and covariance of the other tokens,
+
+$$\hat C-\Gamma=\Gamma^{1/2}J\Gamma^{1/2}+p_0(1-p_0)rr^\top
+-p_0\big(\Gamma^{1/2}ar^\top+ra^\top\Gamma^{1/2}\big).$$
+
+Squared and averaged, it is a sum of moments of weights times products of matrices. Derived in
+docs/finite.md.
+"""
+
+import itertools
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.finite._head_moments import WhitenedTokens, spread_products
+from promptlimit.weights import checked_sharpness, own_token_moments
+
+Polynomial = dict[str, float]
+"""Coefficients of the monomials of `own_token_moments`; the empty word is 1."""
+
+_OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}
+_DRIFT: Polynomial = {"B": 1.0}
+_M: Polynomial = {"Y": 1.0, "0": -1.0, "BB": -1.0}
+_Q: Polynomial = {"0": 1.0, "S": 1.0}
+_RHO: Polynomial = {"Q": 1.0, "BH": -2.0, "BBS": 1.0}
+_THETA: Polynomial = {"H": 1.0, "BS": -1.0}
+_COUPLING: Polynomial = {"S": 1.0, "C": -2.0, "SS": 1.0}
+
+
+def own_spread_error(
+    tokens: WhitenedTokens,
+    own: tuple[Array, float],
+    left: Array,
+    value: Array,
+    lengths: Array,
+) -> tuple[Array, Array]:
+    r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ and its numerical error, K = `left`.
+
+    Args:
+        tokens: the Gaussian tokens along the tilt.
+        own: $r$, [d], and the score of the query measured from the mean of the others'.
+        left: K, [k, d].
+        value: V, [e, d].
+        lengths: L, the number of other tokens, [n], or infinite.
+    """
+    residual, own_score = own
+    basis = np.linalg.qr(tokens.direction[:, None], mode="complete")[0]
+    basis[:, 0] = tokens.direction
+    weights = _coefficients(
+        (left @ tokens.root @ basis, value @ tokens.root @ basis),
+        (left @ residual, value @ residual),
+    )
+    result, error = np.zeros((2, lengths.size))
+    finite = np.isfinite(lengths)
+    if finite.any():
+        sharpness = float(checked_sharpness(tokens.sharpness))
+        moments = own_token_moments(weights, sharpness, own_score, lengths[finite])
+        for word, weight in weights.items():
+            result[finite] += weight * moments[word].value
+            error[finite] += abs(weight) * moments[word].error
+    return result, error
+
+
+def _coefficients(
+    matrices: tuple[Array, Array], residuals: tuple[Array, Array]
+) -> dict[str, float]:
+    r"""Return the coefficients of moments of weights.
+
+    With $N=G K^\top KG$ and $P=GV^\top VG$, $G=\Gamma^{1/2}$, in a basis whose first vector is e,
+    $n=GK^\top Kr$ and $k=GV^\top Vr$, the mean is that of
+
+        tr(J N J P) + 2 p0(1-p0) k'Jn - 2 p0 (k'J N a + n'J P a) + p0^2(1-p0)^2 |Kr|^2 |Vr|^2
+        - 2 p0^2(1-p0) (n'a |Vr|^2 + k'a |Kr|^2) + p0^2 (2 n'a k'a + |Kr|^2 a'Pa + |Vr|^2 a'Na)
+
+    where given the weights $E\,J=m\,ee'-q(I-ee')$, $E\,a=Be$ and $E\,aa'=B^2ee'+S_2(I-ee')$.
+    """
+    (left, value), (left_r, value_r) = matrices, residuals
+    N, P = left.T @ left, value.T @ value
+    n, k = left.T @ left_r, value.T @ value_r
+    left_size, value_size = float(left_r @ left_r), float(value_r @ value_r)
+    total: dict[str, float] = {}
+
+    def add(factor: float, *polynomials: Polynomial) -> None:
+        for word, coefficient in _product(*polynomials).items():
+            total[word] = total.get(word, 0.0) + factor * coefficient
+
+    statistics = {
+        "spread_error": (_M, _M),
+        "residual": (_RHO,),
+        "spread_participation": (_M, _Q),
+        "participation_square": (_Q, _Q),
+        "coupling": (_COUPLING,),
+    }
+    for name, factor in spread_products(N, P).items():
+        add(factor, *statistics[name])
+    add(2.0 * k[0] * n[0], _OWN, _REST, _M)
+    add(-2.0 * float(k[1:] @ n[1:]), _OWN, _REST, _Q)
+    for X, b in ((N, k), (P, n)):
+        add(-2.0 * X[0, 0] * b[0], _OWN, _DRIFT, _M)
+        add(2.0 * float(X[0, 1:] @ b[1:]), _OWN, _DRIFT, _Q)
+        add(-2.0 * float(X[0, 1:] @ b[1:] + np.trace(X[1:, 1:]) * b[0]), _OWN, _THETA)
+    add(left_size * value_size, _OWN, _OWN, _REST, _REST)
+    add(-2.0 * float(n[0] * value_size + k[0] * left_size), _OWN, _OWN, _REST, _DRIFT)
+    along = 2.0 * n[0] * k[0] + left_size * P[0, 0] + value_size * N[0, 0]
+    across = 2.0 * n[1:] @ k[1:] + left_size * np.trace(P[1:, 1:])
+    add(float(along), _OWN, _OWN, _DRIFT, _DRIFT)
+    add(float(across + value_size * np.trace(N[1:, 1:])), _OWN, _OWN, {"S": 1.0})
+    return {word: weight for word, weight in total.items() if weight != 0.0}
+
+
+def _product(*polynomials: Polynomial) -> Polynomial:
+    """Return the product of polynomials, the letters of its words in order."""
+    total: Polynomial = {}
+    for terms in itertools.product(*(polynomial.items() for polynomial in polynomials)):
+        word = "".join(sorted("".join(name for name, _ in terms)))
+        coefficient = float(np.prod([one for _, one in terms]))
+        total[word] = total.get(word, 0.0) + coefficient
+    return total

@@ -1,0 +1,182 @@
+r"""The effective number of tokens and the largest weight, as means over prompts.
+
+With $X=e^{2s+u}$ and $1/S_2=(\sum e^s)^2/\sum e^{2s}$,
+
+    E(1/S_2) = int { L G_1 g^{L-1} + L(L-1) G_{1/2}^2 g^{L-2} } du,    G_k = E[X^k e^{-X}], g = G_0.
+
+The largest weight needs the law of the score itself: with $x=e^{s+u}$ and
+$H(s,u)=E[e^{-x'};s'\le s]$, the largest score is at most s with the density $d_s(H^L)$, and
+
+    E max p = int du int x d_s(H^L).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.polynomial import legendre
+from scipy.special import ndtr
+
+from promptlimit._arrays import Array
+from promptlimit.weights._atoms import Atoms
+from promptlimit.weights._functional import by_rules, nodes_of, rule_error
+from promptlimit.weights._gaussian_law import GaussianLaw
+from promptlimit.weights._score_law import (
+    EPSILON,
+    LARGEST_EXPONENT,
+    NEGLIGIBLE,
+    SMALLEST,
+    STEP,
+    AbstractScoreLaw,
+)
+
+_ORDER = 16
+"""Gauss points per panel of scores."""
+
+_PANEL = 0.5
+"""The width of a panel, in scores and in standard deviations."""
+
+_REACH = 9.0
+_ENTRIES_AT_ONCE = 2**21
+_NODES_AT_ONCE = 32
+
+
+def mean_effective_tokens(law: AbstractScoreLaw, lengths: Array) -> tuple[Array, Array]:
+    r"""Return $E(1/S_2)$ over prompts of L tokens, L at least 2, and its relative error, [n]."""
+    window = law.square_window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))
+    means, counts = law.square_means(nodes_of([window])), lengths[:, None]
+    with np.errstate(under="ignore"):
+        one, two = (np.exp((counts - k) * means.log_phi) for k in (1.0, 2.0))
+    masses = counts * means.mass * one
+    integrand = masses + counts * (counts - 1.0) * means.root**2 * two
+    weights = np.full_like(integrand, 2.0 * STEP)
+    rules, mass_rules = by_rules(weights, integrand), by_rules(weights, masses)
+    value = rules.mean(axis=0)
+    mass_error = np.abs(mass_rules.mean(axis=0) - 1.0)
+    error = np.maximum(mass_error, rule_error(rules, value) / value)
+    return value, np.maximum(error, 8.0 * EPSILON)
+
+
+def largest_weight(law: AbstractScoreLaw, lengths: Array) -> tuple[Array, Array] | None:
+    r"""Return $E\max p$ over prompts of L tokens, L at least 2, and its relative error, [n].
+
+    None for a law that is neither a list nor a mixture of Gaussians.
+    """
+    u = nodes_of([law.window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))])
+    with np.errstate(under="ignore"):
+        if isinstance(law, Atoms):
+            integrand = _listed(law, u, lengths)
+            masses = np.zeros_like(integrand)
+        elif isinstance(law, GaussianLaw) and (law.sharpness > 0.0).all():
+            integrand, masses = _Panels.of(law, float(lengths.max())).integrands(u, lengths)
+        else:
+            return None
+    weights = np.full_like(integrand, 2.0 * STEP)
+    rules = by_rules(weights, integrand)
+    value = rules.mean(axis=0)
+    mass_error = np.abs(by_rules(weights, masses).mean(axis=0) - 1.0) if masses.any() else 0.0
+    error = np.maximum(mass_error, rule_error(rules, value) / value)
+    return value, np.maximum(error, 64.0 * EPSILON)
+
+
+def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
+    r"""Return $\sum_ix_i(H_i^L-H_{i-1}^L)$ over the list in order of scores, [n, u]."""
+    order = np.argsort(law.token_scores, kind="stable")
+    scores, weights = law.token_scores[order], law.weights[order]
+    above = np.append(np.cumsum(weights[:0:-1])[::-1], 0.0)  # the probability of larger scores
+    found = np.empty((lengths.size, u.size))
+    for part in _blocks(u.size, scores.size):
+        x = np.exp(np.minimum(u[part, None] + scores, LARGEST_EXPONENT))
+        kept = weights * np.exp(-x)
+        lost = np.cumsum(-np.expm1(-x) * weights, axis=1) + above
+        total = np.maximum(np.cumsum(kept, axis=1), SMALLEST)
+        log_total = np.where(lost < 0.5, np.log1p(-np.minimum(lost, 0.5)), np.log(total))
+        with np.errstate(divide="ignore"):
+            step = np.log1p(-np.minimum(kept / total, 1.0))  # of log H, from one score to the next
+        for row, length in zip(found, lengths, strict=True):
+            row[part] = -(x * np.exp(length * log_total) * np.expm1(length * step)).sum(axis=1)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Panels:
+    """Scores of a mixture of Gaussians at Gauss points on panels.
+
+    Attributes:
+        scores: [panel, point].
+        masses: the density times the weight of the rule, [panel, point].
+        shares: the density times half of the width of the panel, [panel, point].
+        above: the probability of larger scores, [panel, point].
+    """
+
+    scores: Array
+    masses: Array
+    shares: Array
+    above: Array
+
+    @staticmethod
+    def of(law: GaussianLaw, longest: float) -> "_Panels":
+        """Return panels that reach as far as the largest of the scores of a prompt."""
+        reach = _REACH + math.sqrt(2.0 * math.log(longest))
+        ends = []
+        for mean, sigma in zip(law.shifts, law.sharpness, strict=True):
+            half = reach * sigma
+            ends.append(np.arange(-half, half + 1e-9, _PANEL * min(1.0, sigma)) + mean)
+        edges = np.unique(np.concatenate(ends))
+        middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * np.diff(edges)
+        points, weights, _ = _rule()
+        scores = middle[:, None] + half[:, None] * points
+        z = (scores[..., None] - law.shifts) / law.sharpness
+        densities = np.exp(-0.5 * z * z) / (law.sharpness * math.sqrt(2.0 * math.pi))
+        shares = half[:, None] * (densities @ law.weights)
+        return _Panels(scores, shares * weights, shares, ndtr(-z) @ law.weights)
+
+    def integrands(self, u: Array, lengths: Array) -> tuple[Array, Array]:
+        r"""Return $L\int xe^{-x}H^{L-1}$ over scores, and with $\varphi$ in place of H, [n, u].
+
+        Scores so low that x counts nothing, and so high that $e^{-x}$ does, are left out.
+        """
+        integral = _rule()[2]
+        far = NEGLIGIBLE + math.log(float(lengths.max()))
+        found, masses = np.zeros((2, lengths.size, u.size))
+        for start in range(0, u.size, _NODES_AT_ONCE):
+            part = slice(start, start + _NODES_AT_ONCE)
+            low, high = -u[part][-1] - far, math.log(NEGLIGIBLE) - u[part][0]
+            kept = (self.scores[:, -1] >= low) & (self.scores[:, 0] <= high)
+            if not kept.any():
+                continue
+            x = np.exp(u[part, None, None] + self.scores[kept])
+            lost = -np.expm1(-x)
+            before = np.cumsum((lost * self.masses[kept]).sum(axis=2), axis=1)
+            before = np.pad(before, ((0, 0), (1, 0)))[:, :-1, None]
+            within = (lost * self.shares[kept]) @ integral.T
+            missing = before + within + self.above[kept]
+            last = int(np.flatnonzero(kept)[-1])
+            whole = (lost * self.masses[kept]).sum(axis=(1, 2)) + self.masses[last + 1 :].sum()
+            log_below, log_phi = (
+                np.log1p(-np.minimum(part, 1.0 - EPSILON)) for part in (missing, whole)
+            )
+            density = x * np.exp(-x) * self.masses[kept]
+            for n, length in enumerate(lengths):
+                power = np.exp((length - 1.0) * log_below)
+                found[n, part] = length * (density * power).sum(axis=(1, 2))
+                power = np.exp((length - 1.0) * log_phi)
+                masses[n, part] = length * density.sum(axis=(1, 2)) * power
+        return found, masses
+
+
+@functools.cache
+def _rule() -> tuple[Array, Array, Array]:
+    """Return Gauss points on [-1, 1], their weights, and the integrals from -1 to each point."""
+    points, weights = legendre.leggauss(_ORDER)
+    coefficients = np.linalg.inv(legendre.legvander(points, _ORDER - 1))  # [degree, point]
+    primitives = legendre.legint(coefficients, lbnd=-1.0, axis=0)
+    return points, weights, legendre.legval(points, primitives).T
+
+
+def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    size = max(1, _ENTRIES_AT_ONCE // columns)
+    for start in range(0, rows, size):
+        yield slice(start, start + size)

@@ -1,0 +1,617 @@
+r"""Exact moments of two softmax heads on one prompt: a double integral over its Laplace functional.
+
+Head h has scores $s^h_l$ and values $y^h_l=V_hz_l-T_h$. With $e_1=e^{s^1+u}$, $e_2=e^{s^2+v}$ the
+functional and its derivatives at $a=b=0$ are
+
+    Psi(u, v; a, b) = E exp(-sum_l e_1 (1 - <a, y^1_l>) - sum_l e_2 (1 - <b, y^2_l>))
+    k_00 = log Psi,   k_10 = its gradient in a,   k_01 = its gradient in b,   k_11 = its mixed Hessian
+
+and, with $\varepsilon_h=\sum_lp^h_ly^h_l$ the distance of head h from its limit (derived here),
+
+    E eps_1 eps_2'      = iint (k_11 + k_10 k_01') e^{k_00} du dv
+    E sum_l p^1_l p^2_l = iint o e^{k_00} du dv
+
+With 1 in place of both values the first integral is one: the mass. Independent parts of a prompt
+add their functions, with $K=e^{-e_1-e_2}$ and $\phi=E\,K$:
+
+| part | $k_{00}$ | $k_{10}$ | $k_{11}$ | o |
+|---|---|---|---|---|
+| L tokens from a law | $L\log\phi$ | $LB_1/\phi$, $B_1=E[e_1y_1K]$ | $L(E[e_1e_2y_1y_2'K]/\phi-B_1B_2'/\phi^2)$ | $L\,E[e_1e_2K]/\phi$ |
+| a known token | $-e_1-e_2$ | $e_1y_1$ | 0 | $e_1e_2$ |
+
+The integral is a trapezoidal rule on a square grid. Its even and its odd places, as on a
+checkerboard, are rules of their own whose aliases have the size $e^{-\pi^2/h}$ of those of the whole
+rule, h its step: their distance measures the error.
+"""  # noqa: E501  # a formula stays on one line
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import block_diag
+from scipy.special import logsumexp
+
+from promptlimit._arrays import Array
+from promptlimit.errors import AccuracyError, NotAnalyticError
+from promptlimit.measures import AbstractMeasure, GaussianParts, sqrtm_psd
+from promptlimit.weights._score_law import LARGEST_EXPONENT
+
+_NEGLIGIBLE = 36.0
+"""Minus the logarithm of the share of a prompt that is dropped at large u and v."""
+
+_MOST_NODES = 2**17
+_ENTRIES_AT_ONCE = 2**22
+_FARTHEST = 36.0
+"""Standard deviations beyond which the weights of nodes underflow."""
+
+_SAME_AXIS = 1e-12
+
+
+class Spacing(NamedTuple):
+    """Steps and ranges of the rules.
+
+    Attributes:
+        laplace: the step in u and v.
+        nodes: the step in a coordinate of a token, times the sharpness along it.
+        widest: the largest step in a coordinate.
+        reach: how many standard deviations the nodes cover.
+        left: how far below -log L the integrals begin.
+    """
+
+    laplace: float
+    nodes: float
+    widest: float
+    reach: float
+    left: float
+
+
+SPACINGS = {
+    "fine": Spacing(0.3, 0.35, 0.6, 8.2, 30.0),
+    "coarse": Spacing(0.6, 0.6, 0.8, 5.6, 14.0),
+    "rough": Spacing(0.8, 0.9, 1.0, 5.0, 11.0),
+}
+"""Relative errors below about 1e-11, 1e-3 and 1e-2."""
+
+Window = tuple[float, float]
+
+
+class HeadPair(NamedTuple):
+    r"""Two heads at one query: $t_1$ and $t_2$, [d] each, and $V_1$ and $V_2$, [e, d] each."""
+
+    tilts: tuple[Array, Array]
+    values: tuple[Array, Array]
+
+
+# ---------------------------------------------------------------- parts of a prompt
+
+
+class AbstractPairPart(abc.ABC):
+    """A part of a prompt that two heads read, for one or several lengths."""
+
+    @abc.abstractmethod
+    def windows(self, left: float) -> tuple[Window, Window]:
+        r"""Return the u, and the v, between which neither $1-\Psi$ nor $\Psi$ is negligible."""
+
+    @abc.abstractmethod
+    def at(self, u: Array, v: Array) -> "AbstractPairGrid":
+        """Return the part on a grid."""
+
+
+class AbstractPairGrid(abc.ABC):
+    """A part of a prompt on a grid of u and v."""
+
+    @abc.abstractmethod
+    def log_psi(self, n: int) -> Array:
+        r"""Return $k_{00}$ at length number n, [u, v]."""
+
+    @abc.abstractmethod
+    def first(self, n: int, head: int) -> Array:
+        r"""Return $k_{10}$ (head 0) or $k_{01}$ of the e values and of 1, [e + 1, u, v]."""
+
+    @abc.abstractmethod
+    def second(self, weights: Array) -> tuple[Array, Array]:
+        r"""Return $\sum w\,k_{11}$ of the values and of 1, and $\sum w\,o$.
+
+        Args:
+            weights: w at each length, [n, r, u, v] for r rules.
+
+        Returns:
+            Arrays [n, r, e + 1, e + 1] and [n, r].
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownPairs(AbstractPairPart, AbstractPairGrid):
+    """Tokens that are in every prompt.
+
+    Attributes:
+        scores: of each head, measured from its log-mean score, [2, f].
+        values: $y_f$ of each head, [2, f, e].
+    """
+
+    scores: Array
+    values: Array
+    rates: tuple[Array, Array] = (np.zeros((0, 0)), np.zeros((0, 0)))
+    """$e_h$ on the grid, [u, f] and [v, f]."""
+
+    def windows(self, left: float) -> tuple[Window, Window]:
+        tops = (float(row.max()) for row in self.scores)
+        first, second = ((-left - top, math.log(_NEGLIGIBLE) + 0.5 - top) for top in tops)
+        return first, second
+
+    def at(self, u: Array, v: Array) -> "KnownPairs":
+        rows = zip((u, v), self.scores, strict=True)
+        rates = tuple(np.exp(np.minimum(a[:, None] + s, LARGEST_EXPONENT)) for a, s in rows)
+        return dataclasses.replace(self, rates=rates)
+
+    def log_psi(self, n: int) -> Array:  # noqa: ARG002  # the same at all lengths
+        return -self.rates[0].sum(axis=1)[:, None] - self.rates[1].sum(axis=1)
+
+    def first(self, n: int, head: int) -> Array:  # noqa: ARG002
+        with_one = np.column_stack([self.values[head], np.ones(len(self.values[head]))])
+        row = (self.rates[head] @ with_one).T
+        shape = len(self.rates[0]), len(self.rates[1])
+        return np.broadcast_to(
+            row[:, :, None] if head == 0 else row[:, None, :], (len(row), *shape)
+        )
+
+    def second(self, weights: Array) -> tuple[Array, Array]:
+        outputs = self.values.shape[2] + 1
+        overlap = np.einsum("nruv,uf,vf->nr", weights, *self.rates, optimize=True)
+        return np.zeros((*weights.shape[:2], outputs, outputs)), overlap
+
+
+@dataclasses.dataclass(frozen=True)
+class PairTokens(AbstractPairPart):
+    """L independent tokens from one law, for several L.
+
+    Attributes:
+        law: of a token, along both tilts.
+        lengths: L, finite, [n].
+    """
+
+    law: "AbstractPairLaw"
+    lengths: Array
+
+    def windows(self, left: float) -> tuple[Window, Window]:
+        longest, shortest = float(self.lengths.max()), float(self.lengths.min())
+        return self.law.windows(left + math.log(longest), max(shortest - 1.0, 1.0))
+
+    def at(self, u: Array, v: Array) -> "TokenGrid":
+        return TokenGrid(self.lengths, self.law.at(u, v))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenGrid(AbstractPairGrid):
+    """Independent tokens on a grid, by the transforms of one token."""
+
+    lengths: Array
+    token: "AbstractPairTransforms"
+
+    def log_psi(self, n: int) -> Array:
+        return self.lengths[n] * self.token.log_phi
+
+    @cached_property
+    def _means(self) -> tuple[Array, Array]:
+        r"""$B_1/\phi$ and $B_2/\phi$."""
+        phi = np.exp(self.token.log_phi)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            first, second = (
+                np.where(phi > 0.0, self.token.first(head) / phi, 0.0) for head in (0, 1)
+            )
+        return first, second
+
+    def first(self, n: int, head: int) -> Array:
+        return self.lengths[n] * self._means[head]
+
+    def second(self, weights: Array) -> tuple[Array, Array]:
+        count, rules = weights.shape[:2]
+        phi, lengths = np.exp(self.token.log_phi), self.lengths[:, None, None, None]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            shares = np.where(weights > 0.0, lengths * weights / phi, 0.0)
+        total, overlap = self.token.second(shares.reshape(-1, *phi.shape))
+        left, right = (mean.reshape(len(mean), -1) for mean in self._means)
+        total = total.reshape(count, rules, *total.shape[1:])
+        for n, length in enumerate(self.lengths):
+            for rule in range(rules):
+                total[n, rule] -= length * (left * weights[n, rule].ravel()) @ right.T
+        return total, overlap.reshape(count, rules)
+
+
+# ---------------------------------------------------------------- the law of one token
+
+
+class AbstractPairTransforms(abc.ABC):
+    r"""Means over one token on a grid of u and v."""
+
+    log_phi: Array
+    r"""$\log\phi$, [u, v]."""
+
+    @abc.abstractmethod
+    def first(self, head: int) -> Array:
+        r"""Return $E[e_hy_hK]$ of the e values and of 1, [e + 1, u, v]."""
+
+    @abc.abstractmethod
+    def second(self, weights: Array) -> tuple[Array, Array]:
+        r"""Return $\sum w\,E[e_1e_2y_1y_2'K]$, [m, e + 1, e + 1], and that of 1, [m].
+
+        Args:
+            weights: w, [m, u, v].
+        """
+
+
+class AbstractPairLaw(abc.ABC):
+    """The law of one token along two tilts, with scores of log-mean zero."""
+
+    @abc.abstractmethod
+    def windows(self, left: float, shortest: float) -> tuple[Window, Window]:
+        r"""Return -`left`, and where $\phi^L$ is negligible for L = `shortest`, per head."""
+
+    @abc.abstractmethod
+    def at(self, u: Array, v: Array) -> AbstractPairTransforms:
+        """Return the transforms on a grid."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedPairs(AbstractPairLaw):
+    r"""A law as a list of nodes: tokens, or those of rules for Gaussian parts.
+
+    The scores depend on two coordinates of a Gaussian token, those in the span of the whitened
+    tilts, over which a trapezoidal rule has a negligible error. Given these, the other coordinates
+    are independent of the weights and add a covariance to the products of values.
+
+    Attributes:
+        weights: of the nodes, [j].
+        scores: of the nodes for each head, [2, j].
+        features: for each head, functions of a node of mean zero under its tilt, [2, j, q].
+        maps: from features to values, [2, q, e].
+        part: the part of the law that each node belongs to, [j].
+        within: the covariance of the values within each part, [parts, e, e].
+    """
+
+    weights: Array
+    scores: Array
+    features: Array
+    maps: Array
+    part: NDArray[np.int64]
+    within: Array
+
+    def windows(self, left: float, shortest: float) -> tuple[Window, Window]:
+        first, second = ((-left, self._end(scores, shortest)) for scores in self.scores)
+        return first, second
+
+    def _end(self, scores: Array, shortest: float) -> float:
+        r"""Return u with $\phi^L\approx e^{-36}$ for one head, by bisection."""
+        low, high = 0.0, math.log(_NEGLIGIBLE) - float(scores.min())
+        for _ in range(16):
+            middle = 0.5 * (low + high)
+            rates = np.exp(np.minimum(scores + middle, LARGEST_EXPONENT))
+            kept = float(self.weights @ np.exp(-rates))
+            is_negligible = kept <= 0.0 or shortest * math.log(kept) < -_NEGLIGIBLE
+            low, high = (low, middle) if is_negligible else (middle, high)
+        return high
+
+    def at(self, u: Array, v: Array) -> "ListedTransforms":
+        return ListedTransforms(self, u, v)
+
+    def blocks(self, u: Array, v: Array) -> Iterator[tuple[slice, "_Kernel", "_Kernel"]]:
+        """Yield some nodes at a time, with the kernels of both heads."""
+        size = max(1, _ENTRIES_AT_ONCE // max(u.size, v.size))
+        for start in range(0, self.weights.size, size):
+            part = slice(start, start + size)
+            yield part, _Kernel(self.scores[0, part], u), _Kernel(self.scores[1, part], v)
+
+
+class _Kernel:
+    r"""Functions of the scores of nodes and of u, [j, u] each.
+
+    Attributes:
+        rate: $e^{s+u}$.
+        lost: $1-e^{-e^{s+u}}$.
+        kept: $e^{-e^{s+u}}$.
+        heat: $e^{s+u}e^{-e^{s+u}}$.
+    """
+
+    def __init__(self, scores: Array, places: Array):
+        self.rate = np.exp(np.minimum(scores[:, None] + places, LARGEST_EXPONENT))
+        self.lost = -np.expm1(-self.rate)
+        self.kept = np.exp(-self.rate)
+        self.heat = self.rate * self.kept
+
+
+class ListedTransforms(AbstractPairTransforms):
+    """Means over listed nodes: products of matrices, nodes by u and nodes by v."""
+
+    def __init__(self, law: ListedPairs, u: Array, v: Array):
+        self.law, self.u, self.v = law, u, v
+        self._near = int((u <= 0.0).sum()), int((v <= 0.0).sum())
+        blocks = law.blocks(u, v)
+        self._only = list(blocks) if law.weights.size * u.size <= _ENTRIES_AT_ONCE else None
+        self.log_phi, self._means = self._summed()
+
+    def _blocks(self) -> Iterator[tuple[slice, _Kernel, _Kernel]]:
+        return iter(self._only or self.law.blocks(self.u, self.v))
+
+    def first(self, head: int) -> Array:
+        return self._means[head]
+
+    def _summed(self) -> tuple[Array, tuple[Array, Array]]:
+        r"""Return $\log\phi$, and $E[e_hy_hK]$ of both heads.
+
+        Where u and v are at most 0 they are sums of small terms: $1-K=(1-K_1)+K_1(1-K_2)$, and
+        $E[e_1y_1K]=-E[e_1y_1(1-K)]$ since $E\,e_1y_1=0$.
+        """
+        shape, (a, b) = (self.u.size, self.v.size), self._near
+        count = self.law.features.shape[2]
+        phi, missed = np.zeros(shape), np.zeros((a, b))
+        sums = [np.zeros((count + 1, *shape)) for _ in (0, 1)]
+        for part, one, two in self._blocks():
+            weights, (left, right) = self.law.weights[part, None], self.law.features[:, part]
+            kept = (one.kept * weights).T
+            phi += kept @ two.kept
+            missed += (one.lost[:, :a] * weights).sum(axis=0)[:, None]
+            missed += kept[:a] @ two.lost[:, :b]
+            sums[0][count] += (one.heat * weights).T @ two.kept
+            sums[1][count] += kept @ two.heat
+            for q in range(count):
+                _add_drift(sums[0][q], one, two, weights * left[:, q, None], (a, b))
+                _add_drift(sums[1][q].T, two, one, weights * right[:, q, None], (b, a))
+        log_phi = np.log(np.maximum(phi, 1e-300))
+        log_phi[:a, :b] = np.where(
+            missed < 0.5, np.log1p(-np.minimum(missed, 0.5)), log_phi[:a, :b]
+        )
+        means = [self._of_values(total, head) for head, total in enumerate(sums)]
+        return log_phi, (means[0], means[1])
+
+    def _of_values(self, sums: Array, head: int) -> Array:
+        """Return means of values and of 1, from means of features and of 1."""
+        values = np.einsum("quv,qe->euv", sums[:-1], self.law.maps[head])
+        return np.concatenate([values, sums[-1:]])
+
+    def second(self, weights: Array) -> tuple[Array, Array]:
+        law, count = self.law, self.law.features.shape[2]
+        if len(law.within) == 1 and (count + 1) ** 2 < len(weights):
+            moments, parts = self._by_features(weights)
+        else:
+            moments, parts = self._by_nodes(weights)
+        maps = [block_diag(own, 1.0) for own in law.maps]
+        total = maps[0].T @ moments @ maps[1]
+        total[:, :-1, :-1] += np.tensordot(parts, law.within, axes=1)
+        return total, parts.sum(axis=1)
+
+    def _by_features(self, weights: Array) -> tuple[Array, Array]:
+        """Return weighted sums of products of features, one product at a time."""
+        count = self.law.features.shape[2]
+        total = np.zeros((len(weights), count + 1, count + 1))
+        flat = weights.reshape(len(weights), -1)
+        for part, one, two in self._blocks():
+            left, right = (
+                np.column_stack([own[part], np.ones(len(own[part]))]) for own in self.law.features
+            )
+            for i, j in np.ndindex(count + 1, count + 1):
+                mass = self.law.weights[part] * left[:, i] * right[:, j]
+                total[:, i, j] += flat @ ((one.heat * mass[:, None]).T @ two.heat).ravel()
+        return total, total[:, -1:, -1]
+
+    def _by_nodes(self, weights: Array) -> tuple[Array, Array]:
+        """Return weighted sums of products of features, by the share of each node."""
+        law, count = self.law, self.law.features.shape[2]
+        total = np.zeros((len(weights), count + 1, count + 1))
+        parts = np.zeros((len(weights), len(law.within)))
+        for part, one, two in self._blocks():
+            left, right = (
+                np.column_stack([own[part], np.ones(len(own[part]))]) for own in law.features
+            )
+            for m, w in enumerate(weights):
+                rows, columns = _support(w)
+                read = one.heat[:, rows] @ w[rows, columns]
+                shares = law.weights[part] * (read * two.heat[:, columns]).sum(axis=1)
+                total[m] += (left * shares[:, None]).T @ right
+                parts[m] += np.bincount(law.part[part], shares, parts.shape[1])
+        return total, parts
+
+
+def _support(weights: Array) -> tuple[slice, slice]:
+    """Return the rows and columns between which weights are positive."""
+    spans = []
+    for axis in (1, 0):
+        some = np.flatnonzero(weights.any(axis=axis))
+        spans.append(slice(int(some[0]), int(some[-1]) + 1) if some.size else slice(0, 0))
+    return spans[0], spans[1]
+
+
+def _add_drift(
+    total: Array, own: _Kernel, other: _Kernel, mass: Array, near: tuple[int, int]
+) -> None:
+    """Add sums of e y K, own places by the other's, for mass = weight times y, [j, 1]."""
+    a, b = near
+    heat = (own.heat * mass).T
+    total[a:] += heat[a:] @ other.kept
+    total[:a, b:] += heat[:a] @ other.kept[:, b:]
+    rate = own.rate[:, :a] * mass
+    total[:a, :b] -= (rate * own.lost[:, :a]).sum(axis=0)[:, None]
+    total[:a, :b] -= heat[:a] @ other.lost[:, :b]
+
+
+# ---------------------------------------------------------------- nodes
+
+
+class _Piece(NamedTuple):
+    """Nodes of one Gaussian part, or a list of tokens.
+
+    Attributes:
+        coordinates: of the nodes, [j, q].
+        frame: from coordinates to tokens, [q, d].
+        shift: the token at coordinates zero, [d].
+        masses: of the nodes, [j].
+        within: the covariance of the two values given a node, [e, e].
+    """
+
+    coordinates: Array
+    frame: Array
+    shift: Array
+    masses: Array
+    within: Array
+
+    @property
+    def tokens(self) -> Array:
+        """The nodes as tokens, [j, d]."""
+        return self.shift + self.coordinates @ self.frame
+
+
+def listed_pairs(parts: GaussianParts, pair: HeadPair, spacing: Spacing) -> ListedPairs:
+    """Return a law made of Gaussian parts and tokens as a list of nodes.
+
+    Raises:
+        AccuracyError: the scores are too sharp for the nodes.
+    """
+    pieces = _pieces(parts, pair, spacing)
+    tokens = np.concatenate([piece.tokens for piece in pieces])
+    masses = np.concatenate([piece.masses for piece in pieces])
+    outputs, only = len(pair.values[0]), pieces[0]
+    if len(pieces) == 1 and only.coordinates.shape[1] < outputs:
+        read = [only.coordinates] * 2
+        maps = [only.frame @ value.T for value in pair.values]
+    else:
+        read, maps = [tokens @ value.T for value in pair.values], [np.eye(outputs)] * 2
+    scores = [tokens @ tilt for tilt in pair.tilts]
+    scores = np.stack([own - logsumexp(own, b=masses) for own in scores])
+    shares = masses * np.exp(scores)
+    features = [own - share @ own for own, share in zip(read, shares, strict=True)]
+    part = np.repeat(np.arange(len(pieces)), [piece.masses.size for piece in pieces])
+    within = np.stack([piece.within for piece in pieces])
+    return ListedPairs(masses, scores, np.stack(features), np.stack(maps), part, within)
+
+
+def _pieces(parts: GaussianParts, pair: HeadPair, spacing: Spacing) -> list[_Piece]:
+    """Return the nodes of each part, as tokens measured from the mean of the law."""
+    dim, outputs = parts.means.shape[1], len(pair.values[0])
+    means = parts.means - parts.weights @ parts.means
+    if parts.covs is None:
+        still = np.zeros((outputs, outputs))
+        return [_Piece(means, np.eye(dim), np.zeros(dim), parts.weights, still)]
+    pieces = []
+    for weight, mean, root in zip(parts.weights, means, sqrtm_psd(parts.covs), strict=True):
+        grid, masses, basis = _plane_nodes(root, pair.tilts, spacing)
+        left, right = (value @ root for value in pair.values)
+        within = left @ right.T - (left @ basis.T) @ (right @ basis.T).T
+        pieces.append(_Piece(grid, basis @ root, mean, weight * masses, within))
+    return pieces
+
+
+def _plane_nodes(
+    root: Array, tilts: tuple[Array, Array], spacing: Spacing
+) -> tuple[Array, Array, Array]:
+    r"""Return nodes for N(0, I) in the span of the whitened tilts: coordinates, masses, basis.
+
+    The rows of the basis are the principal axes of the two tilts, so that nodes are far apart along
+    an axis on which scores hardly depend, and parallel tilts need one axis.
+    """
+    both = np.stack([root @ tilt for tilt in tilts])
+    _, sizes, axes = np.linalg.svd(both, full_matrices=False)
+    seen_axes = int((sizes > _SAME_AXIS * max(sizes[0], 1e-300)).sum())
+    basis = axes[: max(1, seen_axes)]
+    if not sizes[0] > 0.0:
+        return np.zeros((1, 1)), np.ones(1), np.zeros((1, root.shape[0]))
+    seen = np.stack([np.zeros(both.shape[1]), *both, both.sum(axis=0)]) @ basis.T
+    steps = np.minimum(spacing.widest, spacing.nodes / np.abs(seen[1:3]).max(axis=0))
+    low, high = seen.min(axis=0) - spacing.reach, seen.max(axis=0) + spacing.reach
+    sharpness = float(np.linalg.norm(both, axis=1).max())
+    if (
+        not np.prod((high - low) / steps) <= _MOST_NODES
+        or np.linalg.norm(seen, axis=1).max() > _FARTHEST
+    ):
+        raise AccuracyError(
+            "scores must be milder where two heads read one prompt at different tilts, got a "
+            f"standard deviation of {sharpness:.3g}. Scale the attention down.",
+            argument="attention",
+        )
+    ends = zip(low, high, steps, strict=True)
+    lines = [step * np.arange(math.floor(a / step), math.ceil(b / step) + 1) for a, b, step in ends]
+    grid = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(lines))
+    near = ((grid[:, None] - seen) ** 2).sum(axis=2).min(axis=1) < spacing.reach**2
+    grid = grid[near]
+    volume = np.prod(steps) / math.sqrt(2.0 * math.pi) ** len(lines)
+    return grid, volume * np.exp(-0.5 * (grid**2).sum(axis=1)), basis
+
+
+def pair_law(measure: AbstractMeasure, pair: HeadPair, spacing: Spacing) -> AbstractPairLaw:
+    """Return the law of a token along two tilts.
+
+    Raises:
+        NotAnalyticError: the law is neither a list nor a mixture of Gaussians.
+        AccuracyError: the scores are too sharp for the nodes.
+    """
+    parts = measure.gaussian_parts()
+    if parts is None:
+        raise NotAnalyticError("pairs of heads need a list of tokens or a mixture of Gaussians")
+    return listed_pairs(parts, pair, spacing)
+
+
+# ---------------------------------------------------------------- the integrals
+
+
+@dataclasses.dataclass(frozen=True)
+class PairIntegrals:
+    r"""Moments of two heads on one prompt, for n lengths.
+
+    Attributes:
+        moment: $E\,\varepsilon_1\varepsilon_2'$, [n, e, e].
+        overlap: $E\sum_lp^1_lp^2_l$, [n].
+        error: of the trace of `moment` and of its entries, by the two rules, [n].
+        mass_error: the distance of the mass from one, a relative error, [n].
+    """
+
+    moment: Array
+    overlap: Array
+    error: Array
+    mass_error: Array
+
+
+def pair_integrals(
+    parts: Sequence[AbstractPairPart], count: int, spacing: Spacing = SPACINGS["fine"]
+) -> PairIntegrals:
+    """Return the moments of two heads over prompts made of independent parts, at n lengths."""
+    step = spacing.laplace
+    with np.errstate(over="ignore", under="ignore"):
+        u, v = (
+            _places(windows, step)
+            for windows in zip(*(part.windows(spacing.left) for part in parts), strict=True)
+        )
+        grids = [part.at(u, v) for part in parts]
+        is_even = (np.arange(u.size)[:, None] + np.arange(v.size)) % 2 == 0
+        rules = 2.0 * step**2 * np.stack([is_even, ~is_even])
+        weights = np.stack(
+            [rules * np.exp(sum(grid.log_psi(n) for grid in grids)) for n in range(count)]
+        )
+        weights[weights < math.exp(-4.0 * _NEGLIGIBLE)] = 0.0
+        seconds = [grid.second(weights) for grid in grids]
+        total = sum(second for second, _ in seconds)
+        overlaps = sum(overlap for _, overlap in seconds)
+        for n in range(count):
+            left, right = (
+                sum(grid.first(n, head) for grid in grids).reshape(-1, u.size * v.size)
+                for head in (0, 1)
+            )
+            for rule in (0, 1):
+                total[n, rule] += (left * weights[n, rule].ravel()) @ right.T
+    moments = total[..., :-1, :-1]
+    apart = 0.5 * (moments[:, 0] - moments[:, 1])
+    error = np.maximum(
+        np.abs(np.trace(apart, axis1=1, axis2=2)), np.linalg.norm(apart, axis=(1, 2))
+    )
+    mass_error = np.abs(total[..., -1, -1].mean(axis=1) - 1.0)
+    return PairIntegrals(moments.mean(axis=1), overlaps.mean(axis=1), error, mass_error)
+
+
+def _places(windows: Sequence[Window], step: float) -> Array:
+    """Return the places on one axis: from where some part counts to where one part ends."""
+    lows, highs = zip(*windows, strict=True)
+    high = min(highs)
+    first, last = math.floor(min(*lows, high) / step), math.ceil(high / step)
+    return step * np.arange(first, last + 1)

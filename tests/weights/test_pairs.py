@@ -1,0 +1,169 @@
+"""Moments of two heads on one prompt: closed forms, enumeration, one head and simulation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from promptlimit.errors import AccuracyError
+from promptlimit.measures import GaussianParts
+from promptlimit.weights import (
+    SPACINGS,
+    HeadPair,
+    KnownPairs,
+    PairTokens,
+    listed_pairs,
+    pair_integrals,
+)
+
+TILTS = np.array([0.8, -0.3, 0.5]), np.array([-0.2, 0.9, 0.4])
+VALUES = (
+    np.array([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0]]),
+    np.array([[0.3, -1.0, 0.4], [1.0, 0.0, 0.7]]),
+)
+PAIR = HeadPair(TILTS, VALUES)
+COVARIANCE = np.array([[1.0, 0.2, 0.0], [0.2, 0.8, -0.1], [0.0, -0.1, 0.6]])
+MIXTURE = GaussianParts(
+    np.array([0.3, 0.7]),
+    np.array([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0]]),
+    np.stack([COVARIANCE, COVARIANCE]),
+)
+UNEQUAL = GaussianParts(
+    np.array([0.5, 0.3, 0.2]),
+    np.array([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0], [0.2, 0.3, -1.0]]),
+    np.stack([COVARIANCE, 0.4 * np.eye(3), np.zeros((3, 3))]),
+)
+NORMAL = GaussianParts(np.ones(1), np.zeros((1, 1)), np.ones((1, 1, 1)))
+
+
+def integrals(parts, pair, lengths, spacing="fine"):
+    lengths, rules = np.asarray(lengths, dtype=float), SPACINGS[spacing]
+    tokens = PairTokens(listed_pairs(parts, pair, rules), lengths)
+    return pair_integrals([tokens], lengths.size, rules)
+
+
+def traces(parts, pair, lengths, spacing="fine"):
+    return np.trace(integrals(parts, pair, lengths, spacing).moment, axis1=1, axis2=2)
+
+
+def tilted(parts, tilt):
+    """Return the log-Laplace transform, and mean and second moment of the tilted law."""
+    at = parts.tilted(tilt)
+    pull = np.einsum("kij,i,j->k", parts.all_covs(), tilt, tilt)
+    log_laplace = math.log(float(parts.weights @ np.exp(parts.means @ tilt + pull / 2)))
+    second = np.einsum("k,ki,kj->ij", at.weights, at.means, at.means)
+    second += np.tensordot(at.weights, at.all_covs(), 1)
+    return log_laplace, at.weights @ at.means, second
+
+
+def test_parallel_tilts_of_normal_tokens_reach_the_reference_values():
+    for first, second, overlap, moment in (
+        (1.0, -1.0, 0.00980107623, -0.00190771041),
+        (0.5, -2.0, 0.0109340018, -0.00105253226),
+    ):
+        pair = HeadPair((np.array([first]), np.array([second])), (np.eye(1), np.eye(1)))
+        found = integrals(NORMAL, pair, [40.0, 1e9])
+        assert_allclose(found.overlap[0], overlap, rtol=5e-9)
+        assert_allclose(found.moment[0, 0, 0], moment, rtol=5e-9)
+        growth = math.exp(first * second)
+        assert_allclose(1e9 * found.overlap[1], growth, rtol=1e-6)
+        assert_allclose(
+            1e9 * found.moment[1, 0, 0], growth * (1.0 + first * second), rtol=1e-6, atol=1e-6
+        )
+        assert found.error.max() < 1e-13
+        assert found.mass_error.max() < 1e-12
+
+
+@pytest.mark.parametrize("parts", [MIXTURE, UNEQUAL], ids=["one covariance", "several"])
+def test_one_token_and_many_tokens_have_closed_forms(parts):
+    found = integrals(parts, PAIR, [1.0, 1e8])
+    one, two, both = (tilted(parts, tilt) for tilt in (*TILTS, TILTS[0] + TILTS[1]))
+    rest = tilted(parts, np.zeros(3))
+    for n, (factor, (log_laplace, mean, second)) in enumerate([(1.0, rest), (1e-8, both)]):
+        centred = (
+            second - np.outer(one[1], mean) - np.outer(mean, two[1]) + np.outer(one[1], two[1])
+        )
+        share = math.exp(log_laplace - one[0] - two[0]) if n else 1.0
+        expected = factor * share * VALUES[0] @ centred @ VALUES[1].T
+        tolerance = (1e-6 if n else 1e-12) * np.abs(expected).max()
+        assert_allclose(found.moment[n], expected, rtol=0.0, atol=tolerance)
+        assert_allclose(found.overlap[n], factor * share, rtol=1e-6 if n else 1e-12)
+
+
+def test_ten_tokens_of_a_mixture_agree_with_a_stored_integral_and_with_simulation():
+    found = integrals(MIXTURE, PAIR, [10.0])
+    assert round(float(np.trace(found.moment[0])), 10) == -0.0155294679
+    found = integrals(UNEQUAL, PAIR, [10.0])
+    rng, prompts = np.random.default_rng(0), 60_000
+    kinds = rng.choice(3, size=(prompts, 10), p=UNEQUAL.weights)
+    roots = np.stack([np.linalg.cholesky(COVARIANCE), math.sqrt(0.4) * np.eye(3), np.zeros((3, 3))])
+    noise = np.einsum("nlij,nlj->nli", roots[kinds], rng.normal(size=(prompts, 10, 3)))
+    tokens = UNEQUAL.means[kinds] + noise
+    weights, errors = [], []
+    for tilt, value in zip(*PAIR, strict=True):
+        scores = np.exp(tokens @ tilt)
+        weights.append(scores / scores.sum(axis=1, keepdims=True))
+        read = np.einsum("nl,nld->nd", weights[-1], tokens)
+        errors.append((read - tilted(UNEQUAL, tilt)[1]) @ value.T)
+    products = errors[0][:, :, None] * errors[1][:, None, :]
+    spread = products.std(axis=0) / math.sqrt(prompts)
+    assert (np.abs(products.mean(axis=0) - found.moment[0]) < 4 * spread).all()
+    shared = np.sum(weights[0] * weights[1], axis=1)
+    assert abs(shared.mean() - found.overlap[0]) < 4 * shared.std() / math.sqrt(prompts)
+
+
+def test_coarser_rules_have_the_errors_that_they_state():
+    lengths = [1.0, 10.0, 1e8]
+    fine = traces(MIXTURE, PAIR, lengths)
+    assert_allclose(traces(MIXTURE, PAIR, lengths, "coarse"), fine, rtol=1e-4)
+    assert_allclose(traces(MIXTURE, PAIR, lengths, "rough"), fine, rtol=5e-3)
+
+
+def test_listed_and_known_tokens_agree_with_all_prompts_enumerated():
+    tokens = np.array([[0.3, -1.0, 0.2], [1.1, 0.4, -0.6], [-0.7, 0.9, 0.5]])
+    parts, known = GaussianParts(np.array([0.2, 0.5, 0.3]), tokens), np.array([[0.4, 0.1, -0.9]])
+    limits = [tilted(parts, tilt) for tilt in TILTS]
+    scores = [known @ tilt - at[0] for tilt, at in zip(TILTS, limits, strict=True)]
+    values = [(known - at[1]) @ value.T for value, at in zip(VALUES, limits, strict=True)]
+    law = PairTokens(listed_pairs(parts, PAIR, SPACINGS["fine"]), np.array([4.0]))
+    found = pair_integrals([law, KnownPairs(np.stack(scores), np.stack(values))], 1)
+    moment, overlap = np.zeros((2, 2)), 0.0
+    for prompt in itertools.product(range(3), repeat=4):
+        listed = np.concatenate([tokens[list(prompt)], known])
+        mass, errors, weights = float(np.prod(parts.weights[list(prompt)])), [], []
+        for tilt, value, limit in zip(*PAIR, limits, strict=True):
+            p = np.exp(listed @ tilt)
+            weights.append(p / p.sum())
+            errors.append(value @ (weights[-1] @ listed - limit[1]))
+        moment += mass * np.outer(*errors)
+        overlap += mass * float(weights[0] @ weights[1])
+    assert_allclose(found.moment[0], moment, atol=1e-13)
+    assert_allclose(found.overlap[0], overlap, rtol=1e-12)
+
+
+def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or_zero():
+    lengths = [2.0, 50.0]
+    law = pl.Mixture(MIXTURE.weights, [pl.Gaussian(mean, COVARIANCE) for mean in MIXTURE.means])
+    moments = pl.prompt_moments(
+        pl.SoftmaxAttention(np.eye(3), VALUES[0]), law, TILTS[0], np.array(lengths)
+    )
+    own = (VALUES[0], VALUES[0])
+    found = integrals(MIXTURE, HeadPair((TILTS[0], TILTS[0]), own), lengths)
+    assert_allclose(np.trace(found.moment, axis1=1, axis2=2), moments.mse, rtol=1e-7)
+    assert_allclose(found.overlap, 1.0 / moments.effective_tokens, rtol=1e-7)
+    close = traces(MIXTURE, HeadPair((TILTS[0], TILTS[0] + 1e-9), own), lengths)
+    assert_allclose(close, moments.mse, rtol=1e-7)
+    still = traces(MIXTURE, HeadPair((np.zeros(3), np.zeros(3)), own), lengths)
+    centred = MIXTURE.means - MIXTURE.weights @ MIXTURE.means
+    spread = (centred.T * MIXTURE.weights) @ centred + COVARIANCE
+    expected = np.sum((VALUES[0] @ spread) * VALUES[0]) / np.array(lengths)
+    assert_allclose(still, expected, rtol=1e-9)
+
+
+def test_two_heads_too_sharp_for_the_nodes_are_refused():
+    tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
+    with pytest.raises(AccuracyError, match="scores must be milder where two heads read one"):
+        integrals(MIXTURE, HeadPair(tilts, VALUES), [10.0])
