@@ -17,8 +17,8 @@ import numpy as np
 
 import promptlimit as pl
 from promptlimit.results import StreamedAttention
-from promptlimit.streaming._leaves import LEAF
-from promptlimit.streaming._sources import BlockPart, StandardNormals
+from promptlimit.streaming._blocks import BlockPart, StandardNormals
+from promptlimit.streaming._sums import LEAF
 
 DIM, QUERIES, LEAVES = 8, 16, 4096
 

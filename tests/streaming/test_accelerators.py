@@ -12,10 +12,16 @@ import pytest
 import promptlimit as pl
 from promptlimit._normals import box_muller, threefry
 from promptlimit.streaming import _blocks, _request
-from promptlimit.streaming._blocks import SharedInputs, block_sums, leaves_together
-from promptlimit.streaming._leaves import LEAF, leaf_sums
-from promptlimit.streaming._sources import BlockPart, GivenTokens, StandardNormals, TokenSource
-from promptlimit.streaming._sums import TiltedSums
+from promptlimit.streaming._blocks import (
+    BlockPart,
+    GivenTokens,
+    SharedInputs,
+    StandardNormals,
+    TokenSource,
+    block_sums,
+    leaves_together,
+)
+from promptlimit.streaming._sums import LEAF, TiltedSums, leaf_sums
 from streaming.plain_sums import plain_attention, plain_sums
 
 

@@ -16,8 +16,8 @@ from promptlimit.errors import InputFileError, RunBusyError
 from promptlimit.results import StreamedAttention
 from promptlimit.storage import RunFolder
 from promptlimit.streaming import Progress
-from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import as_prompt
+from promptlimit.streaming._sums import LEAF
 
 LENGTH = 20 * 131072
 KILLED = """

@@ -13,9 +13,8 @@ import promptlimit as pl
 from promptlimit.errors import InputFileError
 from promptlimit.results import StreamedAttention
 from promptlimit.streaming import Progress
-from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._request import active_platform, leaves_per_block, most_blocks
-from promptlimit.streaming._sums import BlockTree, no_sums
+from promptlimit.streaming._sums import LEAF, BlockTree, no_sums
 from streaming.plain_sums import plain_attention, plain_sums
 
 DIM = 3

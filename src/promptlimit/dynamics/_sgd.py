@@ -318,7 +318,7 @@ def _records(group: RunGroup, run: RunFolder | None, every: int, watch: Watcher 
             risk = functools.partial(_current_risk, group, state.parameters)
             watch(Progress(step, steps, pace.rate, group.lengths, risk))
         if step == steps:
-            return Records(leaves, state.diverged)
+            return Records(leaves, np.asarray(state.diverged))
         stops = [steps, step - step % every + every, step + pace.stride]
         stops += recorded[recorded > step][:1].tolist()
         end = int(agreed(np.array(min(stops))))

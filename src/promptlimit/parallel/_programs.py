@@ -271,7 +271,11 @@ def _own(parts: dict[int, Any], team: DeviceGroup) -> Any:
     def stacked(*leaves: Any) -> Array:
         mine = {i: _host(leaf)[None] for i, leaf in zip(parts, leaves, strict=True)}
         shape = (team.size, *next(iter(mine.values())).shape[1:])
-        return jax.make_array_from_callback(shape, place, lambda where: mine[where[0].start or 0])
+
+        def own(where: Any) -> np.ndarray:
+            return mine[where[0].start or 0]
+
+        return jax.make_array_from_callback(shape, place, own)
 
     return jax.tree.map(stacked, *parts.values())
 

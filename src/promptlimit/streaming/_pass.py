@@ -1,20 +1,130 @@
-"""The pass over a prompt: rounds of blocks on all devices, and the prefixes that end in them."""
+"""The pass over a prompt: rounds of blocks on all devices, ended prefixes, and checkpoints."""
 
+import contextlib
+import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from promptlimit.parallel import active_devices, launch
-from promptlimit.storage import Progress, Watcher
-from promptlimit.streaming._blocks import block_sums
+from promptlimit.errors import ArgumentError
+from promptlimit.parallel import active_devices, from_writer, launch
+from promptlimit.storage import Progress, RunFolder, Watcher
+from promptlimit.streaming._blocks import BlockPart, block_sums
 from promptlimit.streaming._prompts import not_finite
 from promptlimit.streaming._request import StreamRequest
-from promptlimit.streaming._saved import PassState, Saver
-from promptlimit.streaming._sources import BlockPart
-from promptlimit.streaming._sums import TiltedSums
+from promptlimit.streaming._sums import BlockTree, TiltedSums
+
+
+@dataclasses.dataclass
+class PassState:
+    """The state between two rounds: enough to resume to the identical bits.
+
+    Attributes:
+        tree: the sums so far.
+        blocks: the number of blocks in them.
+        prefixes: the sums over prefixes that ended, by length.
+    """
+
+    tree: BlockTree = dataclasses.field(default_factory=BlockTree)
+    blocks: int = 0
+    prefixes: dict[int, TiltedSums] = dataclasses.field(default_factory=dict)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the state as named arrays."""
+        places, lengths = sorted(self.tree.nodes), sorted(self.prefixes)
+        parts = {
+            "node": [self.tree.nodes[place] for place in places],
+            "found": [self.prefixes[length] for length in lengths],
+        }
+        return {
+            "places": np.array(places, np.int64).reshape(-1, 2),
+            "lengths": np.array(lengths, np.int64),
+            "blocks": np.array(self.blocks, np.int64),
+            **{
+                f"{part}.{name}": np.stack([getattr(sums, name) for sums in several])
+                for part, several in parts.items()
+                for name in TiltedSums._fields
+                if several
+            },
+        }
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, np.ndarray]) -> "PassState":
+        """Return the state with the arrays of `to_arrays`."""
+
+        def sums(part: str, place: int) -> TiltedSums:
+            return TiltedSums(*(arrays[f"{part}.{name}"][place] for name in TiltedSums._fields))
+
+        places = [(level, number) for level, number in arrays["places"].astype(np.int64).tolist()]
+        lengths = arrays["lengths"].astype(np.int64).tolist()
+        nodes = {place: sums("node", i) for i, place in enumerate(places)}
+        prefixes = {length: sums("found", i) for i, length in enumerate(lengths)}
+        return PassState(BlockTree(nodes), int(arrays["blocks"]), prefixes)
+
+
+class Saver:
+    """Saves the state of one pass in a folder; does nothing without a folder."""
+
+    def __init__(self, folder: str | Path | None, request: StreamRequest, every: float):
+        if not every > 0:
+            raise ArgumentError("every", f"must be positive, got {every}. It is in seconds.")
+        self._run = None if folder is None else RunFolder(folder, request.config())
+        self._request, self._every = request, every
+        self._saved = time.monotonic()
+
+    @contextlib.contextmanager
+    def lock(self) -> Generator[None]:
+        """Lock the folder; only the process that writes takes the lock."""
+        if self._run is None or not active_devices().writes:
+            yield
+            return
+        with self._run.lock():
+            yield
+
+    def load(self) -> tuple[PassState, bool]:
+        """Return the state to resume from, and whether the pass is already finished."""
+        run = self._run
+        if run is None:
+            return PassState(), False
+        arrays = from_writer(lambda: self._arrays(run))
+        finished = bool(arrays.pop("finished"))
+        return (PassState.from_arrays(arrays) if arrays else PassState()), finished
+
+    def _arrays(self, run: RunFolder) -> dict[str, np.ndarray]:
+        if run.finished:
+            return {**run.load(), "finished": np.array(True)}
+        arrays = run.resume()
+        if arrays is None:
+            return {"finished": np.array(False)}
+        if not self._fits(arrays):
+            raise run.unusable_checkpoint()
+        return {**arrays, "finished": np.array(False)}
+
+    def _fits(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Return whether a pass over this prompt may have written these arrays."""
+        shapes = [np.shape(x) for x in self._request.none]
+        try:
+            state = PassState.from_arrays(arrays)
+            sums = [*state.tree.nodes.values(), *state.prefixes.values()]
+            fits = all([np.shape(x) for x in one] == shapes for one in sums)
+            fits = fits and all(np.isfinite(x).all() for one in sums for x in one)
+            return fits and sum(1 << level for level, _ in state.tree.nodes) == state.blocks
+        except (KeyError, ValueError, IndexError, TypeError, OverflowError, MemoryError):
+            return False
+
+    def save(self, state: PassState, *, finished: bool) -> None:
+        """Save the result of a finished pass, or a checkpoint when one is due."""
+        if self._run is None or not active_devices().writes:
+            return
+        if finished:
+            self._run.save(state.to_arrays())
+        elif time.monotonic() - self._saved >= self._every:
+            self._run.checkpoint(state.to_arrays())
+            self._saved = time.monotonic()
 
 
 def all_sums(

@@ -20,14 +20,14 @@ from promptlimit._configuration import description
 from promptlimit._inputs import require_random_key, to_device
 from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
-from promptlimit.streaming._leaves import LEAF
-from promptlimit.streaming._sources import (
+from promptlimit.streaming._blocks import (
     BlockPart,
     GivenTokens,
     SampledTokens,
     StandardNormals,
     TokenSource,
 )
+from promptlimit.streaming._sums import LEAF
 
 LONGEST = 2**31 * LEAF
 """The longest prompt, about 9e12 tokens: 32 bits number the leaves."""

@@ -14,9 +14,8 @@ from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices
 from promptlimit.streaming._blocks import SharedInputs
-from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import AbstractPrompt, Generated, as_prompt, require_length
-from promptlimit.streaming._sums import TiltedSums, no_sums, triangle
+from promptlimit.streaming._sums import LEAF, TiltedSums, no_sums, triangle
 
 
 def active_platform() -> str:

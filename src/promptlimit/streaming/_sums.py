@@ -5,19 +5,28 @@ $\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and $\sum_ie^{s_i-
 Softmax attention follows from the sums at its tilt, linear attention from those at tilt zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 _ADDED_PER_KERNEL = 16
 
 Place = tuple[int, int]
 """A node of the tree: its level (blocks are level 0) and its number within the level."""
+
+LEAF = 4096
+"""Tokens per leaf. Another number changes the last bits of results.
+
+A leaf is summed in the precision of the tokens and everything above it in double precision, so a
+prompt of any length has the rounding error of one leaf.
+"""
+
+_EXACT = jax.lax.Precision.HIGHEST
 
 
 class TiltedSums(NamedTuple):
@@ -115,21 +124,6 @@ def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> Tilte
     return TiltedSums(top, sums.mass, sums.square, first, second)
 
 
-def stack_sums(parts: Sequence[TiltedSums], prefix: str = "") -> dict[str, np.ndarray]:
-    """Return the sums of several parts as one array per field; empty without parts."""
-    if not parts:
-        return {}
-    columns = (np.stack(column) for column in zip(*parts, strict=True))
-    return dict(zip((prefix + name for name in TiltedSums._fields), columns, strict=True))
-
-
-def unstack_sums(arrays: Mapping[str, np.ndarray], prefix: str, count: int) -> list[TiltedSums]:
-    """Return the `count` parts whose sums `stack_sums` stacked."""
-    return [
-        TiltedSums(*(arrays[prefix + name][i] for name in TiltedSums._fields)) for i in range(count)
-    ]
-
-
 class BlockTree:
     """A binary tree over blocks that fixes which sums are added to which.
 
@@ -161,14 +155,51 @@ class BlockTree:
             last = combine(self.nodes[place], last)
         return last
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the tree as named arrays, for a checkpoint."""
-        places = sorted(self.nodes)
-        columns = stack_sums([self.nodes[place] for place in places], "node.")
-        return {"places": np.array(places, np.int64).reshape(-1, 2), **columns}
 
-    @staticmethod
-    def from_arrays(arrays: Mapping[str, np.ndarray]) -> "BlockTree":
-        """Return the tree with the arrays of `to_arrays`."""
-        places = [(level, number) for level, number in arrays["places"].astype(np.int64).tolist()]
-        return BlockTree(dict(zip(places, unstack_sums(arrays, "node.", len(places)), strict=True)))
+def leaf_sums(
+    columns: Float[Array, "dim leaf"],
+    tilts: Float[Array, "q dim"],
+    count: Int32[Array, ""],
+    *,
+    second: bool,
+) -> TiltedSums:
+    """Return the sums over the first `count` tokens of a leaf.
+
+    Args:
+        columns: tokens, dimension by dimension; all must be finite.
+        tilts: one per row.
+        count: the number of tokens that belong to the prompt.
+        second: whether to compute second moments.
+    """
+    scores = jnp.matmul(tilts, columns, precision=_EXACT)
+    inside = jnp.arange(LEAF, dtype=jnp.int32) < count
+    scores = jnp.where(inside[None, :], scores, -jnp.inf)
+    top = jnp.max(scores, axis=1)
+    level = jnp.where(top == -jnp.inf, jnp.zeros_like(top), top)
+    weights = jnp.exp(scores - level[:, None])
+    weights = jax.lax.optimization_barrier(weights)  # computed once for all sums
+    sums = (
+        top,
+        jnp.sum(weights, axis=1),
+        jnp.sum(weights**2, axis=1),
+        jnp.einsum("qn,dn->qd", weights, columns, precision=_EXACT),
+        _second_moments(weights, columns) if second else jnp.zeros((top.size, 0)),
+    )
+    return TiltedSums(*(x.astype(jnp.float64) for x in sums))
+
+
+def _second_moments(
+    weights: Float[Array, "q leaf"], columns: Float[Array, "dim leaf"]
+) -> Float[Array, "q entries"]:
+    r"""Return the upper triangles of $\sum_iw_iu_iu_i^\top$, row by row."""
+    i, j = np.triu_indices(columns.shape[0])
+    return jnp.einsum("qn,en->qe", weights, columns[i] * columns[j], precision=_EXACT)
+
+
+def symmetric(entries: np.ndarray, dim: int) -> np.ndarray:
+    """Return the symmetric matrices with these upper triangles, [..., d, d]."""
+    matrix = np.zeros((*entries.shape[:-1], dim, dim))
+    rows, columns = np.triu_indices(dim)
+    matrix[..., rows, columns] = entries
+    matrix[..., columns, rows] = entries
+    return matrix
