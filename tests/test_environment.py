@@ -1,5 +1,6 @@
 """Settings of NumPy and jax, and objects of other libraries, which work or give one sentence."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
+from promptlimit.errors import ArgumentError
 
 LAW = pl.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]])
 ATTENTION = pl.SoftmaxAttention([[0.5, 0.0], [0.0, 0.5]], [[1.0, -1.0]])
@@ -148,6 +150,119 @@ def test_tensors_that_numpy_cannot_read_are_refused() -> None:
             match=rf"^`{name}` must be an array that NumPy can read, got a tensor \(dtype torch\."
             r"bfloat16, device cuda:0, requires_grad True\)\. Pass tensor\.detach\(\)\.float",
         ):
+            call()
+
+
+def test_tensors_of_pytorch_are_read_where_numpy_can_and_refused_otherwise() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        tensor = torch.tensor(VECTOR, dtype=dtype)
+        for name, call in TAKERS.items():
+            np.testing.assert_array_equal(call(tensor), call(tensor.numpy()), err_msg=name)
+    unreadable = (
+        torch.tensor(VECTOR, dtype=torch.bfloat16),
+        torch.tensor(VECTOR, requires_grad=True),
+    )
+    for tensor in unreadable:
+        for name, call in TAKERS.items():
+            with pytest.raises(ArgumentError, match=rf"^`{name}` must be an array that NumPy can"):
+                call(tensor)
+        for call in TAKERS.values():
+            np.testing.assert_allclose(call(tensor.detach().float().cpu()), call(VECTOR), rtol=1e-6)
+
+
+VECTOR = [0.5, 1.0]
+TAKERS: dict[str, Callable[[Any], Any]] = {
+    "query": lambda v: pl.prompt_moments(ATTENTION, LAW, v, 10).mean,
+    "mean": lambda v: pl.Gaussian(v, np.eye(2)).mean,
+    "tokens": lambda v: pl.Empirical([v, v]).tokens,
+    "value": lambda v: pl.SoftmaxAttention(np.eye(2), [v]).value,
+    "sharpness": lambda v: pl.weight_statistics(v, 10).participation,
+    "times": lambda v: pl.dynamics.FlowPlan(v).times,
+    "thresholds": lambda v: pl.output_law(ATTENTION, LAW, QUERY, 10, thresholds=v).value,
+    "queries": lambda v: pl.heads.Head([v], [QUERY], [QUERY]).outputs(),
+}
+"""Functions of one vector, by the name of the argument that takes it."""
+
+
+class Units(np.ndarray):
+    """A subclass of NumPy's array, as libraries for units have them."""
+
+
+def _pandas() -> Any:
+    return pytest.importorskip("pandas", reason="pandas is not installed: pip install pandas")
+
+
+def _xarray() -> Any:
+    return pytest.importorskip("xarray", reason="xarray is not installed: pip install xarray")
+
+
+READ: dict[str, Callable[[], Any]] = {
+    "subclass": lambda: np.array(VECTOR).view(Units),
+    "big-endian": lambda: np.array(VECTOR, ">f8"),
+    "series": lambda: _pandas().Series(VECTOR, index=["a", "b"]),
+    "nullable series": lambda: _pandas().Series(VECTOR, dtype="Float64"),
+    "index": lambda: _pandas().Index(VECTOR),
+    "data array": lambda: _xarray().DataArray(VECTOR, dims="x"),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("kind", READ)
+def test_vectors_of_other_libraries_are_read_as_arrays(kind: str, name: str) -> None:
+    np.testing.assert_array_equal(TAKERS[name](READ[kind]()), TAKERS[name](np.array(VECTOR)))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        lambda rows: np.array(rows).view(np.matrix),
+        lambda rows: _pandas().DataFrame(rows),
+    ],
+    ids=["numpy.matrix", "data frame"],
+)
+def test_matrices_of_other_libraries_are_read_as_arrays(matrix: Callable[..., Any]) -> None:
+    rows = [[2.0, 0.5], [0.5, 1.0]]
+    np.testing.assert_array_equal(pl.Gaussian(QUERY, matrix(rows)).cov, rows)
+    np.testing.assert_array_equal(pl.Empirical(matrix(rows)).tokens, rows)
+    np.testing.assert_array_equal(pl.LinearRegression(matrix(rows)).covariance, rows)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "records": lambda: np.rec.fromarrays([VECTOR, VECTOR]),
+    "complex": lambda: np.array(VECTOR, complex),
+    "missing": lambda: [0.5, None],
+    "dictionary": lambda: {"a": 0.5},
+    "set": lambda: {0.5, 1.0},
+    "text": lambda: _pandas().Series(["0.5", "1.0"]),
+    "dates": lambda: _pandas().Series(_pandas().to_datetime(["2020", "2021"])),
+    "durations": lambda: _pandas().to_timedelta([1, 2]),
+    "missing in a series": lambda: _pandas().Series([0.5, None], dtype="object"),
+    "dataset": lambda: _xarray().Dataset({"a": ("x", VECTOR)}),
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_not_an_array_of_numbers_is_refused_in_one_sentence(kind: str, name: str) -> None:
+    with pytest.raises(ArgumentError) as refusal:
+        TAKERS[name](REFUSED[kind]())
+    sentence = str(refusal.value)
+    assert re.match(rf"`{name}` must .*, got .*\.$", sentence)
+
+
+@pytest.mark.parametrize("variance", [VECTOR, np.array(VECTOR), "a", None, {}, 1j])
+def test_a_variance_is_one_number(variance: Any) -> None:
+    means, shares = [[1.0], [2.0]], [0.5, 0.5]
+    for name, call in (
+        ("noise_variance", lambda: pl.LinearRegression(np.eye(2), noise_variance=variance)),
+        ("prior_variance", lambda: pl.LinearRegression(np.eye(2), prior_variance=variance)),
+        (
+            "within_variance",
+            lambda: pl.Denoising(means, shares, within_variance=variance, noise_variance=1.0),
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=f"^`{name}` must (be a number|hold numbers), got"):
             call()
 
 

@@ -5,7 +5,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -119,8 +119,8 @@ def require_unmasked(name: str, value: object) -> None:
 def require_readable(name: str, value: object) -> None:
     """Raise an error for values that NumPy cannot read, also in lists.
 
-    These are random keys of jax, and PyTorch tensors of dtype bfloat16, with gradients or on a
-    device.
+    These are random keys of jax; PyTorch tensors of dtype bfloat16, with gradients or on a device;
+    and objects of other libraries that are not one array, such as a Dataset of xarray.
     """
     if isinstance(value, list | tuple):
         for part in value:
@@ -130,11 +130,17 @@ def require_readable(name: str, value: object) -> None:
         raise ArgumentError(
             name, "must hold numbers, got a random key of jax. Pass it as the argument `key`."
         )
-    if not hasattr(value, "detach"):
+    if not hasattr(value, "__array__") or _is_of_numpy_or_jax(value):
         return
     try:
         np.asarray(value)
     except (TypeError, RuntimeError):
+        if not hasattr(value, "detach"):
+            raise ArgumentError(
+                name,
+                f"must be an array that NumPy can read, got {type(value).__name__}. Pass one of "
+                "its arrays.",
+            ) from None
         what = [f"{part} {getattr(value, part, '?')}" for part in ("dtype", "device")]
         what += ["requires_grad True"] * bool(getattr(value, "requires_grad", False))
         raise ArgumentError(
@@ -142,6 +148,14 @@ def require_readable(name: str, value: object) -> None:
             f"must be an array that NumPy can read, got a tensor ({', '.join(what)}). Pass "
             "tensor.detach().float().cpu().",
         ) from None
+
+
+def _is_of_numpy_or_jax(value: object) -> bool:
+    """Return whether the value is an array or scalar of NumPy or jax, also while jax traces it."""
+    jax = sys.modules.get("jax")
+    return isinstance(value, np.ndarray | np.generic) or (
+        jax is not None and isinstance(value, jax.Array)
+    )
 
 
 def require_whole(
@@ -160,15 +174,36 @@ def as_float64(array: object) -> Array:
     return np.asarray(array, dtype=np.float64)
 
 
-def real_numbers(values: object) -> Array:
-    """Return values in double precision; raise a TypeError unless they are real numbers.
+def real_numbers(name: str, values: object, hint: str = "") -> Array:
+    """Return an array in double precision; the error names the argument and ends with the hint.
 
-    NumPy alone would parse strings, convert None to NaN and drop imaginary parts.
+    NumPy alone would parse strings, convert None to NaN, drop imaginary parts and count dates.
     """
-    array = np.asarray(values)
-    if values is None or array.dtype.kind in "cSUmM":
-        raise TypeError
-    return array.astype(np.float64)
+    require_unmasked(name, values)
+    require_readable(name, values)
+    try:
+        array = np.asarray(values)
+        if not is_real(array):
+            raise TypeError
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        shown = " ".join(repr(values).split())[:40]
+        raise ArgumentError(name, f"must hold numbers, got {shown}. {hint}".rstrip()) from None
+
+
+def real_number(name: str, value: object) -> float:
+    """Return one number; the error names the argument."""
+    number = real_numbers(name, value)
+    if number.ndim:
+        raise ArgumentError(name, f"must be a number, got shape {number.shape}.")
+    return float(number)
+
+
+def is_real(array: np.ndarray) -> bool:
+    """Return whether an array consists of real numbers, not of text, dates or other objects."""
+    if array.dtype.kind == "O":  # whole numbers beyond 64 bits, or anything else
+        return all(isinstance(entry, Real) for entry in array.flat)
+    return array.dtype.kind in "fiub" or array.dtype.name == "bfloat16"
 
 
 LARGEST_LENGTH = 1e30

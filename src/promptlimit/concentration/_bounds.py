@@ -13,7 +13,7 @@ from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, require_unmasked, require_whole
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers, require_whole
 from promptlimit.errors import ArgumentError
 
 # One number or an array of them; NumPy makes scalars of arrays without axes.
@@ -231,11 +231,7 @@ def checked_dim(dim: SupportsIndex) -> int:
 
 def checked_size(name: str, value: ArrayLike) -> Array:
     """Return a norm, or an array of norms: finite and not negative."""
-    require_unmasked(name, value)
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, f"must be a number, got {type(value).__name__}.") from None
+    array = real_numbers(name, value)
     allowed = np.isfinite(array) & (array >= 0)
     if not allowed.all():
         raise ArgumentError(

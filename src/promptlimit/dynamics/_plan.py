@@ -10,7 +10,14 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, Number, require_unmasked, require_whole
+from promptlimit._arrays import (
+    ArrayLike,
+    Number,
+    real_numbers,
+    require_readable,
+    require_unmasked,
+    require_whole,
+)
 from promptlimit._inputs import require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.errors import ArgumentError
@@ -194,6 +201,7 @@ def require_positive(**numbers: Number) -> None:
 
 def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
     require_unmasked("record", record)
+    require_readable("record", record)
     array = np.asarray(record)
     whole = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iu"
     increasing = whole and (np.diff(array.astype(np.int64)) > 0).all()
@@ -205,8 +213,7 @@ def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
 
 def _require_times(times: ArrayLike) -> NDArray[np.float64]:
     """Return the times as a vector."""
-    require_unmasked("times", times)
-    when = np.asarray(times, dtype=np.float64)
+    when = real_numbers("times", times)
     if when.ndim != 1 or when.size == 0:
         raise ArgumentError(
             "times", f"must be a list of at least one number, got shape {when.shape}."

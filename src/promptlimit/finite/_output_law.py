@@ -16,7 +16,7 @@ from promptlimit._arrays import (
     as_float64,
     checked_lengths,
     numpy_only,
-    require_unmasked,
+    real_numbers,
 )
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
@@ -133,8 +133,7 @@ def output_law(
 
 
 def _require_thresholds(thresholds: ArrayLike) -> Array:
-    require_unmasked("thresholds", thresholds)
-    values = np.atleast_1d(as_float64(thresholds))
+    values = np.atleast_1d(real_numbers("thresholds", thresholds))
     if values.ndim != 1 or not np.isfinite(values).all() or (np.diff(values) <= 0.0).any():
         raise ArgumentError(
             "thresholds", f"must be finite numbers that increase, got {values.tolist()}."

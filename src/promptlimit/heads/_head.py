@@ -4,7 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, require_readable, require_unmasked, with_numpy_defaults
+from promptlimit._arrays import (
+    ArrayLike,
+    is_real,
+    require_readable,
+    require_unmasked,
+    with_numpy_defaults,
+)
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._weighing import clusters_of, sinks_of
@@ -144,7 +150,10 @@ def _matrix(name: str, value: object) -> np.ndarray:
     require_unmasked(name, value)
     require_readable(name, value)
     try:
-        array = np.asarray(value, dtype=np.float32)
+        array = np.asarray(value)
+        if not is_real(array):
+            raise TypeError
+        array = np.asarray(array, dtype=np.float32)
     except (TypeError, ValueError):
         raise ArgumentError(
             name, f"must be a matrix of numbers, got {type(value).__name__}."

@@ -6,10 +6,10 @@ the same for all (`_integrals`).
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only, real_numbers
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.lengths._integrals import PromptStatistics, prompt_statistics
-from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window, numbers
+from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
 from promptlimit.results import LengthStatistics
 from promptlimit.weights import checked_sharpness
 
@@ -60,7 +60,7 @@ def length_statistics(
     law = sharpness if isinstance(sharpness, AbstractScores) else None
     sigma = np.zeros(())
     if not isinstance(sharpness, AbstractScores):
-        sigma = checked_sharpness(numbers("sharpness", sharpness, _HINT))
+        sigma = checked_sharpness(real_numbers("sharpness", sharpness, _HINT))
     try:
         shape = np.broadcast_shapes(sigma.shape, counts.shape, fixed.shape[:-1])
     except ValueError:
@@ -219,7 +219,7 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
 
 def checked_fixed(fixed_scores: ArrayLike) -> Array:
     """Return the scores of fixed tokens, [..., f]."""
-    fixed = np.atleast_1d(numbers("fixed_scores", fixed_scores, "Pass a list of scores."))
+    fixed = np.atleast_1d(real_numbers("fixed_scores", fixed_scores, "Pass a list of scores."))
     if not (np.abs(fixed) <= LARGEST_FIXED).all():
         wrong = fixed[~(np.abs(fixed) <= LARGEST_FIXED)][0]
         raise ArgumentError(

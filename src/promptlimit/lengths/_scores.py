@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers
 from promptlimit.errors import ArgumentError
 from promptlimit.weights import (
     AbstractScoreLaw,
@@ -112,18 +112,8 @@ def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionM
     return law.partition_means(nodes_of(windows))
 
 
-def numbers(name: str, values: ArrayLike, hint: str = "") -> Array:
-    """Return real numbers as an array; the error names the argument and ends with the hint."""
-    require_unmasked(name, values)
-    try:
-        return real_numbers(values)
-    except (TypeError, ValueError):
-        message = f"must hold numbers, got {values!r:.40}. {hint}".rstrip()
-        raise ArgumentError(name, message) from None
-
-
 def _vector(name: str, values: ArrayLike) -> Array:
-    vector = np.atleast_1d(numbers(name, values))
+    vector = np.atleast_1d(real_numbers(name, values))
     if vector.ndim != 1 or not vector.size:
         raise ArgumentError(name, f"must be a list of numbers, got shape {vector.shape}.")
     if not np.isfinite(vector).all():

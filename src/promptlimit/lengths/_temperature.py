@@ -20,10 +20,10 @@ from promptlimit._arrays import (
     as_float64,
     checked_lengths,
     numpy_only,
+    real_numbers,
 )
 from promptlimit.errors import ArgumentError
 from promptlimit.lengths._length_statistics import LARGEST_FIXED, gaussian_statistics
-from promptlimit.lengths._scores import numbers
 from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS, checked_sharpness
 
@@ -82,9 +82,9 @@ def inverse_temperature(
     _require_arguments(keep, margin=margin, weight=weight, target=target, base=base)
     kept = weight if keep == "needle" else target
     given = [
-        numbers("sharpness", sharpness),
-        numbers("margin", 0.0 if margin is None else margin),
-        numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
+        real_numbers("sharpness", sharpness),
+        real_numbers("margin", 0.0 if margin is None else margin),
+        real_numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
     ]
     counts = checked_lengths(lengths, name="lengths")
     bases = checked_lengths(math.inf if base is None else base, name="base")
@@ -276,7 +276,7 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
 
 def one_number(name: str, value: ArrayLike) -> float:
     """Return an argument that must be one number."""
-    array = numbers(name, value)
+    array = real_numbers(name, value)
     if array.shape:
         raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
     return float(array)

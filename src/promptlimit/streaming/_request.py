@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, as_float64, require_unmasked, require_whole
+from promptlimit._arrays import (
+    ArrayLike,
+    as_float64,
+    require_readable,
+    require_unmasked,
+    require_whole,
+)
 from promptlimit._configuration import description
 from promptlimit._inputs import float_array, in_double, to_device
 from promptlimit._version import __version__
@@ -145,6 +151,7 @@ def checked_request(
 
 def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
     require_unmasked("lengths", lengths)
+    require_readable("lengths", lengths)
     listed = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
     prefixes = tuple(require_length("lengths", length) for length in listed)
     if any(later <= earlier for earlier, later in pairwise(prefixes)):

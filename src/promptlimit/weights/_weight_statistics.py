@@ -17,8 +17,7 @@ from promptlimit._arrays import (
     ArrayLike,
     checked_lengths,
     numpy_only,
-    require_readable,
-    require_unmasked,
+    real_numbers,
 )
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Result, absolute, axis, derived, variable
@@ -204,9 +203,7 @@ def _highest(names: Collection[str]) -> tuple[int, int]:
 
 def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
     """Return standard deviations of scores, from 0 to the largest, as an array."""
-    require_unmasked("sharpness", sharpness)
-    require_readable("sharpness", sharpness)
-    values = np.asarray(sharpness, dtype=np.float64)
+    values = real_numbers("sharpness", sharpness)
     wrong = values[~((values >= 0) & (values <= largest))]
     if wrong.size:
         raise ArgumentError(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
+from promptlimit._arrays import ArrayLike, Number, numpy_only, real_number
 from promptlimit._inputs import float_array, is_traced, require_shape, require_weights, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
@@ -279,11 +279,7 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
 
 
 def _variance(name: str, value: Number) -> float:
-    require_unmasked(name, value)
-    number = np.asarray(value)
-    if number.ndim or number.dtype.kind not in "fiu":
-        raise ArgumentError(name, f"must be a number, got {type(value).__name__}.")
-    variance = float(number)
+    variance = real_number(name, value)
     if not 0.0 <= variance < math.inf:
         raise ArgumentError(name, f"must be finite and not negative, got {value}.")
     if variance != 0.0 and not 1.0 / _LARGEST <= variance <= _LARGEST:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
+from promptlimit._arrays import ArrayLike, Number, numpy_only, real_numbers, require_unmasked
 from promptlimit._inputs import (
     float_array,
     is_traced,
@@ -46,8 +46,7 @@ class ScoreCoordinates(NamedTuple):
     def score(self, covariates: ArrayLike) -> np.ndarray:
         r"""Return $f(x)$ for covariates [..., d], in double precision."""
         w, b, r, s, s0 = (np.asarray(part, np.float64) for part in self)
-        require_unmasked("covariates", covariates)
-        x = np.asarray(covariates, np.float64)
+        x = real_numbers("covariates", covariates)
         return np.asarray(x @ w + b + r / (1.0 + np.exp(-(s0 + x @ s))))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, Number, numpy_only
+from promptlimit._arrays import ArrayLike, Number, numpy_only, real_number
 from promptlimit._inputs import float_array, require_shape, to_device
 from promptlimit._quadrature import haar_rotations
 from promptlimit.errors import ArgumentError
@@ -286,7 +286,9 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
     return (host + host.T) / 2
 
 
-def _variances(noise: Number, prior: Number) -> tuple[float, float]:
+def _variances(noise_variance: Number, prior_variance: Number) -> tuple[float, float]:
+    noise = real_number("noise_variance", noise_variance)
+    prior = real_number("prior_variance", prior_variance)
     if not 0.0 <= noise < math.inf:
         raise ArgumentError(
             "noise_variance",
@@ -299,7 +301,7 @@ def _variances(noise: Number, prior: Number) -> tuple[float, float]:
             f"must be finite and positive, got {prior}. "
             "It is the variance of an entry of the weights.",
         )
-    return float(noise), float(prior)
+    return noise, prior
 
 
 def require_regression(task: object) -> None:
