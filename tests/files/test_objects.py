@@ -65,6 +65,8 @@ BUILT = {
     "in-context": lambda: pl.InContextDenoising(
         [[1.0, 2.0], [THIRD, 0.0]], [0.5, 0.5], within_variance=THIRD, noise_variance=0.3
     ),
+    "bigram": lambda: pl.tasks.InContextBigram(3, THIRD),
+    "single location": lambda: pl.tasks.SingleLocation(THIRD),
     "discrimination": lambda: pl.Discrimination(ROTATION, [0.6, 0.4], np.eye(2)),
     "plan": lambda: pl.TrainingPlan(steps=9, learning_rate=THIRD, record=(0, 3, 9)),
     "flow plan": lambda: pl.dynamics.FlowPlan([0.0, THIRD, math.inf], rtol=1e-9, points=512),

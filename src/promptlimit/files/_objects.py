@@ -50,7 +50,8 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     **dict.fromkeys(
         (
             *("CovariateRegression", "LinearRegression", "RotatedRegression"),
-            *("Denoising", "InContextDenoising", "Discrimination"),
+            *("Denoising", "InContextDenoising", "Discrimination", "InContextBigram"),
+            "SingleLocation",
         ),
         ("tasks", None),
     ),

@@ -1,6 +1,7 @@
 """In-context tasks: the law of a prompt, a query and a loss; exact risks and baselines."""
 
 from promptlimit.tasks._abstract import AbstractTask as AbstractTask
+from promptlimit.tasks._bigram import InContextBigram as InContextBigram
 from promptlimit.tasks._objectives import SHARPNESS_RANGES as SHARPNESS_RANGES
 from promptlimit.tasks._objectives import AbstractObjective as AbstractObjective
 from promptlimit.tasks._objectives import Estimate as Estimate
@@ -25,6 +26,7 @@ from promptlimit.tasks._problem import require_fitting_task as require_fitting_t
 from promptlimit.tasks._problem import require_lengths as require_lengths
 from promptlimit.tasks._problem import require_points as require_points
 from promptlimit.tasks._problem import require_task as require_task
+from promptlimit.tasks._single_location import SingleLocation as SingleLocation
 from promptlimit.tasks.denoising import Denoising as Denoising
 from promptlimit.tasks.denoising import InContextDenoising as InContextDenoising
 from promptlimit.tasks.denoising import LimitMap as LimitMap

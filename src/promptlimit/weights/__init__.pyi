@@ -16,6 +16,8 @@ from ._functional import nodes_of as nodes_of
 from ._functional import prompt_integrals as prompt_integrals
 from ._functional import rule_error as rule_error
 from ._gaussian_law import GaussianLaw as GaussianLaw
+from ._gaussian_score import GaussianScore as GaussianScore
+from ._gaussian_score import score_window as score_window
 from ._interpolant import WeightInterpolant as WeightInterpolant
 from ._interpolant import weight_interpolant as weight_interpolant
 from ._interpolant_table import tabulate as tabulate
