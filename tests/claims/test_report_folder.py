@@ -74,8 +74,6 @@ def test_an_item_is_held_by_its_hash(path: Path) -> None:
     assert not folder.holds(STUDY, "figures", "gaps", "another")
     assert not folder.holds(STUDY, "figures", "absent", "ef")
     assert folder.claim(STUDY, "absent") is folder.figure(STUDY, "absent") is None
-    names = [file.name for file in folder.files(folder.read().figures[0])]
-    assert names == ["gaps.pdf", "gaps.npz", "gaps.json"]
 
 
 def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path: Path) -> None:

@@ -317,8 +317,8 @@ def test_reproduce_tells_each_claim_with_its_verdict(
         assert ended_items(done, plan) == {name: f"{v}{end}" for name, v in verdicts.items()}
     printed = here("reproduce", "large_prompt", "1", "2", "--quick", "--out", "r")
     assert printed.returncode == 1
-    assert "verdict: does not hold (on record: holds)" in printed.stdout
-    tally = "holds: 1, does not hold: 1; 1 of 2 verdicts as on record: r"
+    assert "large_prompt  2  odd    does not hold (on record: holds)  2 <= 1" in printed.stdout
+    tally = "holds: 1, does not hold: 1; 1 of 2 verdicts as on record"
     assert tally in printed.stdout
 
 

@@ -180,7 +180,6 @@ UNDOCUMENTED = "@STUDY.claim(2)\ndef bare(setting):\n    pass\n"
         ("x = (", "coins.py must be a module of a study, but importing it raised SyntaxError"),
         (f"{HEAD}raise OSError('no')", "but importing it raised OSError: no"),
         (HEAD + FIGURE, "the figure tosses of coins must have a drawing: decorate a function of"),
-        (HEAD + BARE, "the checks of bare must include a control: a case where the statement is"),
         (HEAD + UNDOCUMENTED, "the claim bare of coins must have a docstring, which is its state"),
         (
             HEAD + FIGURE.replace('"""Heads by toss."""', ""),
@@ -220,26 +219,10 @@ def test_a_bad_study_is_refused_in_one_sentence_before_any_work(
     assert not list((coins.parent / "report").glob("*"))
 
 
-@pytest.mark.parametrize(
-    "deciding",
-    [
-        "def checks():\n    yield control(at_least('x', 2.0, 1.0))\n"
-        "@STUDY.claim(2)\ndef of_a_helper(setting):\n    '''A.'''\n    yield from checks()\n",
-        "CONTROL = control(at_least('x', 2.0, 1.0))\n"
-        "@STUDY.claim(2)\ndef of_a_constant(setting):\n    '''A.'''\n    return [CONTROL]\n",
-        "from promptlimit.studies import beyond_errors\n"
-        "@STUDY.claim(2)\ndef of_the_library(setting):\n    '''A.'''\n"
-        "    return [*(beyond_errors('x', y) for y in (20.0,))]\n",
-        "from promptlimit import studies\n"
-        "@STUDY.claim(2)\ndef of_a_module(setting):\n    '''A.'''\n"
-        "    return [studies.rejected(studies.share_at_least('x', 1, 99, 0.9))]\n",
-    ],
-)
-def test_a_control_may_come_from_anywhere(coins: Path, deciding: str) -> None:
-    coins.write_text(HEAD + deciding)
-    study = study_at(coins)
-    study.require_complete()
-    assert "control" in {check.role for check in decide(study.claims[0], Setting()).checks}
+def test_a_claim_without_a_control_is_refused_when_it_is_decided(coins: Path) -> None:
+    coins.write_text(HEAD + BARE)
+    with pytest.raises(InputFileError, match="the checks of bare must include a control: a case"):
+        decide(study_at(coins).claims[0], Setting())
 
 
 def test_a_study_must_have_a_name_of_its_own(coins: Path) -> None:

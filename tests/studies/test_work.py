@@ -214,8 +214,8 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
     for count in (4, 3):
         reproduced([LATE, counted.claim, counted.figure], folder, whole=True)
         plan, *lines = capsys.readouterr().err.splitlines()
-        first = "" if stored else "1 part and "
-        words = f"{first}2 claims and 1 figure, exact protocol, into {folder.path}"
+        first = "" if stored else "1 part, "
+        words = f"{first}2 claims, 1 figure, exact protocol, into {folder.path}"
         assert plan == f"reproduce: {words}"
         ends = [match.groups() for line in lines if (match := form.fullmatch(line))]
         assert [int(left) for _, left in ends] == [*reversed(range(count))]

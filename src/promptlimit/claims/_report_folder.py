@@ -145,13 +145,6 @@ class ReportFolder:
         except InputFileError:
             return False
 
-    def files(self, item: StoredClaim | StoredFigure) -> list[Path]:
-        """Return the files of a claim or figure, the .json last."""
-        if isinstance(item, StoredClaim):
-            return [self._file(item.study, "claims", item.name)]
-        words = self._file(item.study, "figures", item.name)
-        return [words.with_suffix(f".{end}") for end in (*item.pictures, "npz")] + [words]
-
     def read(self) -> StoredReport:
         """Return all stored items, and one message for each file that cannot be used."""
         if not self.path.is_dir():

@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
 
 from promptlimit.cli._console import (
     ERR,
-    OUT,
     JsonOption,
     SeedOption,
     UsageError,
@@ -24,20 +20,13 @@ from promptlimit.cli._console import (
     require_folder,
     use_double_precision,
 )
+from promptlimit.cli._emit import print_columns, print_table
 from promptlimit.cli._progress import progress
 from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
-    from promptlimit.claims import Check, ClaimResult
+    from promptlimit.claims import Check, ClaimResult, StoredClaim
     from promptlimit.studies import Claim, Figure, SeedVerdicts, Study
-
-_COLOURS = {
-    "holds": "green",
-    "holds with a change": "yellow",
-    "does not hold": "red",
-    "not decidable here": "magenta",
-    "not decided in quick mode": "dim",
-}
 
 
 def reproduce(
@@ -124,26 +113,23 @@ def reproduce(
     facts = studies.run_facts(setting, began)
     everything = folder.studies() <= {study.name for study in chosen_studies}
     whole = everything and not items and not figures_only
-    provenance = folder.record(stored, fresh, facts, whole=whole)
-    results = [item.result for item in stored if isinstance(item, StoredClaim)]
+    folder.record(stored, fresh, facts, whole=whole)
+    claims = [item for item in stored if isinstance(item, StoredClaim)]
     if as_json:
-        print_json({"seed": seed, "claims": [result.to_dict() for result in results]})
-    else:
-        for result in results:
-            _print_claim(result)
+        print_json({"seed": seed, "claims": [claim.result.to_dict() for claim in claims]})
+    elif claims:
+        _print_claims(claims)
     drawings = {(o.stored.study, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
     # Last: what others left in the folder may stop it.
     page, _, problems = studies.write_pages(folder, chosen_studies, drawings)
     for problem in problems:
         ERR.print("note:", problem, markup=False)
     if not as_json:
-        figures = [item for item in stored if not isinstance(item, StoredClaim)]
-        paths = [path for figure in figures for path in folder.files(figure)]
-        _print_summary(results, [*paths, provenance, page], out)
+        typer.echo(str(page))
     failures = [outcome.problem for outcome in outcomes if outcome.problem]
     for failure in failures:
         print_error(failure, "the others are done; the same command goes on from what is stored")
-    if failures or not all(result.as_expected for result in results):
+    if failures or not all(claim.result.as_expected for claim in claims):
         raise typer.Exit(1)
 
 
@@ -189,23 +175,22 @@ def _at_seeds(
 
 
 def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
-    table = Table("claim", "verdict on record", "seeds with that verdict", box=None, pad_edge=False)
-    for verdict in verdicts:
-        if verdict.decided:
-            well = f"{seeds - len(verdict.differing)} of {seeds}"
-            name = f"{verdict.study}/{verdict.name}"
-            colour = "red" if verdict.differing else "green"
-            table.add_row(escape(name), verdict.expected, f"[{colour}]{well}[/]")
-    OUT.print(table)
+    decided = [verdict for verdict in verdicts if verdict.decided]
+    print_table(
+        {
+            "claim": f"{verdict.study}/{verdict.name}",
+            "verdict on record": verdict.expected,
+            "seeds with that verdict": f"{seeds - len(verdict.differing)} of {seeds}",
+        }
+        for verdict in decided
+    )
     for verdict in verdicts:
         for seed in verdict.differing:
-            words = f"{verdict.study}/{verdict.name} at seed {seed}: {verdict.reason(seed)}"
-            OUT.print(words, markup=False)
-    decided = [verdict for verdict in verdicts if verdict.decided]
+            typer.echo(f"{verdict.study}/{verdict.name} at seed {seed}: {verdict.reason(seed)}")
     well = sum(not verdict.differing for verdict in decided)
     left = len(verdicts) - len(decided)
     undecided = f"; {left} claims not decided in quick mode" if left else ""
-    OUT.print(f"{well} of {len(decided)} claims as on record at all of {seeds} seeds{undecided}")
+    typer.echo(f"{well} of {len(decided)} claims as on record at all of {seeds} seeds{undecided}")
 
 
 def _protocol(word: str) -> Literal["exact", "full"]:
@@ -251,13 +236,10 @@ def _items(study: "Study") -> "dict[str, Claim | Figure]":
 
 def _list(studies: "Sequence[Study]") -> None:
     for study in studies:
-        OUT.print(f"[bold]{escape(study.name)}[/]: {escape(study.title)}")
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for claim in study.claims:
-            table.add_row("  ", f"{claim.number}", claim.name, escape(claim.reference))
-        for figure in study.figures:
-            table.add_row("  ", "", figure.name, escape(figure.title))
-        OUT.print(table)
+        typer.echo(f"{study.name}: {study.title}")
+        claims = [[str(claim.number), claim.name, claim.reference] for claim in study.claims]
+        figures = [["", figure.name, figure.title] for figure in study.figures]
+        print_columns(["", "name", ""], [*claims, *figures], left=[False, True, True])
 
 
 def _chosen(
@@ -288,43 +270,29 @@ def _chosen(
     return chosen
 
 
-def _print_claim(result: "ClaimResult") -> None:
-    colour = _COLOURS[result.verdict]
-    OUT.print(f"[bold]{result.number}. {escape(result.name)}[/] ({escape(result.reference)})")
-    OUT.print(Padding(escape(result.statement), (0, 0, 0, 3)))
-    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
-    for check in result.checks:
-        table.add_row("  ", *_check_row(check))
-    OUT.print(table)
-    if result.evidence:
-        OUT.print(Padding(escape(result.evidence), (0, 0, 0, 3)))
-    news = "" if result.as_expected else f" (on record: {result.expected})"
-    OUT.print(f"   verdict: [{colour}]{result.verdict}[/]{news}\n")
-
-
-def _check_row(check: "Check") -> tuple[str, ...]:
-    mark = "[green]ok[/]" if check.passed else "[red]no[/]"
-    name = check.name if check.role == "statement" else f"{check.role}: {check.name}"
-    error = "" if check.error is None else f" ± {check.error:.1g}"
-    return (
-        mark,
-        escape(name),
-        f"{check.value:.3g}{error}",
-        f"{check.relation} {check.tolerance:.3g}",
+def _print_claims(claims: "Sequence[StoredClaim]") -> None:
+    """Print one line per claim, and how many verdicts are as on record."""
+    results = [claim.result for claim in claims]
+    print_table(
+        {
+            "study": claim.study,
+            "": claim.result.number,
+            "claim": claim.result.name,
+            "verdict": _verdict(claim.result),
+            "decided by": _number(claim.result.deciding),
+        }
+        for claim in claims
     )
-
-
-def _tally(results: "Sequence[ClaimResult]") -> str:
-    """Return how many claims have each verdict, and how many verdicts are as on record."""
-    counts = Counter[str](result.verdict for result in results)
-    verdicts = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in _COLOURS if counts[verdict])
+    counts = Counter(result.verdict for result in results)
+    verdicts = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     decided = [result for result in results if result.decided]
     well = sum(result.as_expected for result in decided)
-    return f"{verdicts}; {well} of {len(decided)} verdicts as on record"
+    typer.echo(f"{verdicts}; {well} of {len(decided)} verdicts as on record")
 
 
-def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:
-    if results:
-        OUT.print(f"{_tally(results)}: {out}")
-    for path in paths:
-        OUT.print(str(path), markup=False)
+def _verdict(result: "ClaimResult") -> str:
+    return result.verdict + ("" if result.as_expected else f" (on record: {result.expected})")
+
+
+def _number(check: "Check | None") -> str:
+    return "" if check is None else f"{check.value:.3g} {check.relation} {check.tolerance:.3g}"

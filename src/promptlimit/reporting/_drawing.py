@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from promptlimit.reporting._theme import theme
-from promptlimit.reporting._ticks import minor_ticks_in_one_stroke, write_powers_plainly
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
@@ -39,12 +38,10 @@ def render(figure: Figure, *formats: Format) -> list[bytes]:
 
     It is laid out once, so that no format moves it for the next.
     """
-    write_powers_plainly(figure)
     with theme():
         layout = figure.get_layout_engine()
-        with minor_ticks_in_one_stroke(figure):
-            if layout is not None:
-                layout.execute(figure)
+        if layout is not None:
+            layout.execute(figure)
         figure.set_layout_engine(None)
         inked = figure.get_tightbbox().padded(_MARGIN)
         return [_file(figure, ending, inked) for ending in formats]

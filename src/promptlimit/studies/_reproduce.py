@@ -93,7 +93,7 @@ def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
     """Return a description of what is going to be computed."""
     counts = Counter(work.kind for work in order)
     kinds = [kind for kind in _DURATIONS if counts[kind]]
-    items = " and ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in kinds)
+    items = ", ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in kinds)
     return f"{items}, {'quick, ' * setting.quick}{setting.protocol} protocol, into {folder.path}"
 
 

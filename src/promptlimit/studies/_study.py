@@ -30,10 +30,10 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from promptlimit.claims import Check, StoredStudy, Verdict
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TAKEN = ("claims", "figures", "runs")
 """Folders of a report that do not belong to a study."""
-
-_LIBRARIES = sys.stdlib_module_names | {
-    *("equinox", "jax", "jaxlib", "matplotlib", "numpy", "optax", "promptlimit", "scipy"),
-}
-"""Packages whose functions are not searched for controls."""
 
 Protocol = Literal["exact", "full"]
 Arrays = Mapping[str, "np.ndarray"]
@@ -360,16 +355,13 @@ class Study:
             return drawing(arrays)
 
     def require_complete(self) -> None:
-        """Refuse a figure without a drawing and a claim without a control, before any work."""
+        """Refuse a figure without a drawing, before any work."""
         for figure in self.figures:
             if figure.draw is None:
                 raise InputFileError(
                     f"the figure {figure.name} of {self.name} must have a drawing: decorate a "
                     f"function of its arrays with @{figure.name}.drawing."
                 )
-        for claim in self.claims:
-            if not _mentions_control(claim.decide):
-                raise InputFileError(missing_control(claim))
 
     def _docstring(self, function: Any, item: str, role: str) -> str:
         own = function is not None and not isinstance(function, functools.partial)
@@ -428,14 +420,6 @@ def import_for_study(name: str, place: Path) -> ModuleType:
         ) from problem
 
 
-def missing_control(claim: Claim) -> str:
-    """Return the sentence about a claim without a control."""
-    return (
-        f"the checks of {claim.name} must include a control: a case where the statement is known "
-        "to be false."
-    )
-
-
 def _public_modules(places: list[str]) -> list[str]:
     names = (module.name for module in pkgutil.iter_modules(places))
     return sorted(name for name in names if not name.startswith("_"))
@@ -461,57 +445,3 @@ def _module_being_imported() -> str:
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
     return "__main__" if frame is None else frame.f_globals["__name__"]
-
-
-def _mentions_control(function: object) -> bool:
-    """Return whether a function refers to a control, itself or through functions that it calls.
-
-    Reads the names in the compiled code, without running it. A claim that never refers to a control
-    has none; one that refers to a control is checked again when it is decided.
-    """
-    waiting: list[Any] = [function]
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        value = getattr(value, "func", getattr(value, "__func__", value))  # partials and methods
-        if id(value) in seen or _is_of_library(value):
-            continue
-        seen.add(id(value))
-        if isinstance(value, Check) and value.role == "control":
-            return True
-        if isinstance(value, list | tuple):
-            waiting += value
-        if isinstance(value, type):
-            waiting += vars(value).values()
-        value = inspect.unwrap(value) if inspect.isfunction(value) else None
-        if value is None:
-            continue
-        names = set(_words_of(value.__code__))
-        if "control" in names:
-            return True
-        known = [value.__globals__[name] for name in names if name in value.__globals__]
-        modules = [one for one in known if isinstance(one, ModuleType) and not _is_of_library(one)]
-        waiting += [getattr(one, name) for one in modules for name in names if name in vars(one)]
-        waiting += known
-        waiting += [cell.cell_contents for cell in value.__closure__ or ()]
-        waiting += value.__defaults__ or ()
-    return False
-
-
-def _is_of_library(value: object) -> bool:
-    """Return whether code belongs to a library, which makes no controls."""
-    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    name = str(module)
-    if name.startswith(("promptlimit.studies", "promptlimit.claims")):
-        return False
-    return name.partition(".")[0] in _LIBRARIES
-
-
-def _words_of(code: CodeType) -> Iterator[str]:
-    """Yield the names and strings of compiled code, inner functions included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _words_of(constant)
-        elif isinstance(constant, str):
-            yield constant

@@ -14,7 +14,7 @@ from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.studies._finding import find_study
 from promptlimit.studies._stored import drawing_hash, drawn_figure, item_hash
-from promptlimit.studies._study import Claim, Figure, Item, Part, Setting, Study, missing_control
+from promptlimit.studies._study import Claim, Figure, Item, Part, Setting, Study
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +204,10 @@ def decide(claim: Claim, setting: Setting) -> ClaimResult:
         return _result(claim, ())
     checks = in_double_precision(lambda given: tuple(claim.decide(given)), setting)
     if not any(check.role == "control" for check in checks):
-        raise InputFileError(missing_control(claim))
+        raise InputFileError(
+            f"the checks of {claim.name} must include a control: a case where the statement is "
+            "known to be false."
+        )
     return _result(claim, checks)
 
 

@@ -1,0 +1,38 @@
+"""Curves on logarithmic axes: their positive part, standard errors and predicted slopes."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from promptlimit.reporting._theme import INK
+
+
+def draw_curve(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, **style: Any) -> None:
+    """Draw the part of a curve that is finite and positive, if there is one."""
+    shown = np.isfinite(x) & np.isfinite(y) & (y > 0.0)
+    if shown.any():
+        axis.plot(x[shown], y[shown], label=label, **style)
+
+
+def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) -> None:
+    """Draw simulated values with two standard errors; a bar that reaches zero is cut there."""
+    shown = np.isfinite(y) & (y > 0.0)
+    if not shown.any():
+        return
+    bars = np.stack([np.minimum(2.0 * error, 0.999 * y), 2.0 * error])[:, shown]
+    label = "simulated, two standard errors"
+    axis.errorbar(x[shown], y[shown], yerr=bars, fmt="o", markersize=4, color=INK, label=label)
+
+
+def draw_slope(axis: Axes, x: np.ndarray, y: np.ndarray, exponent: float) -> None:
+    """Draw $L^{-exponent}$ a little below the last half of a curve."""
+    shown = np.isfinite(x) & np.isfinite(y) & (y > 0.0)
+    if not np.isfinite(exponent) or shown.sum() < 2:
+        return
+    first, last, value = x[shown][0], x[shown][-1], y[shown][-1]
+    ends = np.array([np.sqrt(first * last), last])
+    line = 0.3 * value * (ends / last) ** -exponent
+    axis.plot(ends, line, color=INK, linewidth=1.0, dashes=(1, 2))
+    place = {"xytext": (-4, -12), "textcoords": "offset points", "ha": "right"}
+    axis.annotate(f"$L^{{-{exponent:.3g}}}$", (ends[0], line[0]), **place)
