@@ -379,3 +379,11 @@ def test_results_are_frozen():
     found: WeightStatistics = weight_statistics(1.0, 2)
     with pytest.raises(AttributeError):
         found.kind = "limit"  # type: ignore  # as the test says
+
+
+def test_one_node_near_the_scores_that_matter_is_enough() -> None:
+    """At this sharpness and length a single node of the quadrature has its own centre."""
+    below, at, above = (weight_statistics(4.04 + shift, 1e6) for shift in (-1e-3, 0.0, 1e-3))
+    for name in ("spread_error", "spread_participation", "residual"):
+        middle = (getattr(below, name) + getattr(above, name)) / 2
+        np.testing.assert_allclose(getattr(at, name), middle, rtol=1e-5)

@@ -50,11 +50,13 @@ from promptlimit.tasks.regression import LinearRisk as LinearRisk
 from promptlimit.tasks.regression import Nodes as Nodes
 from promptlimit.tasks.regression import RotatedRegression as RotatedRegression
 from promptlimit.tasks.regression import SoftmaxRisk as SoftmaxRisk
+from promptlimit.tasks.regression import TrainTestRisk as TrainTestRisk
 from promptlimit.tasks.regression import linear_optimum as linear_optimum
 from promptlimit.tasks.regression import node_sets as node_sets
 from promptlimit.tasks.regression import require_regression as require_regression
 from promptlimit.tasks.regression import risk_function as risk_function
 from promptlimit.tasks.regression import tabulate_risks as tabulate_risks
+from promptlimit.tasks.regression import train_test_risk as train_test_risk
 
 # isort: split
 # Rules for all tasks are registered after those of the tasks above, and are tried last.

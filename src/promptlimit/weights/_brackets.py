@@ -64,14 +64,14 @@ def score_transforms(
     score = GaussianScore(0.0, sharpness, u)
     moments = score.moments(tuple(range(1, highest[0] + 1)), highest[1], sharpness)
     centred = moments
-    about_zero = u > -(sharpness**2)
-    if sharpness > _CENTRED_ABOVE and highest == HIGHEST and about_zero.any():
-        centred = np.where(about_zero, np.nan, moments)
+    first = int(np.searchsorted(u, -(sharpness**2), side="right"))
+    if sharpness > _CENTRED_ABOVE and highest == HIGHEST and first < u.size:
+        first = min(first, u.size - 2)  # the step needs two nodes
+        centred = moments.copy()
+        centred[..., first:] = np.nan
         powers, degrees = np.transpose(_CENTRED)
-        near = GaussianScore(0.0, sharpness, u[about_zero]).log_moments(_CENTRED)
-        centred[powers - 1, degrees, u.size - near.shape[1] :] = (
-            near / sharpness ** degrees[:, None]
-        )
+        near = GaussianScore(0.0, sharpness, u[first:]).log_moments(_CENTRED)
+        centred[powers - 1, degrees, first:] = near / sharpness ** degrees[:, None]
     return ScoreTransforms(sharpness, log_from(*score.kept_and_lost), moments, centred)
 
 

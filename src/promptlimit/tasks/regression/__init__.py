@@ -18,3 +18,7 @@ from promptlimit.tasks.regression._task import CovariateRegression as CovariateR
 from promptlimit.tasks.regression._task import LinearRegression as LinearRegression
 from promptlimit.tasks.regression._task import RotatedRegression as RotatedRegression
 from promptlimit.tasks.regression._task import require_regression as require_regression
+from promptlimit.tasks.regression._train_test import IsotropicRisk as IsotropicRisk
+from promptlimit.tasks.regression._train_test import TrainTestRisk as TrainTestRisk
+from promptlimit.tasks.regression._train_test import isotropic_risks as isotropic_risks
+from promptlimit.tasks.regression._train_test import train_test_risk as train_test_risk

@@ -1,0 +1,293 @@
+r"""Long training and long prompts: the two limits of the parameters do not commute.
+
+In the setting of the experiments and from a block start the flow stays at $U=\mathrm{diag}(aI,0)$,
+$v=(0,b)$, so that it is an equation in two variables, with the exact risk `IsotropicRisk`.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.integrate import quad, solve_ivp
+from scipy.optimize import brentq, minimize_scalar
+
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.dynamics import FlowPlan, StabilisedRungeKutta, gradient_flow
+from promptlimit.reporting import INK, LINEAR, selectable, shades
+from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies.large_prompt import STUDY
+from promptlimit.studies.large_prompt.protocol import protocol_task
+from promptlimit.studies.large_prompt.study import DIM
+from promptlimit.tasks import linear_optimum
+from promptlimit.tasks.regression import IsotropicRisk, isotropic_risks
+
+_START = (DIM**-0.5, 1.0)
+END = (DIM**-0.25, DIM**0.25)
+"""Where the infinite-prompt flow ends: (a, b) of Remark 5.3."""
+
+_LENGTHS = (100, 1000, 10_000, 10**6, 10**8)
+_TOLERANCE = 1e-9
+NEAR, FAR = 0.5, 1.0
+"""Distances whose times are compared."""
+
+
+def excess_constant(o: float) -> float:
+    r"""Return $C(o)$ of the excess $C/L$ of the heads $b=1/a$, $o=a^2$, over long prompts."""
+    rest = 1 - 2 * o
+    return rest ** (-DIM / 2) * (1 + protocol_task("identity").noise_variance + o / rest) / o
+
+
+def _constant_slope(o: float) -> float:
+    rest, noise = 1 - 2 * o, protocol_task("identity").noise_variance
+    bracket = (1 + noise) / o + 1 / rest
+    slope = -(1 + noise) / o**2 + 2 / rest**2
+    return rest ** (-DIM / 2) * (DIM / rest * bracket + slope)
+
+
+@functools.cache
+def best_square() -> float:
+    """Return the o at which `excess_constant` is smallest."""
+    start = minimize_scalar(excess_constant, bounds=(0.01, 0.4), method="bounded").x
+    return float(brentq(_constant_slope, 0.9 * start, 1.1 * start))
+
+
+def distance(a: float | np.ndarray, b: float | np.ndarray, other: tuple = END) -> np.ndarray:
+    r"""Return the distance of the parameters $(aI, b)$ from others."""
+    return np.sqrt(DIM * (a - other[0]) ** 2 + (b - other[1]) ** 2)
+
+
+@functools.cache
+def flow_risk(length: float) -> IsotropicRisk:
+    """Return the risk that a flow descends."""
+    return isotropic_risks(protocol_task("identity"), [length])[0]
+
+
+def _slopes(length: float, kernel: str):
+    """Return the velocity of (a, b)."""
+    task = protocol_task("identity")
+    prior, noise = task.prior_variance, task.noise_variance
+    if kernel == "softmax" and math.isfinite(length):
+        gradient = flow_risk(length).gradient
+    else:
+        # 2R = s^2 + (1 - ab)^2 + (ab)^2 c / L
+        cost = 0.0 if math.isinf(length) else (DIM + 1 + noise / prior) / length
+
+        def gradient(a: float, b: float) -> tuple[float, float]:
+            slope = prior * DIM * (a * b * (1 + cost) - 1)
+            return slope * b, slope * a
+
+    def velocity(_: float, state: np.ndarray) -> list[float]:
+        by_a, by_b = gradient(*state)
+        return [-by_a / DIM, -by_b]
+
+    return velocity
+
+
+def flow(length: float, times: Sequence[float] | np.ndarray, kernel: str = "softmax") -> np.ndarray:
+    """Return (a, b) along the flow at increasing times, [2, time]."""
+    found = solve_ivp(
+        _slopes(length, kernel), (0.0, float(times[-1])), _START, t_eval=np.asarray(times),
+        method="LSODA", rtol=_TOLERANCE, atol=1e-3 * _TOLERANCE,
+    )  # fmt: skip
+    return found.y
+
+
+def leaving_time(length: float, far: float) -> float:
+    """Return the first time after its approach at which the flow is that far from `END`."""
+
+    def left(_: float, state: np.ndarray) -> float:
+        return float(distance(*state)) - far
+
+    left.direction, left.terminal = 1, True  # ty: ignore[unresolved-attribute]
+    found = solve_ivp(
+        _slopes(length, "softmax"), (0.0, 10 * length + 1e4), _START, events=left,
+        method="LSODA", rtol=_TOLERANCE, atol=1e-3 * _TOLERANCE,
+    )  # fmt: skip
+    return float(found.t_events[0][0])
+
+
+def slow_law(far: float) -> float:
+    r"""Return the limit of $t_L/L$: the time along the minima at unit speed $C'$.
+
+    On $b=1/a$ the flow has $(d+a^{-4})\dot a=-\frac1{2L}\frac{dC(a^2)}{da}$.
+    """
+    end = END[0]
+    first = brentq(
+        lambda a: float(distance(a, 1 / a)) - far, math.sqrt(best_square()), end * (1 - 1e-9)
+    )
+    return quad(lambda a: 2 * (DIM + a**-4) / (2 * a * _constant_slope(a * a)), first, end)[0]
+
+
+def apart() -> float:
+    """Return the distance between the two limits, in closed form."""
+    a = math.sqrt(best_square())
+    return float(distance(a, 1 / a))
+
+
+def _library_distance(length: int, time: float) -> float:
+    """Return the distance along the library's flow of matrices, over its own points."""
+    key_query, value = np.zeros((DIM + 1, DIM + 1)), np.zeros((DIM + 1, DIM + 1))
+    key_query[:DIM, :DIM], value[DIM, DIM] = _START[0] * np.eye(DIM), _START[1]
+    plan = FlowPlan(
+        [0.0, time], solver=StabilisedRungeKutta(), points=4096, rtol=1e-5, parameter_error=False
+    )
+    U, V = gradient_flow(
+        SoftmaxAttention(key_query, value), protocol_task("identity"), length, plan
+    ).merged()
+    end = END[0] * np.eye(DIM)
+    square = ((U[-1, :DIM, :DIM] - end) ** 2).sum() + (V[-1, -1, -1] - END[1]) ** 2
+    return math.sqrt(square)
+
+
+@STUDY.claim(25, reference="Section 4, after Theorem 4.3, and Figure 3")
+def order_of_limits(setting: Setting) -> Iterator[Check]:
+    r"""The parameters after a time $t_L$ tend to the end of the infinite-prompt flow for suitable
+    $t_L \to \infty$. In the setting of the experiments such $t_L$ must grow more slowly than $L$
+    (derived here): from times of order $L$ on, softmax attention moves along the minima of
+    $R_\infty$ by a distance of 1.517 to another point, so that $\lim_L\lim_t\theta_L(t) \ne
+    \lim_t\lim_L\theta_L(t)$, although the risks agree. The two limits of linear attention agree.
+    """
+    longest = _LENGTHS[-1]
+    best = flow_risk(longest).best()
+    yield at_most(
+        "distance of the end of training at $L = 10^8$ from the end of the infinite-prompt flow, "
+        f"compared with ${apart():.4f}$ in closed form: difference",
+        abs(float(distance(*best)) - apart()),
+        1e-4,
+        basis="theory: corrections of order $c/L$ with $c$ up to 1000; margin",
+    )
+    ended = flow(1000, [0.0, 1e7])[:, -1]
+    yield at_most(
+        "$L = 1000$: distance of the flow at $t = 10^7$ from the head of smallest risk",
+        float(distance(*ended, flow_risk(1000).best())),
+        1e-5,
+        basis="the tolerance of the solver, $10^{-9}$, with a margin for the flat minimum",
+    )
+    risks = [flow_risk(longest).risk(*head) for head in (best, END)]
+    floor = 0.5 * protocol_task("identity").noise_variance
+    yield at_most(
+        "$L = 10^8$: largest risk above the noise floor at the two ends",
+        max(risks) - floor,
+        2e-5,
+        basis=r"theory: about $C(o)/2L$ or less, with $C = 3290$ at the second end",
+    )
+    lengths = _LENGTHS[:3] if setting.quick else _LENGTHS
+    early = np.array([float(distance(*flow(n, [0.0, 2 * n**0.25])[:, -1])) for n in lengths[1:]])
+    yield at_most(
+        "distance from the end of the infinite-prompt flow at $t_L = 2L^{1/4}$: largest ratio "
+        "from one length to the next",
+        float((early[1:] / early[:-1]).max()),
+        0.75,
+        basis="the statement, with a margin of a quarter",
+    )
+    fixed = _distances_at(10.0, lengths)
+    yield at_most(
+        "distance between the flows over $L$ tokens and over infinitely many at $t = 10$: largest "
+        "ratio from one length to the next",
+        float((fixed[1:] / fixed[:-1]).max()),
+        0.75,
+        basis="Theorem 4.3 on $[0, T]$, with a margin of a quarter",
+    )
+    yield at_most(
+        rf"time at which the distance is {FAR:g}, $L = 10^{{10}}$, over $L$: relative difference "
+        f"from the limit ${slow_law(FAR):.5f}$",
+        abs(leaving_time(1e10, FAR) / 1e10 / slow_law(FAR) - 1),
+        0.05,
+        basis="theory: the difference falls slowly with $L$, because $1 - 2a^2 = 0.1$ is small at "
+        "the end of the infinite-prompt flow; margin",
+    )
+    if not setting.quick:
+        time = leaving_time(1000, NEAR)
+        yield at_most(
+            f"flow of matrices at $L = 1000$ and $t = {time:.4f}$: difference of its distance from "
+            f"{NEAR:g}",
+            abs(_library_distance(1000, time) - NEAR),
+            0.02,
+            basis="four standard errors of 4,096 points of quadrature",
+        )
+    linear = max(n * float(distance(*_linear_end(n))) for n in (10**3, 10**4, 10**6))
+    yield control(
+        at_most(
+            "linear attention: $L$ times the distance between the end of training and the end of "
+            "the infinite-prompt flow, largest over $L = 10^3, 10^4, 10^6$",
+            linear,
+            _linear_constant(),
+            basis=r"theory: $c_0d^{1/4}/\sqrt2$ with $c_0 = d + 1 + ds^2$",
+        )
+    )
+    late = flow(1e4, [0.0, 1e5])[:, -1]
+    yield control(
+        at_least(
+            "softmax attention at $t = 10L$, $L = 10^4$, where no convergence is claimed: distance "
+            "from the end of the infinite-prompt flow",
+            float(distance(*late)),
+            1.0,
+            basis="two thirds of the distance in the limit",
+        )
+    )
+
+
+def _linear_end(length: float) -> tuple[float, float]:
+    best = linear_optimum(protocol_task("identity"), length)
+    return float(best.key_query[0, 0, 0]), float(best.value_matrix[0, -1, -1])
+
+
+def _linear_constant() -> float:
+    task = protocol_task("identity")
+    return (DIM + 1 + task.noise_variance / task.prior_variance) * DIM**0.25 / math.sqrt(2)
+
+
+def _distances_at(time: float, lengths: Sequence[float], kernel: str = "softmax") -> np.ndarray:
+    limit = flow(math.inf, [0.0, time])[:, -1]
+    return np.array(
+        [float(distance(*flow(n, [0.0, time], kernel)[:, -1], tuple(limit))) for n in lengths]
+    )
+
+
+@STUDY.figure("Long training and long prompts", reference="Section 4 and Figure 3")
+def limits_apart(setting: Setting) -> dict[str, np.ndarray]:
+    r"""Distance between the parameters along the flow over $L$ tokens and along the flow over an
+    infinite prompt, from the same block start, against the time. At a fixed time it falls with $L$,
+    as Theorem 4.3 states. From times of order $L$ on softmax attention moves along the minima of
+    $R_\infty$, and its distance tends to about 1.517 at every length (dotted: the limit $L \to
+    \infty$). Dashed: linear attention, whose distance stays of order $1/L$.
+    """
+    lengths = _LENGTHS[::2] if setting.quick else _LENGTHS
+    count = 60 if setting.quick else 240
+    rows = {"softmax": [], "linear": []}
+    times = []
+    for length in lengths:
+        own = np.geomspace(0.1, 100.0 * length, count)
+        at = np.concatenate([[0.0], own])
+        limit = flow(math.inf, at)[:, 1:]
+        times.append(own)
+        for kernel, row in rows.items():
+            row.append(distance(*flow(length, at, kernel)[:, 1:], tuple(limit)))
+    return {
+        "lengths": np.array(lengths, dtype=np.float64),
+        "times": np.array(times),
+        "apart": np.array(apart()),
+        **{kernel: np.array(row) for kernel, row in rows.items()},
+    }
+
+
+@limits_apart.drawing
+def draw_limits_apart(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return distances against times."""
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axis = figure.subplots()
+    for place, colour in enumerate(shades(len(data["lengths"]))):
+        exponent = round(math.log10(data["lengths"][place]))
+        name = f"$L = 10^{{{exponent}}}$"
+        times = data["times"][place]
+        selectable(axis.plot(times, data["softmax"][place], color=colour, label=name), name)
+        dashed = axis.plot(times, data["linear"][place], color=LINEAR, dashes=(4, 2), lw=1.0)
+        selectable(dashed, name)
+    axis.plot([], [], color=LINEAR, dashes=(4, 2), lw=1.0, label="linear attention")
+    axis.axhline(float(data["apart"]), color=INK, dashes=(1, 2), linewidth=1.2)
+    axis.set(xscale="log", yscale="log", xlabel="time $t$", ylim=(1e-8, 100.0))
+    axis.set_ylabel("distance from the infinite-prompt flow")
+    axis.legend(fontsize=9, loc="upper left", ncols=3)
+    return figure
