@@ -366,11 +366,11 @@ LAW = pl.Gaussian([0.0, 0.0], [[1.0, 0.0], [0.0, 1.0]])
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "prompt of another dimension": (
         lambda: HEAD(pl.Rademacher([1.0]), [0.0, 0.0]),
-        "`prompt` must have tokens of dimension 2 (what the attention's parameters take), got 1.",
+        "`prompt` must have tokens of dimension 2 (as the attention expects), got 1.",
     ),
     "query of another dimension": (
         lambda: HEAD(LAW, [0.0]),
-        "`query` must have shape (2,) (what the attention's parameters take), got (1,).",
+        "`query` must have shape (2,) (as the attention expects), got (1,).",
     ),
     "query with a hole": (
         lambda: HEAD(LAW, [0.0, float("nan")]),
@@ -494,9 +494,7 @@ def test_values_of_the_wrong_type_are_refused_in_one_sentence() -> None:
 
 
 def test_tokens_with_too_many_coordinates_are_refused() -> None:
-    message = (
-        "`prompt` must have tokens of dimension 2 (what the attention's parameters take), got 3."
-    )
+    message = "`prompt` must have tokens of dimension 2 (as the attention expects), got 3."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.SoftmaxAttention(np.eye(2), np.eye(2))(pl.Rademacher([1.0, 1.0, 1.0]), np.zeros(2))
 

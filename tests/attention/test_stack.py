@@ -410,11 +410,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a query of another dimension": (
         lambda: PAIR.causal(pl.Empirical([[0.0, 1.0]]), [0.0]),
-        "`query` must have shape (2,) (what the attention's parameters take), got (1,).",
+        "`query` must have shape (2,) (as the attention expects), got (1,).",
     ),
     "tokens of another dimension": (
         lambda: PAIR.causal(pl.Empirical([[0.0]]), [0.0, 0.0]),
-        "`prompt` must have tokens of dimension 2 (what the attention's parameters take), got 1.",
+        "`prompt` must have tokens of dimension 2 (as the attention expects), got 1.",
     ),
     "the gradient in a matrix": (
         lambda: PAIR.jacobian(pl.Empirical([[0.0, 1.0]]), [0.0, 0.0], wrt="value"),

@@ -184,16 +184,16 @@ def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
         f"{tmp_path} must hold STUDY/claims/NAME.json or STUDY/figures/NAME.json, but has "
-        f"neither. Fill it with promptlimit reproduce --out {tmp_path}"
+        f"neither. Create them with promptlimit reproduce --out {tmp_path}"
     )
-    assert "absent must be a folder of results, but there is" in refusal(tmp_path / "absent")
+    assert "absent must be a folder of results, but it does not" in refusal(tmp_path / "absent")
 
 
 def test_a_folder_of_version_0_1_is_refused(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     assert refusal(tmp_path) == (
-        f"{tmp_path} must hold one subfolder for each study, but claims/ and figures/ lie in it, "
-        "as version 0.1 wrote them. Choose another folder."
+        f"{tmp_path} must have one subfolder per study, but it contains claims/ and figures/ of "
+        "version 0.1. Choose another folder."
     )
 
 

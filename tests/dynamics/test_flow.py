@@ -425,7 +425,7 @@ class Fixed(pl.AbstractAttention):
         ),
         (
             {"start": pl.SoftmaxAttention(jnp.eye(4), jnp.eye(4))},
-            "`start` must take tokens of dimension 3 (what the task's prompts hold), got 4.",
+            "`start` must take tokens of dimension 3 (that of the task's tokens), got 4.",
         ),
         (
             {"start": Fixed()},

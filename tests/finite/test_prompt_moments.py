@@ -413,13 +413,12 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
         (
             (SOFTMAX, pl.Rademacher([1.0, 1.0]), [1.0], 5),
             {},
-            "`measure` must have tokens of dimension 1 (what the attention's parameters take), "
-            "got 2.",
+            "`measure` must have tokens of dimension 1 (as the attention expects), got 2.",
         ),
         (
             (SOFTMAX, NORMAL, [1.0, 2.0], 5),
             {},
-            "`query` must have shape (1,) (what the attention's parameters take), got (2,).",
+            "`query` must have shape (1,) (as the attention expects), got (2,).",
         ),
         (
             (pl.SoftmaxAttention([[1.0, 2.0]], [[1.0]]), NORMAL, [1.0, 2.0], 5),

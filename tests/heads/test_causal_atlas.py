@@ -194,7 +194,7 @@ def test_causal_atlases_that_cannot_be_made(model: pl.heads.Model) -> None:
         ({"windows": 0}, "`windows` must be at least 1, got 0."),
         ({"window": 32, "recent": 6},
          "`window` must exceed twice the 18 tokens that are kept or paid for by moments, got 32. "
-         "Give a longer window or a smaller `recent`."),
+         "Pass a longer window or a smaller `recent`."),
     ):  # fmt: skip
         settings: dict[str, Any] = options
         with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the whole sentence is compared

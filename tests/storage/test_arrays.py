@@ -114,7 +114,8 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
         "FILE must be readable as .csv, but 'a' holds nan, which is not a finite number."
     )
     assert refused("a.csv", "1,2") == (
-        "FILE holds one array without a name. Write NAME=FILE, for example query=FILE."
+        "FILE must hold named arrays, got one array without a name. Write NAME=FILE, for example "
+        "query=FILE."
     )
     assert refused("a.json", "[1, 2]") == (
         "FILE must be readable as .json, but it must contain an object of named arrays."

@@ -101,10 +101,7 @@ class HalfSeen(HiddenMean):
 
 def test_query_of_determines_the_dimension_of_queries():
     assert HalfSeen(SCATTER).query_dim == 1
-    message = (
-        "`attention` must take queries of dimension 1 (what the task's `query_of` leaves of a "
-        "token), got 2."
-    )
+    message = "`attention` must take queries of dimension 1 (that of the task's queries), got 2."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.risk(HEAD, HalfSeen(SCATTER), 7, key=KEY)
     narrow = pl.SoftmaxAttention(np.ones((2, 1)), VALUE)

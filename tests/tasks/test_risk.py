@@ -218,12 +218,11 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(np.eye(3), np.eye(3)), TASK, 10),
-            "`attention` must take tokens of dimension 4 (what the task's prompts hold), got 3.",
+            "`attention` must take tokens of dimension 4 (that of the task's tokens), got 3.",
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(KEY_QUERY[:, :3], VALUE), TASK, 10),
-            "`attention` must take queries of dimension 4 (what the task's `query_of` leaves of a "
-            "token), got 3.",
+            "`attention` must take queries of dimension 4 (that of the task's queries), got 3.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 1e8, kind="estimate", key=jax.random.key(0)),
@@ -294,7 +293,7 @@ def test_no_exact_risk_is_below_the_noise_floor():
     below = Estimate(0.0499, 0.0001, 8)
     assert require_accuracy(below, 0.1) == Estimate(0.05, 0.0001, 8)
     for value, error in ((0.04, 1e-4), (-10.8, 2.2), (0.06, 0.01), (math.nan, 1e-4)):
-        with pytest.raises(pl.errors.AccuracyError, match="a few queries decide it"):
+        with pytest.raises(pl.errors.AccuracyError, match="rare queries determine it"):
             require_accuracy(Estimate(value, error, 8), 0.1)
 
 

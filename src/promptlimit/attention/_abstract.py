@@ -301,8 +301,8 @@ def require_prompt(attention: AbstractAttention, prompt: object) -> None:
         require_dimension(measure, "dim")
         raise ArgumentError(
             "prompt",
-            f"must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {measure.dim}.",
+            f"must have tokens of dimension {attention.token_dim} (as the attention expects), got "
+            f"{measure.dim}.",
         )
 
 
@@ -334,7 +334,7 @@ def require_affine_limit(
 def as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
     """Return one query as an array of the attention's dimension."""
     array = float_array("query", query, rank=1)
-    reason = "what the attention's parameters take"
+    reason = "as the attention expects"
     require_shape("query", array, (attention.query_dim,), reason)
     return array
 
@@ -350,6 +350,6 @@ def as_queries(attention: AbstractAttention, query: object) -> Float[Array, "*qu
             f"must be a vector, or a matrix with one query per row, got shape {array.shape}.",
         )
     require_finite("query", array)
-    reason = "what the attention's parameters take"
+    reason = "as the attention expects"
     require_shape("query", array, (array.shape[0], attention.query_dim), reason)
     return array

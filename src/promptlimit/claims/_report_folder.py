@@ -149,8 +149,8 @@ class ReportFolder:
         """Return all stored items, and one message for each file that cannot be used."""
         if not self.path.is_dir():
             raise InputFileError(
-                f"{self.path} must be a folder of results, but there is no such folder. "
-                f"Make it with promptlimit reproduce --out {self.path}"
+                f"{self.path} must be a folder of results, but it does not exist. "
+                f"Create it with promptlimit reproduce --out {self.path}"
             )
         self.require_layout()
         problems: list[str] = []
@@ -166,7 +166,7 @@ class ReportFolder:
         if not claims and not figures:
             raise InputFileError(
                 f"{self.path} must hold STUDY/claims/NAME.json or STUDY/figures/NAME.json, but has "
-                f"neither. Fill it with promptlimit reproduce --out {self.path}"
+                f"neither. Create them with promptlimit reproduce --out {self.path}"
             )
         self._require_different_numbers(claims)
         return StoredReport(
@@ -177,11 +177,11 @@ class ReportFolder:
         )
 
     def require_layout(self) -> None:
-        """Refuse a folder of version 0.1, which had no subfolders of studies."""
+        """Raise an error for a folder of version 0.1, which had no subfolders for studies."""
         if (self.path / "claims").is_dir() or (self.path / "figures").is_dir():
             raise InputFileError(
-                f"{self.path} must hold one subfolder for each study, but claims/ and figures/ lie "
-                "in it, as version 0.1 wrote them. Choose another folder."
+                f"{self.path} must have one subfolder per study, but it contains claims/ and "
+                "figures/ of version 0.1. Choose another folder."
             )
 
     def record(
@@ -234,7 +234,7 @@ class ReportFolder:
             if len(paths) > _MOST_FILES:
                 raise InputFileError(
                     f"{folder} must hold at most {_MOST_FILES} results, got {len(paths)}. "
-                    "Move what does not belong there."
+                    "Move other files elsewhere."
                 )
             yield from ((study, path) for path in paths)
 
@@ -246,8 +246,8 @@ class ReportFolder:
             if other != claim.name:
                 raise InputFileError(
                     f"{self.path / claim.study / 'claims'} must hold each claim once, but "
-                    f"'{other}' and '{claim.name}' both have number {number}. Move the one that "
-                    "does not belong there elsewhere."
+                    f"'{other}' and '{claim.name}' both have number {number}. Move one of them "
+                    "elsewhere."
                 )
 
 

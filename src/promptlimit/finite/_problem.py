@@ -444,7 +444,7 @@ def checked_problem(
             where = checked_queries(queries, attention.query_dim)
         else:
             point = float_array("query", query, rank=1)
-            reason = "what the attention's parameters take"
+            reason = "as the attention expects"
             require_shape("query", point, (attention.query_dim,), reason)
             where = Queries.one(as_float64(point))
         both = in_double(attention), in_double(prompt)

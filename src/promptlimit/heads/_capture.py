@@ -30,7 +30,7 @@ _HIDDEN = -5e3
 """Tokens with this score or less are masked: masks are -10000, -1e9, the least float or -inf."""
 _REBUILT = {4: 1e-4, 2: 5e-2}
 """The largest relative error of a rebuilt output due to rounding, by the bytes of a number."""
-_BY_HAND = "Bring its arrays: promptlimit.heads.Head(queries, keys, values)."
+_BY_HAND = "Pass its arrays: promptlimit.heads.Head(queries, keys, values)."
 
 
 @with_numpy_defaults
@@ -106,7 +106,7 @@ def _torch() -> Any:
     except ImportError:
         raise MissingPackageError(
             "`capture` must run the model with PyTorch, which is not installed. Run pip install "
-            "torch, or bring the arrays of heads: promptlimit.heads.Head(queries, keys, values)."
+            "torch, or pass the arrays of heads: promptlimit.heads.Head(queries, keys, values)."
         ) from None
 
 
@@ -161,7 +161,7 @@ def _heads(call: _Call) -> list[Head]:
         raise ArgumentError(
             "model",
             f"must show a query all tokens, or all up to its own, but {call.module} "
-            "hides others. Give prompts without padding, no longer than its sliding window.",
+            "hides others. Pass prompts without padding, no longer than its sliding window.",
         )
     rows = zip(call.queries, call.keys, call.values, strict=True)
     return [Head(*row, scale=call.scale, causal=not call.seen.all()) for row in rows]
@@ -212,9 +212,9 @@ def _calls(
     if not calls:
         raise ArgumentError(
             "model",
-            "must attend by scaled_dot_product_attention or by softmax of products, but "
-            f"{type(model).__name__} was not seen to. Load it with attn_implementation='eager' if "
-            f"it is of transformers. {_BY_HAND}",
+            "must attend by scaled_dot_product_attention or by softmax of products, got "
+            f"{type(model).__name__}, in which no such call was found. Load a model of "
+            f"transformers with attn_implementation='eager'. {_BY_HAND}",
         )
     return calls
 

@@ -140,7 +140,7 @@ def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
         raise ArgumentError(
             "window",
             f"must exceed twice the {kept} tokens that are kept or paid for by moments, "
-            f"got {length}. Give a longer window or a smaller `recent`.",
+            f"got {length}. Pass a longer window or a smaller `recent`.",
         )
     return np.arange(length - 1, first - 1, -every)[::-1]
 

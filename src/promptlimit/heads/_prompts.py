@@ -136,7 +136,7 @@ def prompts_of(
     if prompts.length < 8:
         raise ArgumentError(
             "model",
-            f"must be heads over at least 8 tokens, got {prompts.length}. Give a longer prompt.",
+            f"must be heads over at least 8 tokens, got {prompts.length}. Pass a longer prompt.",
         )
     return prompts
 
@@ -244,14 +244,14 @@ def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
                 raise ArgumentError(
                     "heads",
                     f"must be {counts} in every layer, got {len(layer)} in layer {place}. "
-                    "Give the layers that agree as lists.",
+                    "Pass only layers that agree.",
                 )
             for head in layer:
                 if _form(head) != _form(first):
                     raise ArgumentError(
                         "heads",
                         f"must be alike, got {_form(first)} in layer 0 and {_form(head)} in layer "
-                        f"{place} of prompt {number}. Give the layers that agree as lists.",
+                        f"{place} of prompt {number}. Pass only layers that agree.",
                     )
     return first
 
@@ -330,7 +330,7 @@ def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
         raise ArgumentError(
             "text_or_ids",
             f"must fill a window of {window} tokens, got {len(ids)} tokens. "
-            "Give more text or a smaller window.",
+            "Pass more text or a smaller window.",
         )
     return np.asarray(ids[: count * room], np.int64).reshape(count, room)
 

@@ -1,4 +1,4 @@
-r"""What a law of prompts provides: its cumulants, its limit and samples.
+r"""The interface of a law of prompts: its cumulants, its limit and samples.
 
 With $x_l=e^{s_l+u}$ and $y_l=Vz_l-T$ for the tokens $z_l$ of a prompt,
 
@@ -25,13 +25,13 @@ __all__ = ["AbstractPrompt", "Cumulants", "Leading", "Readout"]
 
 @dataclasses.dataclass(frozen=True)
 class Readout:
-    r"""One softmax head at one query: what it reads of tokens.
+    r"""One softmax head at one query, with the functions of tokens that it depends on.
 
     Attributes:
         tilt: $t$, so that a token has the score $\langle t,z\rangle$, [d].
         value: $V$, [e, d].
         limit: $T$, the output over an infinite prompt, [e].
-        origin: the score from which scores are measured.
+        origin: a number that is subtracted from all scores.
     """
 
     tilt: Array
@@ -40,7 +40,7 @@ class Readout:
     origin: float
 
     def scores(self, tokens: Array) -> Array:
-        r"""Return $s=\langle t,z\rangle$ from the origin, [...], of tokens [..., d]."""
+        r"""Return $s=\langle t,z\rangle$ minus the origin, [...], of tokens [..., d]."""
         return tokens @ self.tilt - self.origin
 
     def powers(self, tokens: Array, u: Array) -> Array:
@@ -64,9 +64,9 @@ class Leading:
     r"""Constants of the leading order in 1/L.
 
     Attributes:
-        bias: of $L(E\,T_L-T)$, [e].
-        cov: of $L\,\mathrm{Cov}\,T_L$, [e, e].
-        participation: of $L\,E\,S_2$.
+        bias: the limit of $L(E\,T_L-T)$, [e].
+        cov: the limit of $L\,\mathrm{Cov}\,T_L$, [e, e].
+        participation: the limit of $L\,E\,S_2$.
     """
 
     bias: Array
@@ -77,8 +77,8 @@ class Leading:
 class AbstractPrompt(eqx.Module):
     """The law of L tokens that need not be independent.
 
-    A subclass with the first three members can be simulated. `cumulants` makes its moments exact
-    at every length, `leading` adds the leading order in 1/L.
+    A subclass that defines `dim`, `token_law` and `sample` can be simulated. With `cumulants` its
+    moments are exact at every length; `leading` adds the leading order in 1/L.
     """
 
     @property
@@ -99,14 +99,14 @@ class AbstractPrompt(eqx.Module):
         r"""Return $k_0$, $k_1$ and $k_2$ for several lengths.
 
         Args:
-            head: reads scores, values and features of tokens.
+            head: computes scores, values and features of tokens.
             u: evenly spaced nodes, [u].
             lengths: L, finite, [n].
         """
         raise NotImplementedError
 
     def obstacle(self, tilt: Array) -> str | None:  # noqa: ARG002
-        """Return why there are no exact moments at a tilt; None if there are."""
+        """Return why exact moments are not available at a tilt; None if they are."""
         if type(self).cumulants is AbstractPrompt.cumulants:
             return f"{type(self).__name__} does not implement `cumulants`"
         return None
@@ -122,7 +122,7 @@ class AbstractPrompt(eqx.Module):
         return low, high
 
     def score_range(self, head: Readout) -> tuple[float, float]:
-        """Return the least and the largest score of a token, from the origin."""
+        """Return the smallest and the largest score of a token, minus the origin."""
         raise NotImplementedError
 
     def leading(self, head: Readout) -> Leading | None:  # noqa: ARG002

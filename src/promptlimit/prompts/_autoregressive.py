@@ -17,7 +17,7 @@ from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Walk
 from promptlimit.weights import LARGEST_EXPONENT, Cumulants
 
 _REACH = 8.5
-"""Standard deviations that the nodes reach beyond the tilted law."""
+"""The number of standard deviations by which the nodes extend beyond the tilted law."""
 
 _LEAST_SHARPNESS = 1e-3
 _MOST_NODES = 130
@@ -26,10 +26,10 @@ _MOST_NODES = 130
 class AutoregressiveGaussian(AbstractPrompt):
     r"""Gaussian tokens $N(m,\Gamma)$ with $\mathrm{Cov}(z_k,z_l)=a^{|k-l|}\Gamma$.
 
-    The coordinate of a token along the tilt is a Gaussian chain, exact on the nodes of a
+    The coordinates of tokens along the tilt form a Gaussian chain, which is exact on the nodes of a
     trapezoidal rule. The other coordinates are independent of the weights and have $E\,p'\rho p$,
-    $\rho_{kl}=a^{|k-l|}$, in place of $E\,S_2$. Sharp scores need many nodes: seconds at
-    sharpness 1, exact up to a sharpness of about 2.
+    $\rho_{kl}=a^{|k-l|}$, in place of $E\,S_2$. Sharp scores need many nodes: exact moments take
+    seconds at sharpness 1 and are available up to a sharpness of about 2.
 
     Args:
         mean: $m$, shape `[d]`.
@@ -80,7 +80,7 @@ class AutoregressiveGaussian(AbstractPrompt):
         return self.mean[None] + jnp.concatenate([fresh[:1], later])
 
     def obstacle(self, tilt: Array) -> str | None:
-        """Return why there are no exact moments at a tilt; None if there are."""
+        """Return why exact moments are not available at a tilt; None if they are."""
         sharpness = self._sharpness(tilt)
         if sharpness < _LEAST_SHARPNESS:
             return f"the sharpness {sharpness:.3g} of the scores is below {_LEAST_SHARPNESS:g}"
@@ -151,7 +151,7 @@ class AutoregressiveGaussian(AbstractPrompt):
 
 
 def _assembled(second: Array, across: Array, pull: Array, spread: Array) -> Array:
-    """Return the second cumulants of all values from those along the tilt and across it."""
+    """Return the second cumulants of all values from those along and orthogonal to the tilt."""
     size = pull.size
     whole = np.empty((*second.shape[:2], size + 1, size + 1))
     along = second[..., 0, 0, None, None] * np.outer(pull, pull)

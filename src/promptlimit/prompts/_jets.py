@@ -32,7 +32,7 @@ class Jet:
 
     @staticmethod
     def still(value: Array, directions: int) -> "Jet":
-        """Return matrices whose derivatives in so many directions are zero."""
+        """Return matrices whose derivatives in a given number of directions are zero."""
         pairs = (directions - 1,) * 2
         return Jet(value, np.zeros((directions, *value.shape)), np.zeros((*pairs, *value.shape)))
 

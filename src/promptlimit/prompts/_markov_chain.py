@@ -31,16 +31,16 @@ from promptlimit.weights import Cumulants
 class MarkovChain(AbstractPrompt):
     r"""Tokens along a Markov chain: $z_l$ belongs to state $i_l$, or to the step $i_{l-1}\to i_l$.
 
-    The limit depends on the stationary law $\pi$ alone. Exact at every length: powers of the
-    matrix $P_{ij}e^{-x_j}$, or its largest eigenvalue for long prompts. A chain that is periodic
-    has a limit too, by the ergodic theorem.
+    The limit depends only on the stationary law $\pi$; by the ergodic theorem it also exists for a
+    periodic chain. Moments are exact at every length, from powers of the matrix $P_{ij}e^{-x_j}$
+    or, for long prompts, from its largest eigenvalue.
 
     Args:
         tokens: one for each state, shape `[n, d]`, or for each transition, `[n, n, d]`.
         transitions: $P$, shape `[n, n]`, with rows that sum to one.
         start: the first state, or its probabilities `[n]`; the stationary law when None. With
             tokens on transitions the first state has no token.
-        end: the last state, to which prompts are conditioned; any state when None.
+        end: the last state, on which prompts are conditioned; any state when None.
 
     >>> import promptlimit as pl
     >>> chain = pl.MarkovChain([[0.0], [1.0]], [[0.9, 0.1], [0.3, 0.7]])

@@ -23,18 +23,18 @@ _SCORES_THAT_COUNT = 45.0
 
 
 class Prompt(eqx.Module):
-    r"""L random tokens and tokens that are in every prompt.
+    r"""L random tokens, and known tokens that are in every prompt.
 
-    The weights of a softmax head are proportional to $e^{s}$, where a random token at distance j
-    from the end has the score $s=\langle t,z\rangle+o-mj$ with `offset` o and `slope` m, a fixed
-    token $s=\langle t,z\rangle$, and a sink its own score and the value zero.
+    The weights of a softmax head are proportional to $e^{s}$. A random token at distance j from the
+    end has the score $s=\langle t,z\rangle+o-mj$ with `offset` o and `slope` m. A known token has
+    the score $s=\langle t,z\rangle$. A sink has a given score, and its value is zero.
 
     Args:
-        law: of the random tokens: a measure, or a prompt such as `MarkovChain`.
-        fixed: tokens of every prompt, such as a first token or a needle, shape `[k, d]`.
+        law: the law of the random tokens: a measure, or a law of prompts such as `MarkovChain`.
+        fixed: the known tokens, such as a first token or a needle, shape `[k, d]`.
         sinks: scores of tokens whose value is zero, shape `[k]`.
-        offset: added to the scores of random tokens.
-        slope: of ALiBi, at least 0: how much the score falls per position.
+        offset: a number that is added to the scores of random tokens.
+        slope: the slope of ALiBi, at least 0, by which the score falls per position.
 
     >>> import promptlimit as pl
     >>> head = pl.SoftmaxAttention([[1.0]], [[1.0]])
@@ -92,7 +92,7 @@ class Prompt(eqx.Module):
 
     @property
     def process(self) -> AbstractPrompt | None:
-        """The law of the random tokens where they are not independent."""
+        """The law of the random tokens if they are not independent; otherwise None."""
         return self.law if isinstance(self.law, AbstractPrompt) else None
 
     @property
@@ -102,7 +102,7 @@ class Prompt(eqx.Module):
 
     @property
     def extras(self) -> str:
-        """What the prompt has besides random tokens, in words; empty for nothing."""
+        """A description of what the prompt has in addition to random tokens; may be empty."""
         parts = {
             "known tokens": self.fixed is not None,
             "sinks": self.sinks is not None,
@@ -113,7 +113,7 @@ class Prompt(eqx.Module):
 
     @property
     def words(self) -> str:
-        """What the prompt has besides independent tokens, in words; empty for nothing."""
+        """A description of how the prompt differs from independent tokens; may be empty."""
         process = f"tokens of a {type(self.law).__name__}" if self.process is not None else ""
         return ", ".join(filter(None, [process, self.extras]))
 
@@ -123,7 +123,7 @@ class Prompt(eqx.Module):
         return self.process is None or self.process.is_nested
 
     def positions_that_count(self, lengths: np.ndarray) -> np.ndarray:
-        r"""Return lengths cut where a slope m leaves a share of $e^{-45}$ to earlier positions."""
+        r"""Return lengths, cut where earlier positions have a weight below $e^{-45}$ in total."""
         if self.slope == 0.0:
             return lengths
         most = math.ceil((_SCORES_THAT_COUNT - math.log(min(self.slope, 1.0))) / self.slope) + 1.0
@@ -134,16 +134,16 @@ class Prompt(eqx.Module):
         return self.law.sample(length, key=key)
 
     def offsets(self, length: int) -> Float[Array, " length"]:
-        """Return what is added to the scores of the random tokens."""
+        """Return the numbers that are added to the scores of the random tokens."""
         return self.offset - self.slope * jnp.arange(length - 1, -1, -1, dtype=float)
 
 
 PromptLaw: TypeAlias = AbstractMeasure | AbstractPrompt | Prompt
-"""What may be the law of a prompt: a measure stands for independent tokens."""
+"""A law of prompts: a measure for independent tokens, or a prompt class."""
 
 
 def as_prompt(name: str, law: object) -> Prompt:
-    """Return the law of a prompt as a `Prompt`, or refuse what is not one."""
+    """Return a law of prompts as a `Prompt`, or raise an error for another object."""
     if isinstance(law, Prompt):
         return law
     if not isinstance(law, AbstractMeasure | AbstractPrompt):

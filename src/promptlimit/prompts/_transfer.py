@@ -1,6 +1,6 @@
 r"""Cumulants of prompts along a finite Markov chain, by powers of its transfer matrix.
 
-A token sits on each transition: with transitions P and $x_{ij}$, $y_{ij}$ on the one from i to j,
+Each transition has a token: with transitions P and $x_{ij}$, $y_{ij}$ for the one from i to j,
 
     Psi = r M^m c,   M_ij = P_ij exp(-x_ij (1 - <a, y_ij>)),
 
@@ -23,7 +23,7 @@ from promptlimit.prompts._jets import Jet
 from promptlimit.weights import EPSILON, NEGLIGIBLE, Cumulants
 
 ENTRIES_AT_ONCE = 2**22
-"""Entries of a jet of matrices that are computed at a time."""
+"""The number of entries of a jet of matrices that are computed at a time."""
 
 _MOST_SQUARINGS = 12
 """Chains that need more than 2**11 steps to mix are always computed by powers."""
@@ -116,7 +116,7 @@ class Walk:
     steps: Array
 
     def cumulants(self) -> Cumulants:
-        """Return the cumulants, by the largest eigenvalue where it is enough."""
+        """Return the cumulants, from the largest eigenvalue if the others are negligible."""
         matrix = self.chain.matrices(self.x, self.y)
         whole = _with_one(matrix)
         mixing, right, left = _dominant(whole.value, float(self.steps.max()))

@@ -57,8 +57,8 @@ def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, 
     if isinstance(content, np.ndarray):
         if not separator:
             raise InputFileError(
-                f"{path} holds one array without a name. Write NAME={path}, for example "
-                f"query={path}."
+                f"{path} must hold named arrays, got one array without a name. Write NAME={path}, "
+                f"for example query={path}."
             )
         return {name: content}
     if not separator:

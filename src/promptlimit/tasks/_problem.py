@@ -276,14 +276,14 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
     if attention.token_dim != task.token_dim:
         raise ArgumentError(
             name,
-            f"must take tokens of dimension {task.token_dim} (what the task's prompts "
-            f"hold), got {attention.token_dim}.",
+            f"must take tokens of dimension {task.token_dim} (that of the task's tokens), got "
+            f"{attention.token_dim}.",
         )
     if attention.query_dim != task.query_dim:
         raise ArgumentError(
             name,
-            f"must take queries of dimension {task.query_dim} (what the task's `query_of` "
-            f"leaves of a token), got {attention.query_dim}.",
+            f"must take queries of dimension {task.query_dim} (that of the task's queries), got "
+            f"{attention.query_dim}.",
         )
 
 

@@ -104,9 +104,9 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
     reached = value + 4.0 * error + _ROUNDING * abs(floor)
     if not (error <= _UNRELIABLE * abs(value) and reached >= floor):
         raise AccuracyError(
-            f"The points give {value:.4g} with an error of {error:.2g}, which is not "
-            f"reliable (at least {floor:.4g}, within {100 * _UNRELIABLE:.0f}%): a few queries "
-            "decide it. Raise `points`, or pass kind='estimate' with a key.",
+            f"The risk must be at least {floor:.4g}, with a relative error of at most "
+            f"{100 * _UNRELIABLE:.0f}%, got {value:.4g} with an error of {error:.2g}: rare queries "
+            "determine it. Pass more `points`, or kind='estimate' with a key.",
             argument="points",
         )
     return found._replace(value=max(value, floor))

@@ -310,5 +310,5 @@ def require_regression(task: object) -> None:
         raise ArgumentError(
             "task",
             f"must be a LinearRegression, got {type(task).__name__}. "
-            "`risk` and `risk_gradient` simulate other tasks where they get a key.",
+            "`risk` and `risk_gradient` simulate other tasks if a key is given.",
         )
