@@ -1,6 +1,7 @@
 """The site: built strictly, once, and opened in a real browser from disk."""
 
 import ast
+import base64
 import contextlib
 import importlib
 import json
@@ -89,6 +90,51 @@ def test_every_tutorial_shows_what_it_prints_and_draws(site: Path) -> None:
         text = (site / "tutorials" / f"{tutorial.stem}.html").read_text(encoding="utf-8")
         assert 'class="language-text highlight"' in text, tutorial
         assert '<div class="drawing"><svg' in text, tutorial
+
+
+def _notebook(site: Path, tutorial: Path) -> dict[str, Any]:
+    return json.loads((site / "notebooks" / f"{tutorial.stem}.ipynb").read_text(encoding="utf-8"))
+
+
+def _code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_every_tutorial_links_its_notebook_with_the_same_code_and_output(site: Path) -> None:
+    for tutorial in TUTORIALS:
+        page = (site / "tutorials" / f"{tutorial.stem}.html").read_text(encoding="utf-8")
+        assert re.search(rf'<a [^>]*href="\.\./notebooks/{tutorial.stem}\.ipynb"', page), tutorial
+        notebook = _notebook(site, tutorial)
+        assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+        code = _code_cells(notebook)
+        blocks = re.findall(r"(?m)^```(?:python|console)\b", tutorial.read_text(encoding="utf-8"))
+        assert len(code) == len(blocks) > 2
+        outputs = [output for cell in code for output in cell["outputs"]]
+        assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
+        assert sum("data" in output for output in outputs) == page.count('<div class="drawing">')
+        for output in outputs:
+            if "data" in output:
+                assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
+        texts = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+        links = re.findall(r"\]\(([^)#]+)", "\n".join(texts))
+        assert [link for link in links if not (site / "notebooks" / link).exists()] == []
+
+
+def test_a_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(
+    site: Path, tmp_path: Path
+) -> None:
+    cells = _code_cells(_notebook(site, TUTORIALS[0]))
+    shown = [output.get("text", "") for cell in cells for output in cell["outputs"]]
+    script = tmp_path / "notebook.py"
+    script.write_text("\n\n".join(cell["source"] for cell in cells), encoding="utf-8")
+    process = subprocess.run(
+        [sys.executable, str(script)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MPLBACKEND": "agg"},
+    )
+    assert process.stdout == "".join(shown)
 
 
 def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -> None:
@@ -205,6 +251,7 @@ def test_a_tutorial_shows_what_its_blocks_print_and_draw_and_fails_with_one_of_t
     draws = "import matplotlib.pyplot as plt\nplt.plot([number, 1])\n"
     page = f"# A\n\n```python\nnumber = 4\nprint(number)\n```\n\nB\n\n```python\n{draws}```\n"
     shown = tutorials.page_with_output(page, "tutorials/a.md")
+    assert shown.startswith("# A\n\n[Download this tutorial as a notebook](../notebooks/a.ipynb)")
     assert "print(number)\n```\n\n```text\n4\n```\n\nB\n" in shown
     assert re.search(r'\]\)\n```\n\n<div class="drawing"><svg [^`]*</svg>\s*</div>\n$', shown)
     monkeypatch.setattr(tutorials, "_outputs", lambda *_: pytest.fail("it was run again"))
@@ -212,6 +259,34 @@ def test_a_tutorial_shows_what_its_blocks_print_and_draw_and_fails_with_one_of_t
     monkeypatch.undo()
     with pytest.raises(PluginError, match=r"(?s)^tutorials/a\.md fails:.*ZeroDivisionError"):
         tutorials._outputs([("python", "", "1 / 0\n")], "tutorials/a.md")
+
+
+def test_a_notebook_writes_files_runs_commands_and_links_to_the_site(
+    hook: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tutorials = hook("tutorials")
+    monkeypatch.setattr(tutorials, "_STORE", tmp_path / "store")
+    page = (
+        "# A\n\n[B](b.md), [C](../c.md#d)\n\n"
+        '```python title="mine.py"\nnumber = 4\n```\n'
+        "```python\nimport mine\nprint(mine.number)\n```\n"
+        "E\n\n```console\n$ echo one\n$ echo two\n```\n"
+    )
+    cells = json.loads(tutorials.notebook(page, "tutorials/a.md"))["cells"]
+    assert [cell["source"] for cell in cells] == [
+        "# A\n\n[B](../tutorials/b.html), [C](../c.html#d)",
+        "%%writefile mine.py\nnumber = 4",
+        "import mine\nprint(mine.number)",
+        "E",
+        "!echo one\n!echo two",
+    ]
+    stream = {"output_type": "stream", "name": "stdout"}
+    assert [cell["outputs"] for cell in cells if cell["cell_type"] == "code"] == [
+        [],
+        [stream | {"text": "4\n"}],
+        [stream | {"text": "one\ntwo\n"}],
+    ]
+    assert len({cell["id"] for cell in cells}) == len(cells)
 
 
 def test_examples_of_docstrings_are_fenced(hook: Callable[[str], Any]) -> None:

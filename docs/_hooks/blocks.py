@@ -5,6 +5,7 @@ or commands for the console.
 """
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -25,12 +26,12 @@ import matplotlib.pyplot as plt
 mpl.rcParams |= {"svg.hashsalt": "promptlimit", "figure.figsize": (7.0, 3.9)}
 
 
-def _output(language: str, title: str, code: str, names: dict[str, Any]) -> str:
-    """Run a block; return its output and figures as Markdown."""
+def _output(language: str, title: str, code: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a block; return the text that it prints and its figures, as SVG and as PNG in base64."""
     if title:
         Path(title).parent.mkdir(parents=True, exist_ok=True)
         Path(title).write_text(code, "utf-8")
-        return ""
+        return {"text": "", "figures": []}
     printed = io.StringIO()
     if language == "console":
         for line in code.splitlines():
@@ -40,8 +41,7 @@ def _output(language: str, title: str, code: str, names: dict[str, Any]) -> str:
         with contextlib.redirect_stdout(printed):
             value = _run(code, names)
         figures = [value] if isinstance(value, Figure) else []
-    text = printed.getvalue().rstrip()
-    return (f"\n```text\n{text}\n```\n" if text else "") + _drawings(figures)
+    return {"text": printed.getvalue().rstrip(), "figures": _drawings(figures)}
 
 
 def _run(code: str, names: dict[str, Any]) -> object:
@@ -70,17 +70,24 @@ def _printed_by_command(command: str) -> str:
     return process.stdout
 
 
-def _drawings(figures: list[Figure]) -> str:
-    """Return the given and all open figures as SVG; close them."""
+def _drawings(figures: list[Figure]) -> list[dict[str, str]]:
+    """Return the given and all open figures as SVG and PNG; close them."""
     opened = [plt.figure(number) for number in plt.get_fignums()]
-    drawings = []
-    for figure in dict.fromkeys((*opened, *figures)):
-        file = io.StringIO()
-        figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
-        text = file.getvalue()
-        drawings.append(f'\n<div class="drawing">{text[text.index("<svg") :]}</div>\n')
+    drawings = [
+        {
+            "svg": _saved(figure, "svg", metadata={"Date": None}).decode(),
+            "png": base64.b64encode(_saved(figure, "png", dpi=100)).decode(),
+        }
+        for figure in dict.fromkeys((*opened, *figures))
+    ]
     plt.close("all")
-    return "".join(drawings)
+    return drawings
+
+
+def _saved(figure: Figure, suffix: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format=suffix, bbox_inches="tight", **options)
+    return file.getvalue()
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Parts of the site that mkdocs does not build itself.
 
-These are reference pages from docstrings, tutorials with the output of their code, rendered
-formulas, the map of the packages and the explorer. An error in any of them fails the build.
+These are reference pages from docstrings, tutorials with the output of their code and their
+notebooks, rendered formulas, the map of the packages and the explorer. An error in any of them
+fails the build.
 """
 
 import re
@@ -48,6 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     texts = reference.pages(Path(config.docs_dir)) | {
         name.lower(): _text_inside_docs((_ROOT / name).read_text("utf-8")) for name in _PROJECT
     }
+    for page in tutorials.navigation(Path(config.docs_dir)):
+        text = (Path(config.docs_dir) / page).read_text("utf-8")
+        texts[tutorials.notebook_address(page)] = tutorials.notebook(text, page)
     for address, text in texts.items():
         files.append(File.generated(config, address, content=text))
     files.append(File.generated(config, "explorer.html", content=explorer_page()))

@@ -2,7 +2,8 @@
 
 A tutorial is a page of Markdown. Its Python blocks share one process in an empty folder. A block
 with a title is written there as a file, and a console block is run line by line. A block that
-fails, fails the build. Outputs are stored and reused until the page or the package changes.
+fails, fails the build. Outputs are stored and reused until the page or the package changes. Each
+tutorial is also written as an executed notebook.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from mkdocs.exceptions import PluginError
 
@@ -23,6 +25,11 @@ _BLOCK = re.compile(
 )
 Block = tuple[str, str, str]
 """The language of a block, its file name or "", and its text."""
+
+Output = dict[str, Any]
+"""What a block prints, "text", and draws, "figures": each as "svg", and as "png" in base64."""
+
+_LINK = re.compile(r"\]\((?P<page>[\w./-]+)\.md(?P<anchor>#[\w-]+)?\)")
 
 _ROOT = Path(__file__).parents[2]
 _RUNNER = Path(__file__).with_name("blocks.py")
@@ -37,12 +44,81 @@ def navigation(docs: Path) -> list[str]:
 
 
 def page_with_output(markdown: str, page: str) -> str:
-    """Return the page with the output of its code."""
+    """Return the page with the output of its code, and a link to its notebook below the title."""
     blocks = blocks_of(markdown)
     if not blocks:
         return markdown
     outputs = iter(_stored_outputs(blocks, page))
-    return _BLOCK.sub(lambda match: match[0] + next(outputs), markdown)
+    shown = _BLOCK.sub(lambda match: match[0] + _markdown(next(outputs)), markdown)
+    title, _, rest = shown.partition("\n")
+    link = f"[Download this tutorial as a notebook](../{notebook_address(page)}){{ download }}"
+    return f"{title}\n\n{link}\n{rest}"
+
+
+def notebook_address(page: str) -> str:
+    """Return the address of the notebook of a page: `notebooks/a.ipynb` of `tutorials/a.md`."""
+    return f"notebooks/{Path(page).stem}.ipynb"
+
+
+def notebook(markdown: str, page: str) -> str:
+    """Return a page as a notebook in Jupyter's format 4.5, with the output of its code."""
+    outputs = iter(_stored_outputs(blocks_of(markdown), page))
+    cells: list[dict[str, Any]] = []
+    end = 0
+    for count, match in enumerate(_BLOCK.finditer(markdown), start=1):
+        cells += _text_cells(markdown[end : match.start()])
+        cells.append(
+            {
+                "cell_type": "code",
+                "execution_count": count,
+                "source": _cell_source(match),
+                "outputs": _cell_outputs(next(outputs)),
+            }
+        )
+        end = match.end()
+    cells += _text_cells(markdown[end:])
+    named = [{"id": f"cell-{i}", "metadata": {}, **cell} for i, cell in enumerate(cells)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return json.dumps(
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": named}, indent=1
+    )
+
+
+def _markdown(output: Output) -> str:
+    """Return the output of a block as it is shown on the page."""
+    text = f"\n```text\n{output['text']}\n```\n" if output["text"] else ""
+    drawings = [figure["svg"][figure["svg"].index("<svg") :] for figure in output["figures"]]
+    return text + "".join(f'\n<div class="drawing">{svg}</div>\n' for svg in drawings)
+
+
+def _text_cells(text: str) -> list[dict[str, Any]]:
+    """Return one cell, or none for blank text; links lead to the pages of the site."""
+    linked = _LINK.sub(_link_from_notebooks, text.strip())
+    return [{"cell_type": "markdown", "source": linked}] if linked else []
+
+
+def _link_from_notebooks(match: re.Match[str]) -> str:
+    folder = "" if match["page"].startswith("../") else "../tutorials/"
+    return f"]({folder}{match['page']}.html{match['anchor'] or ''})"
+
+
+def _cell_source(match: re.Match[str]) -> str:
+    """Return the code of a block as IPython runs it: files and commands have their own syntax."""
+    code = match["code"].rstrip("\n")
+    if match["title"]:
+        return f"%%writefile {match['title']}\n{code}"
+    return re.sub(r"(?m)^\$ ", "!", code) if match["language"] == "console" else code
+
+
+def _cell_outputs(output: Output) -> list[dict[str, Any]]:
+    """Return text and figures; PNG because Jupyter does not show SVG of downloaded notebooks."""
+    text = {"output_type": "stream", "name": "stdout", "text": output["text"] + "\n"}
+    figures = [
+        {"output_type": "display_data", "data": {"image/png": figure["png"]}, "metadata": {}}
+        for figure in output["figures"]
+    ]
+    return [text, *figures] if output["text"] else figures
 
 
 def blocks_of(markdown: str) -> list[Block]:
@@ -53,7 +129,7 @@ def blocks_of(markdown: str) -> list[Block]:
     ]
 
 
-def _stored_outputs(blocks: list[Block], page: str) -> list[str]:
+def _stored_outputs(blocks: list[Block], page: str) -> list[Output]:
     """Return the outputs of the blocks, from the store if they were run before."""
     stored = _STORE / f"{_hash(blocks)}.json"
     if not stored.exists():
@@ -66,7 +142,7 @@ def _stored_outputs(blocks: list[Block], page: str) -> list[str]:
     return json.loads(stored.read_text("utf-8"))
 
 
-def _outputs(blocks: list[Block], page: str) -> list[str]:
+def _outputs(blocks: list[Block], page: str) -> list[Output]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         process = subprocess.run(

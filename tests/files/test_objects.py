@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,9 @@ BUILT = {
     "discrimination": lambda: pl.Discrimination(ROTATION, [0.6, 0.4], np.eye(2)),
     "plan": lambda: pl.TrainingPlan(steps=9, learning_rate=THIRD, record=(0, 3, 9)),
     "flow plan": lambda: pl.dynamics.FlowPlan([0.0, THIRD, math.inf], rtol=1e-9, points=512),
+    "captured": lambda: pl.heads.CapturedHeads(
+        [[[pl.heads.Head([[THIRD]], [[1.0], [2.0]], [[1.0], [THIRD]])]]]
+    ),
     "gap": lambda: pl.output_gap(_head(), _law(), [[1.0, 2.0]], [10, np.inf]),
     "exponent": lambda: pl.gap_exponent(_head(), _law(), _law()),
     "length": lambda: pl.required_length(_head(), _law(), [[1.0, 2.0]], 0.1),
@@ -105,6 +109,32 @@ def test_objects_come_back_with_the_same_bits(name: str, double: bool, tmp_path:
         pl.save(tmp_path / "object.npz", built)
     same(pl.load(tmp_path / "object.npz"), built)
     assert list(tmp_path.iterdir()) == [tmp_path / "object.npz"]
+
+
+def parts_of(obj: Any) -> Iterator[Any]:
+    """Yield an object and all objects inside it."""
+    yield obj
+    if dataclasses.is_dataclass(obj):
+        inside = [getattr(obj, field.name) for field in dataclasses.fields(obj)]
+    else:
+        inside = obj if isinstance(obj, tuple | list) else ()
+    for part in inside:
+        yield from parts_of(part)
+
+
+def test_every_public_class_that_users_construct_is_among_the_examples() -> None:
+    tried = {type(part) for build in BUILT.values() for part in parts_of(build())}
+    packages = {"measures", "prompts", "attention", "tasks", "dynamics", "heads"}
+    public = {
+        member
+        for member in (getattr(pl, name) for name in dir(pl))
+        if isinstance(member, type)
+        and member.__module__.split(".")[1] in packages
+        and not member.__name__.startswith("Abstract")
+        and not issubclass(member, Exception)
+    }
+    assert len(public) > 20
+    assert public - tried == set()
 
 
 @pl.files.savable
