@@ -1,6 +1,7 @@
 """Self-normalised importance sampling between Gaussians: reference values, identities, draws."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,6 @@ def test_equal_proposal_and_target_are_plain_averages() -> None:
 )
 def test_wrong_arguments_are_refused(arguments: dict, words: str) -> None:
     law = pl.Gaussian([0.0], STANDARD)
-    given = {"proposal": law, "target": law, "lengths": 10} | arguments
+    given: dict[str, Any] = {"proposal": law, "target": law, "lengths": 10} | arguments
     with pytest.raises(ValueError, match=words):
         importance_sampling(**given)

@@ -85,7 +85,7 @@ def test_sobol_points_cover_the_average_over_two_symbols(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "_MOST_EXACT", 1)
     found = task.bayes_risk(20, points=64)
     assert found.error > 0.0
-    assert abs(found.value - exact) < 4.0 * found.error
+    assert np.abs(found.value - exact) < 4.0 * found.error
 
 
 def test_simulated_prompts_have_this_risk() -> None:

@@ -14,6 +14,8 @@ from promptlimit.errors import ArgumentError, InputFileError
 if TYPE_CHECKING:
     import numpy as np
 
+    from promptlimit.measures import Gaussian
+
 _NEEDED = ("proposal_cov", "target_cov")
 _OPTIONAL = ("proposal_mean", "target_mean", "functions")
 
@@ -82,7 +84,7 @@ def _arrays(path: Path) -> "dict[str, np.ndarray]":
 _EXAMPLE = 'a file may hold {"proposal_cov": [[2.25]], "target_cov": [[1]], "target_mean": [0.5]}'
 
 
-def _gaussian(arrays: "dict[str, np.ndarray]", role: str) -> "object":
+def _gaussian(arrays: "dict[str, np.ndarray]", role: str) -> "Gaussian":
     """Return the proposal or the target; errors name the array in the file."""
     import numpy as np
 

@@ -240,7 +240,7 @@ class _QuadraticRay(AbstractRayTransform):
 
 
 def _inverse(name: str, law: Gaussian) -> HostArray:
-    return np.linalg.inv(_positive(name, as_float64(law.covariance)))
+    return as_float64(np.linalg.inv(_positive(name, as_float64(law.covariance))))
 
 
 def _positive(name: str, cov: HostArray) -> HostArray:

@@ -1,5 +1,6 @@
 """Prompts drawn from a list without replacement."""
 
+import dataclasses
 import math
 
 import jax
@@ -13,9 +14,13 @@ from promptlimit._inputs import float_array
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.prompts._abstract import AbstractPrompt, Readout
-from promptlimit.weights import EPSILON, Cumulants
+from promptlimit.weights import EPSILON, NEGLIGIBLE, Cumulants
 
-_ENTRIES_AT_ONCE = 2**22
+_ENTRIES_AT_ONCE = 2**20
+_NODES_AT_ONCE = 16
+"""Neighbouring nodes u need about the same angles."""
+
+_USUAL_ANGLES = 32
 
 
 class WithoutReplacement(AbstractPrompt):
@@ -87,7 +92,7 @@ def _cumulants(head: Readout, tokens: Array, u: Array, length: int) -> tuple[Arr
         first = np.einsum("ui,fui->uf", x, y)
         first[:, : len(y) - 2] = 0.0  # the limit itself
         return -x.sum(axis=1), first, np.zeros((u.size, len(y) - 1, len(y) - 1))
-    block = max(1, _ENTRIES_AT_ONCE // (len(tokens) * (32 + 5 * math.isqrt(length))))
+    block = max(1, min(_NODES_AT_ONCE, _ENTRIES_AT_ONCE // (_USUAL_ANGLES * len(tokens))))
     parts = [
         _at_nodes(head.features(tokens, some), some, length)
         for some in (x[start : start + block] for start in range(0, u.size, block))
@@ -106,9 +111,9 @@ def _at_nodes(y: Array, x: Array, length: int) -> tuple[Array, Array, Array]:
     log_radius = _saddle(x, length)
     flat = np.zeros((1, x.shape[1]))
     log_flat = np.array([[math.log(share / (1.0 - share))]])
-    angle = _angles(_included(log_radius - x), _included(log_flat - flat))
-    log_psi, mean, inclusion = _over_angles(x, log_radius, angle, length)
-    log_flat, *_ = _over_angles(flat, log_flat, angle, length)
+    angles = _Angles.of(_included(log_radius - x))
+    log_psi, mean, inclusion = _over_angles(x, log_radius, angles, length)
+    log_flat, *_ = _over_angles(flat, log_flat, _Angles.of(_included(log_flat - flat)), length)
     terms, values = np.moveaxis(x * y, 0, -1), len(y) - 2
     first = inclusion @ terms
     first[..., :values] = (inclusion - share) @ terms[..., :values]
@@ -144,14 +149,37 @@ def _saddle(x: Array, length: int) -> Array:
     return found[:, None]
 
 
-def _angles(*inclusions: Array) -> Array:
-    r"""Return evenly spaced angles from 0 to $\pi$, enough for these probabilities."""
-    variance = max(float((q * (1.0 - q)).sum(axis=1).max()) for q in inclusions)
-    return np.linspace(0.0, math.pi, math.ceil(4.5 * math.sqrt(variance)) + 17)
+@dataclasses.dataclass(frozen=True)
+class _Angles:
+    r"""Evenly spaced angles on the half circle, without those whose terms are negligible.
+
+    Attributes:
+        angle: from 0 on, [a].
+        weights: 2 for an angle that stands for its negative too, else 1, [a].
+        count: the number of angles on the whole circle.
+    """
+
+    angle: Array
+    weights: Array
+    count: int
+
+    @staticmethod
+    def of(inclusion: Array) -> "_Angles":
+        r"""Return the angles for some probabilities of inclusion, [u, N].
+
+        With $v=\sum_iq_i(1-q_i)$ the product is at most $e^{-v(1-\cos\theta)}$ in modulus, and
+        $9\sqrt v+32$ angles integrate it.
+        """
+        variance = (inclusion * (1.0 - inclusion)).sum(axis=1)
+        half = math.ceil(4.5 * math.sqrt(float(variance.max()))) + 16
+        angle = np.linspace(0.0, math.pi, half + 1)
+        weights = np.where((angle == 0.0) | (angle == math.pi), 1.0, 2.0)
+        kept = float(variance.min()) * (1.0 - np.cos(angle)) <= NEGLIGIBLE
+        return _Angles(angle[kept], weights[kept], 2 * half)
 
 
 def _over_angles(
-    x: Array, log_radius: Array, angle: Array, length: int
+    x: Array, log_radius: Array, angles: _Angles, length: int
 ) -> tuple[Array, NDArray[np.complex128], NDArray[np.complex128]]:
     r"""Return the logarithm of $[\zeta^L]\prod_i(1+\zeta e^{-x_i})$ as a mean over angles.
 
@@ -159,11 +187,10 @@ def _over_angles(
         The logarithm, [u], the weights of the angles, whose real parts sum to one, [u, a], and the
         inclusion of the tokens given the angle, [u, a, N].
     """
-    q, turn = _included(log_radius - x)[:, None], np.exp(1j * angle)[:, None]
-    both = 1.0 - q + q * turn
-    halves = np.where((angle == 0.0) | (angle == math.pi), 1.0, 2.0)  # angles of both signs
-    terms = halves * np.exp(np.log(both).sum(axis=2) - 1j * length * angle)
+    q, turn = _included(log_radius - x)[:, None], np.exp(1j * angles.angle)[:, None]
+    both = 1.0 + q * (turn - 1.0)
+    terms = angles.weights * np.prod(both, axis=2) * np.exp(-1j * length * angles.angle)
     total = np.real(terms).sum(axis=1, keepdims=True)
     log_odds = np.logaddexp(0.0, log_radius - x).sum(axis=1) - length * log_radius[:, 0]
-    log_sum = log_odds + np.log(np.maximum(total[:, 0], 1e-300) / halves.sum())
+    log_sum = log_odds + np.log(np.maximum(total[:, 0], 1e-300) / angles.count)
     return log_sum, terms / total, q * turn / both

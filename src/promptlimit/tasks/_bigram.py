@@ -12,6 +12,7 @@ as its value, multiplies the functional by $e^{-x_s(1-\langle a,y_s\rangle)}$; a
 and $\kappa=n\alpha$ the head is the posterior mean for Dirichlet($\alpha$) rows.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -282,7 +283,7 @@ def _times(left: _Jet, right: _Jet) -> _Jet:
 
 def _product(left: HostArray, right: HostArray) -> HostArray:
     """Return the product of many small matrices, [i, k, b, u] and [k, j, b, u]."""
-    return sum(left[:, k, None] * right[None, k] for k in range(len(right)))
+    return functools.reduce(np.add, [left[:, k, None] * right[None, k] for k in range(len(right))])
 
 
 def _powered(row: _Jet, matrix: _Jet, count: int) -> _Jet:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.polynomial import legendre
 from scipy.special import ndtr
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, as_float64
 from promptlimit.weights._atoms import Atoms
 from promptlimit.weights._functional import by_rules, nodes_of, rule_error
 from promptlimit.weights._gaussian_law import GaussianLaw
@@ -173,7 +173,7 @@ def _rule() -> tuple[Array, Array, Array]:
     points, weights = legendre.leggauss(_ORDER)
     coefficients = np.linalg.inv(legendre.legvander(points, _ORDER - 1))  # [degree, point]
     primitives = legendre.legint(coefficients, lbnd=-1.0, axis=0)
-    return points, weights, legendre.legval(points, primitives).T
+    return points, weights, as_float64(legendre.legval(points, primitives).T)
 
 
 def _blocks(rows: int, columns: int) -> Iterator[slice]:

@@ -187,7 +187,7 @@ class RayLaw(AbstractScoreLaw):
         points, log_laplace, at_poles = self._axis
         power, allowed = kernel.power, points < kernel.most
         points, log_laplace = points[allowed], log_laplace[allowed]
-        log_size = kernel.log_transform(points + 0j).real + log_laplace
+        log_size = kernel.log_transform(points.astype(np.complex128)).real + log_laplace
         nearest = _nearest_copies(points, log_size, power)
         placed = np.isfinite(nearest).all(axis=0)
         points, log_size, nearest = points[placed], log_size[placed], nearest[:, placed]
