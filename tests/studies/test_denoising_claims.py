@@ -13,6 +13,7 @@ from promptlimit.reporting import render
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.denoisers import figure_law, fitted_excesses, least_gaps
+from promptlimit.studies.mixtures.experts import aligned_parts
 from promptlimit.studies.mixtures.finite_prompts import GatedDirection
 from promptlimit.studies.mixtures.iteration import attractor
 from promptlimit.studies.mixtures.trained_heads import DenoisingTraining, denoising_training
@@ -27,6 +28,11 @@ def module_of(name: str) -> ModuleType:
 
 def evenly_mixed(weights, components):
     return pl.Mixture(np.full(len(components), 1 / len(components)), components)
+
+
+def equal_masses(means, covariances, query):
+    masses, outputs = aligned_parts(means, covariances, query)
+    return np.full_like(masses, masses.mean()), outputs
 
 
 def heads_of_half_the_noise(task):
@@ -49,7 +55,7 @@ def layer_without_residual(task):
     ("name", "function", "planted"),
     [
         ("gated-experts", "Mixture", evenly_mixed),
-        ("any-alignment", "long_prompt", lambda rng, *law: 0.5 + rng.normal(size=(law[-1], 2))),
+        ("any-alignment", "aligned_parts", equal_masses),
         ("two-heads", "bayes_heads", heads_of_half_the_noise),
         ("one-head", "fitted_excesses", functools.partial(fitted_excesses, steps=4)),
         ("linear-stays-above", "limit_excess", lambda *given: 1.65),

@@ -214,10 +214,9 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
     for layer, (matrix, shift) in enumerate(zip(atlas.matrix, atlas.shift, strict=True)):
         tensors[f"layer.{layer}.matrix"] = matrix.astype(np.float32)
         tensors[f"layer.{layer}.shift"] = shift.astype(np.float32)
-    notes = {
-        "format": "np",
-        "model": atlas.model,
-        "map": "answer = matrix @ query + shift, scale of the scores included",
-        "tokens": str(atlas.window * atlas.windows),
-    }
-    write_bytes(Path(path), save(tensors, metadata=notes))
+    note = (
+        f"answer = matrix @ query + shift of the heads of {atlas.model}, scale of the scores "
+        f"included, from {atlas.window * atlas.windows} tokens"
+    )
+    # The package writes several entries in an order that changes from process to process.
+    write_bytes(Path(path), save(tensors, metadata={"map": note}))

@@ -34,5 +34,10 @@ def draw_slope(axis: Axes, x: np.ndarray, y: np.ndarray, exponent: float) -> Non
     ends = np.array([np.sqrt(first * last), last])
     line = 0.3 * value * (ends / last) ** -exponent
     axis.plot(ends, line, color=INK, linewidth=1.0, dashes=(1, 2))
-    place = {"xytext": (-4, -12), "textcoords": "offset points", "ha": "right"}
-    axis.annotate(f"$L^{{-{exponent:.3g}}}$", (ends[0], line[0]), **place)
+    axis.annotate(
+        f"$L^{{-{exponent:.3g}}}$",
+        (ends[0], line[0]),
+        xytext=(-4, -12),
+        textcoords="offset points",
+        ha="right",
+    )

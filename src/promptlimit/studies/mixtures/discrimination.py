@@ -403,14 +403,8 @@ def regular_coordinates(setting: Setting) -> Iterator[Check]:
     still[6:8] = 0.0
     tied = OPPOSITE.jacobian(theta)
     yield at_most(
-        "$d = 2$: $2d + 2$ minus the rank of the derivative",
-        6 - _rank(C1, theta),
-        0.0,
-        basis=_COUNT,
-    )
-    yield at_most(
-        "$d = 3$: $2d + 2$ minus the rank of the derivative",
-        8 - _rank(THREE, larger),
+        "$d = 2, 3$: $2d + 2$ minus the rank of the derivative, the larger of the two",
+        max(6 - _rank(C1, theta), 8 - _rank(THREE, larger)),
         0.0,
         basis=_COUNT,
     )
