@@ -57,6 +57,12 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
     0.327760 0.018249
     """
     require_regression(task)
+    if task.label_dim > 1:
+        raise ArgumentError(
+            "task",
+            f"must have one label, got {task.label_dim}. Follow the flow instead: "
+            "gradient_flow(start, task, math.inf, times).",
+        )
     if not np.array_equal(task.covariance, task.query_covariance):
         raise ArgumentError(
             "task",
