@@ -18,38 +18,48 @@ H = np.array([[0.5, -0.1], [-0.1, 0.8]])
 TASK = pl.LinearRegression(S, noise_variance=0.3, prior_variance=0.7, query_covariance=H)
 
 
-def _by_hermite(task, key_query, value_row):
-    """Return the averages of c^2, cy, v'Gv, v'Gv s^2, (c-y)^2, s^2, c^2 s^2 and cy s^2."""
-    dim = task.covariance.shape[0]
-    node, weight = np.polynomial.hermite_e.hermegauss(6)
+def _by_hermite(task, key_query, value, nodes):
+    """Return the averages of |c|^2, cy, VGV, VGV s^2, |c-y|^2, s^2, |c|^2 s^2 and cy s^2."""
+    dim, labels = task.covariance.shape[0], task.label_dim
+    axes = dim * (labels + 1)
+    node, weight = np.polynomial.hermite_e.hermegauss(nodes)
     weight = weight / weight.sum()
-    grid = np.array(np.meshgrid(*[node] * (2 * dim), indexing="ij")).reshape(2 * dim, -1)
-    mass = np.prod(np.meshgrid(*[weight] * (2 * dim), indexing="ij"), axis=0).ravel()
-    w = math.sqrt(task.prior_variance) * grid[:dim].T
-    x = grid[dim:].T @ np.linalg.cholesky(task.query_covariance).T
+    grid = np.array(np.meshgrid(*[node] * axes, indexing="ij")).reshape(axes, -1)
+    mass = np.prod(np.meshgrid(*[weight] * axes, indexing="ij"), axis=0).ravel()
+    w = math.sqrt(task.prior_variance) * grid[dim:].T.reshape(-1, labels, dim)
+    x = grid[:dim].T @ np.linalg.cholesky(task.query_covariance).T
     rows = []
     for one_w, one_x in zip(w, x, strict=True):
         maps = np.vstack([np.eye(dim), one_w])
         gamma = maps @ task.covariance @ maps.T
-        gamma[-1, -1] += task.noise_variance
-        t = key_query @ np.append(one_x, 0.0)
-        c, y, v2 = value_row @ gamma @ t, one_w @ one_x, value_row @ gamma @ value_row
-        s2 = t @ gamma @ t
-        rows.append([c * c, c * y, v2, v2 * s2, (c - y) ** 2, s2, c * c * s2, c * y * s2])
+        gamma[dim:, dim:] += task.noise_variance * np.eye(labels)
+        t = key_query @ np.append(one_x, np.zeros(labels))
+        c, y, v2 = value @ gamma @ t, one_w @ one_x, np.trace(value @ gamma @ value.T)
+        s2, c2, cy = t @ gamma @ t, c @ c, c @ y
+        rows.append([c2, cy, v2, v2 * s2, np.sum((c - y) ** 2), s2, c2 * s2, cy * s2])
     return mass @ np.array(rows)
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-def test_averages_agree_with_quadrature(dim, x64):
+@pytest.mark.parametrize(("dim", "labels", "nodes"), [(1, 1, 6), (2, 1, 6), (1, 3, 6), (2, 2, 4)])
+def test_averages_agree_with_quadrature(dim, labels, nodes, x64):
     rng = np.random.default_rng(dim)
-    task = TASK if dim == 2 else pl.LinearRegression([[0.8]], noise_variance=0.2)
-    key_query, value_row = rng.normal(size=(dim + 1, dim + 1)), rng.normal(size=dim + 1)
-    parameters = jnp.asarray(key_query), jnp.asarray(value_row)
-    found = list(averages(task, *parameters))
-    expected = _by_hermite(task, key_query, value_row)
-    assert_allclose(np.array(found), expected, rtol=1e-12)
+    law = [[0.8]] if dim == 1 else S
+    task = pl.LinearRegression(
+        law,
+        noise_variance=0.3,
+        prior_variance=0.7,
+        query_covariance=None if dim == 1 else H,
+        label_dim=labels,
+    )
+    tokens = dim + labels
+    key_query, value = rng.normal(size=(tokens, tokens)), rng.normal(size=(labels, tokens))
+    parameters = jnp.asarray(key_query), jnp.asarray(value)
+    found = [one for one in averages(task, *parameters) if one is not None]
+    assert len(found) == (8 if labels == 1 else 6)
+    expected = _by_hermite(task, key_query, value, nodes)
+    assert_allclose(np.array(found), expected[: len(found)], rtol=1e-12)
     linear = linear_risk(task, 7.0, *(one[None] for one in parameters))
-    mse = task.noise_variance + expected[4] + (expected[0] + expected[3]) / 7
+    mse = labels * task.noise_variance + expected[4] + (expected[0] + expected[3]) / 7
     assert_allclose(linear, mse / 2, rtol=1e-12)
 
 

@@ -80,7 +80,7 @@ def _engine(squared):
 def test_means_over_points_match_the_textbook_formulas(softmax):
     """Means over w given a query: the product of Gauss rules of 4 nodes is exact for degree 7."""
     risk, _ = softmax
-    weights = np.linalg.solve(risk.nodes.root, risk.nodes.weights)
+    weights = np.linalg.solve(risk.nodes.root, risk.nodes.weights[0])
     rows = [_forms(x, w) for x, w in zip(risk.nodes.query.T, weights.T, strict=True)]
     squared, c, v2, y = np.array(rows).T
     f = v2 - 2 * c * (c - y)
@@ -101,7 +101,7 @@ def test_means_over_points_match_the_textbook_formulas(softmax):
     def around(terms, factor):
         return np.mean(mass * terms * np.tile(factor, copies))
 
-    found = eqx.filter_jit(risk.means)(jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
+    found = eqx.filter_jit(risk.means)(jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)[None])
     expected = {
         "participation": np.average(P0, weights=own),
         "excess": np.average(rho0, weights=own),
@@ -158,7 +158,7 @@ def test_gradients_of_the_polynomial_agree_with_finite_differences():
 
 def test_points_are_closed_under_a_change_of_sign_of_the_weights():
     nodes = next(node_sets(TASK, 64, 0))
-    half = nodes.label.size // 2
+    half = nodes.mass.size // 2
     for name, sign in (("query", 1), ("weights", -1), ("label", -1), ("mass", 1)):
         array = getattr(nodes, name)
         assert_allclose(array[..., :half], sign * array[..., half:], atol=1e-14)
@@ -168,23 +168,35 @@ def _second_moment(nodes, vectors):
     return (nodes.mass * vectors) @ vectors.T / nodes.mass.size
 
 
+@pytest.mark.parametrize("labels", [1, 2])
 @pytest.mark.parametrize("label_row", [0.0, 0.7])
 @pytest.mark.parametrize("name", ["anisotropic", "shifted query"])
-def test_points_have_the_laws_of_the_task(name, label_row):
-    task = TASKS[name]
-    head = KEY_QUERY.copy()
-    head[3] *= label_row
+def test_points_have_the_laws_of_the_task(name, label_row, labels):
+    one = TASKS[name]
+    task = pl.LinearRegression(
+        one.covariance,
+        noise_variance=one.noise_variance,
+        prior_variance=one.prior_variance,
+        query_covariance=one.query_covariance,
+        label_dim=labels,
+    )
+    head = np.zeros((3 + labels, 3 + labels))
+    head[:3, :3] = KEY_QUERY[:3, :3]
+    head[3:, :3] = label_row * np.stack([KEY_QUERY[3, :3], [0.1, -0.3, 0.2]])[:labels]
     tails = tail_node_sets(task, head, 1e6, 2**14, 3)
     for nodes in (next(node_sets(task, 2**14, 3)), next(tails)):
-        weights = np.linalg.solve(nodes.root, nodes.weights)
+        weights = np.linalg.solve(nodes.root, nodes.weights).reshape(3 * labels, -1)
         assert_allclose(nodes.root.T @ nodes.root, task.covariance, atol=1e-14)
-        assert_allclose(nodes.mass.mean(), 1.0, atol=0.01)
-        assert_allclose(_second_moment(nodes, nodes.query), task.query_covariance, atol=0.03)
-        prior = task.prior_variance * np.eye(3)
-        assert_allclose(_second_moment(nodes, weights), prior, atol=0.02)
+        assert_allclose(nodes.mass.mean(), 1.0, atol=0.01 * labels)
+        query_error = 0.03 if labels == 1 else 0.08  # 64 label coordinates in two directions
+        assert_allclose(_second_moment(nodes, nodes.query), task.query_covariance, atol=query_error)
+        prior = task.prior_variance * np.eye(3 * labels)
+        assert_allclose(_second_moment(nodes, weights), prior, atol=0.02 * labels)
         fourth = np.mean(nodes.mass * np.sum(weights**2, axis=0) ** 2)
-        assert_allclose(fourth, 15 * task.prior_variance**2, rtol=0.03)
-        assert_allclose(np.sum(weights * nodes.query, axis=0), nodes.label, atol=1e-12)
+        expected = 3 * labels * (3 * labels + 2) * task.prior_variance**2
+        assert_allclose(fourth, expected, rtol=0.03 * labels)
+        each = weights.reshape(labels, 3, -1)
+        assert_allclose(np.sum(each * nodes.query, axis=1), nodes.label, atol=1e-12)
         repeated = nodes.query[:, nodes.distinct : 2 * nodes.distinct]
         assert_allclose(repeated, nodes.query[:, : repeated.shape[1]])
 
@@ -241,7 +253,7 @@ def test_the_risk_is_nan_beyond_its_tables_and_reports_its_sharpness(softmax):
 def test_the_error_of_a_gradient_is_its_standard_error_widened_by_students_law(x64: None) -> None:
     head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
     found = pl.risk_gradient(head, task, 10, points=64)
-    versions = replicate_risks(Regressor(task, 10.0, head.key_query, head.value[-1]), 64)
+    versions = replicate_risks(Regressor(task, 10.0, head.key_query, head.value[-1:]), 64)
     slope = eqx.filter_jit(eqx.filter_grad(lambda matrix, risk: risk(matrix, head.value[-1])))
     sets, changed = ([slope(head.key_query, risk) for risk in risks] for risks in versions)
     slopes = np.stack(sets)

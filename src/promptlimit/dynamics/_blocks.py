@@ -29,7 +29,8 @@ def block_start(
 ) -> SoftmaxAttention | LinearAttention:
     r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
 
-    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. A warning is given if $\alpha$ is
+    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$; for labels in $\mathbb R^m$,
+    $V(0)=\alpha\,\mathrm{diag}(0,I_m)$. A warning is given if $\alpha$ is
     outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or if
     $\Theta^\top\Sigma=0$.
 
@@ -59,8 +60,8 @@ def block_start(
             OutsideTheoremWarning,
             stacklevel=2,
         )
-    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
-    key_query[:dim, :dim], value[dim, dim] = alpha * square, alpha
+    key_query, value = np.zeros((2, task.token_dim, task.token_dim))
+    key_query[:dim, :dim], value[dim:, dim:] = alpha * square, alpha * np.eye(task.label_dim)
     head = SoftmaxAttention if kernel == "softmax" else LinearAttention
     with jax.enable_x64(True):
         return head(key_query, value)
@@ -68,7 +69,7 @@ def block_start(
 
 def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
     r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
-    dim = task.token_dim - 1
+    dim = task.covariance.shape[0]
     with jax.enable_x64(True):
         array = float_array("theta", np.eye(dim) if theta is None else theta, rank=2)
         require_shape("theta", array, (dim, array.shape[1]), "one row for each covariate")
@@ -80,26 +81,30 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
     return square / size
 
 
-def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
+def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:
     r"""Return the largest entry outside the blocks at each time: of $u_{21}$ and of $v_{21}$.
 
     $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
-    block start both stay 0: their gradients are odd in w.
+    block start both stay 0: their gradients are odd in w. For labels in $\mathbb R^m$,
+    m = `label_dim`, the last m rows.
     """
     key_query, value = trajectory.merged()
-    below, beside = key_query[..., -1, :-1], value[..., -1, :-1]
-    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=-1)
+    below = key_query[..., -label_dim:, :-label_dim]
+    beside = value[..., -label_dim:, :-label_dim]
+    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=(-2, -1))
 
 
-def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
-    r"""Return $\|A\|_F^2-b^2$ at each time, which the infinite flow conserves in blocks.
+def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:
+    r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time, which the infinite flow conserves in blocks.
 
-    $R_\infty$ depends only on $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ is a symmetry, and gradient
+    B is the block of V that reads labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
+    the products of their entries, so $(A,B)\to(A/\lambda,\lambda B)$ is a symmetry, and gradient
     flow conserves the corresponding quantity.
     """
     key_query, value = trajectory.merged()
-    A, b = key_query[..., :-1, :-1], value[..., -1, -1]
-    return (A**2).sum(axis=(-2, -1)) - b**2
+    A = key_query[..., :-label_dim, :-label_dim]
+    B = value[..., -label_dim:, -label_dim:]
+    return (A**2).sum(axis=(-2, -1)) - (B**2).sum(axis=(-2, -1))
 
 
 def block_limit(
@@ -113,7 +118,9 @@ def block_limit(
     $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}((\Sigma^+)^2)}\Big),\qquad
     U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
 
-    A start of negative $\alpha$ ends at the negatives.
+    For labels in $\mathbb R^m$, $V_\infty=\mathrm{diag}(0,\,c\,I_m)$ with
+    $c^2=\big(q+\sqrt{q^2+4m\,\mathrm{tr}((\Sigma^+)^2)}\big)/2m$, $q=\delta+(m-1)\alpha^2$, because
+    the flow conserves $\|A\|_F^2-\|B\|_F^2$. A start of negative $\alpha$ ends at the negatives.
 
     >>> import promptlimit as pl
     >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
@@ -126,11 +133,13 @@ def block_limit(
     image = inverse @ S
     N = P - image @ P @ image
     delta = alpha**2 * np.sum(N**2)
-    c = math.sqrt((delta + math.sqrt(delta**2 + 4 * np.sum(inverse**2))) / 2)
-    dim = S.shape[0]
-    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
+    labels, dim = task.label_dim, S.shape[0]
+    start = delta + (labels - 1) * alpha**2
+    c = math.sqrt((start + math.sqrt(start**2 + 4 * labels * np.sum(inverse**2))) / (2 * labels))
+    key_query, value = np.zeros((2, task.token_dim, task.token_dim))
     sign = math.copysign(1.0, alpha)
-    key_query[:dim, :dim], value[dim, dim] = sign * inverse / c + alpha * N, sign * c
+    key_query[:dim, :dim] = sign * inverse / c + alpha * N
+    value[dim:, dim:] = sign * c * np.eye(labels)
     with jax.enable_x64(True):
         return SoftmaxAttention(key_query, value)
 
@@ -190,6 +199,12 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
     0.327760 0.018249
     """
     require_regression(task)
+    if task.label_dim > 1:
+        raise ArgumentError(
+            "task",
+            f"must have one label, got {task.label_dim}. Follow the flow instead: "
+            "gradient_flow(start, task, math.inf, times).",
+        )
     if not np.array_equal(task.covariance, task.query_covariance):
         raise ArgumentError(
             "task",

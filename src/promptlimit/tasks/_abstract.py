@@ -79,6 +79,11 @@ class AbstractTask(eqx.Module):
             raise _wrong_return(self, "query_of", "a vector, the query of a token", query)
         return query.shape[0]
 
+    @property
+    def least_outputs(self) -> int:
+        """How many coordinates of the output the loss needs; 1 by default."""
+        return 1
+
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
         r"""Return a random prompt $\mu$ and the law $\nu_\mu$ of the query token."""

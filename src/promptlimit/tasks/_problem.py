@@ -285,6 +285,12 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
             f"must take queries of dimension {task.query_dim} (that of the task's queries), got "
             f"{attention.query_dim}.",
         )
+    if attention.output_dim < task.least_outputs:
+        raise ArgumentError(
+            name,
+            f"must have at least {task.least_outputs} output coordinates (one per label), got "
+            f"{attention.output_dim}.",
+        )
 
 
 def require_points(points: int) -> int:

@@ -73,8 +73,8 @@ def _mean_gap(
     U, v = np.asarray(key_query), np.asarray(value)
     dim, noise = nodes.root.shape[0], task.noise_variance
     tilt = U[:, :dim] @ nodes.query
-    p = nodes.root @ tilt[:dim] + tilt[dim] * nodes.weights
-    r = (nodes.root @ v[:dim])[:, None] + v[dim] * nodes.weights
+    p = nodes.root @ tilt[:dim] + tilt[dim] * nodes.weights[0]
+    r = (nodes.root @ v[:dim])[:, None] + v[dim] * nodes.weights[0]
     sigma = np.sqrt((p**2).sum(axis=0) + noise * tilt[dim] ** 2)
     alpha = ((p * r).sum(axis=0) + noise * v[dim] * tilt[dim]) / sigma
     beta2 = (r**2).sum(axis=0) + noise * v[dim] ** 2 - alpha**2

@@ -22,7 +22,7 @@ from promptlimit.rules import Effort
 from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
 from promptlimit.tasks.regression._law_sums import law_sums
 from promptlimit.tasks.regression._packed_sums import packed_sums
-from promptlimit.tasks.regression._task import LinearRegression
+from promptlimit.tasks.regression._task import LinearRegression, other_queries, several_labels
 from promptlimit.tasks.regression._token_sums import (
     EXACT,
     PromptStream,
@@ -152,11 +152,15 @@ def from_normals(numbers: RegressionNumbers, weights: Array, sums: Array) -> Arr
     return jnp.concatenate([covariates, label], -1)
 
 
+def _not_plain(problem: BatchProblem) -> str | None:
+    return several_labels(problem) or other_queries(problem)
+
+
 @BATCH_GRADIENT.rule(
     kind="estimate",
     scope="`LinearRegression`",
     method="tokens from a counter-based generator, or sums over tokens drawn from their law",
-    obstacle=on(LinearRegression),
+    obstacle=on(LinearRegression, obstacle=_not_plain),
 )
 def regression_gradient(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
     """Return the gradient for the batches of a regression."""

@@ -40,7 +40,8 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
 
     The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
     $s^2(M+\lambda I)^{-1}$, so that $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is a
-    Wishart matrix, drawn by its Bartlett factor: the cost does not depend on L.
+    Wishart matrix, drawn by its Bartlett factor: the cost does not depend on L. The m labels of a
+    prompt are m regressions on the same covariates, with m times the risk.
     """
     noise, prior = task.noise_variance, task.prior_variance
     variances, axes = np.linalg.eigh(task.covariance)
@@ -50,12 +51,13 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
     never = noise + prior * max(float(unseen), 0.0)
     rank = inside.shape[0]
     if math.isinf(length) or rank == 0 or (noise == 0.0 and length >= rank):
-        return Estimate(never / 2, 0.0, 0)
+        return Estimate(task.label_dim * never / 2, 0.0, 0)
 
     def risk(replicate: int) -> float:
         standard, _ = bartlett_factors(rank, length, points, replicate)
         factor = np.sqrt(variances[seen])[:, None] * standard
-        return (never + _unexplained(factor, inside, noise, prior).mean()) / 2
+        one_label = never + _unexplained(factor, inside, noise, prior).mean()
+        return task.label_dim * one_label / 2
 
     return over_replicates(risk, points)
 

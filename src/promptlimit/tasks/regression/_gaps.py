@@ -41,7 +41,12 @@ from promptlimit.rules import Effort, OutOfScope, Rule
 from promptlimit.tasks._problem import LARGEST_POINTS
 from promptlimit.tasks.regression._points import Nodes, covariance_factor, tail_node_sets
 from promptlimit.tasks.regression._quadrature import TABLE_RANGES
-from promptlimit.tasks.regression._task import LinearRegression, joint_law
+from promptlimit.tasks.regression._task import (
+    LinearRegression,
+    joint_law,
+    other_queries,
+    several_labels,
+)
 from promptlimit.weights import max_sharpness, weight_interpolant
 
 Array = NDArray[np.float64]
@@ -89,12 +94,12 @@ class _Head:
 
     def terms(self, nodes: Nodes) -> _Terms:
         """Return the gap at points, as a sum over weight statistics."""
-        noise = self.task.noise_variance
+        noise, (weights,) = self.task.noise_variance, nodes.weights
 
         def times_covariance(x: Array, y: Array) -> tuple[Array, Array]:
             r"""Return $\Gamma_w(x,y)$ for columns x [d, points] and numbers y [points]."""
-            seen = nodes.root @ x + nodes.weights * y
-            return nodes.root.T @ seen, np.sum(nodes.weights * seen, axis=0) + noise * y
+            seen = nodes.root @ x + weights * y
+            return nodes.root.T @ seen, np.sum(weights * seen, axis=0) + noise * y
 
         tilt = self.key_query[:-1, :-1] @ nodes.query, self.label_row @ nodes.query
         mean = times_covariance(*tilt)
@@ -116,7 +121,7 @@ class _Head:
         twice = times_covariance(*mean)
         n = (np.sum(mean[0] ** 2, axis=0) + mean[1] ** 2) / positive
         x = np.sum(outputs * (rows[:, :-1] @ twice[0] + rows[:, -1:] * twice[1]), axis=0) / positive
-        trace = np.trace(self.task.covariance) + np.sum(nodes.weights**2, axis=0) + noise
+        trace = np.trace(self.task.covariance) + np.sum(weights**2, axis=0) + noise
         both = sum(np.sum(x_part**2, axis=0) + y_part**2 for x_part, y_part in columns)
         size = np.sum(nodes.query**2, axis=0)
         p, product = along, along * n
@@ -171,6 +176,8 @@ def _head(problem: TaskGapProblem) -> _Head | str:
     head, task = problem.head, problem.task
     if not isinstance(task, LinearRegression):
         return OutOfScope("the rule is for LinearRegression")
+    if (reason := several_labels(problem) or other_queries(problem)) is not None:
+        return reason
     if head is None or head.kernel != "softmax":
         return "the attention is not one softmax head"
     if problem.wrt not in {None, "key_query", "value"}:
@@ -280,7 +287,7 @@ def _limit_square(problem: TaskGapProblem) -> float:
     for share, w in _cubature(dim, task.prior_variance):
         x = query_root.T @ np.stack([point for _, point in queries], axis=1)
         weights = np.repeat((root @ w)[:, None], x.shape[1], axis=1)
-        nodes = Nodes(x, root, weights, w @ x, np.ones(x.shape[1]), x.shape[1])
+        nodes = Nodes(x, root, weights[None], (w @ x)[None], np.ones(x.shape[1]), x.shape[1])
         shares = np.array([one for one, _ in queries])
         total += share * float(shares @ head.terms(nodes).limit_square)
     return total

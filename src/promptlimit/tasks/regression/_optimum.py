@@ -120,7 +120,7 @@ class OptimumProblem:
         if isinstance(self.task, RotatedRegression):
             return None
         scale = float(self.task.covariance[0, 0])
-        isotropic = np.array_equal(self.task.covariance, scale * np.eye(self.task.token_dim - 1))
+        isotropic = np.array_equal(self.task.covariance, scale * np.eye(len(self.task.covariance)))
         return scale if isotropic else None
 
     def solved(self, **fields: Any) -> LinearOptimum:
@@ -152,7 +152,8 @@ def linear_optimum(
     $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ (Zhang et al. 2024 without noise; Remark 5.3 at
     $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). The optimum does not depend on the
     law of the query. The factor $\kappa$ balances U and V, as gradient flow does; any other has the
-    same risk.
+    same risk. For labels in $\mathbb R^m$, $V=\kappa\,\mathrm{diag}(0,I_m)$ with
+    $\kappa=(\mathrm{tr}(\Gamma^{-2})/m)^{1/4}$, and the risk is m times that of one label.
 
     **K layers** with a residual are K steps of gradient descent, $p(S)=\prod_l(1-\beta_lS)$ (von
     Oswald et al. 2023, Ahn et al. 2023). The best steps, among $B_l=\beta_lI$, follow from exact
@@ -181,6 +182,12 @@ def linear_optimum(
             raise ArgumentError("task", "must have a covariance that is not zero, got zeros.")
     tokens = require_lengths(lengths)
     _require_depth(depth, moving_covariates=moving_covariates)
+    if depth > 1 and task.label_dim > 1:
+        raise ArgumentError(
+            "depth",
+            f"must be 1 for labels of {task.label_dim} coordinates, got {depth}. Steps that are "
+            "best for one label are best for several.",
+        )
     effort = Effort()
     problems = [
         OptimumProblem(task, length, int(depth), bool(moving_covariates))
@@ -249,11 +256,12 @@ def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     dim = S.shape[0]
     ridge = (np.trace(S) + task.noise_variance / task.prior_variance) / length
     inverse = np.linalg.pinv((1 + 1 / length) * S + ridge * np.eye(dim), hermitian=True)
-    balance = math.sqrt(float(np.linalg.norm(inverse)))
-    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
-    key_query[:dim, :dim], value[dim, dim] = inverse / balance, balance
+    balance = math.sqrt(float(np.linalg.norm(inverse)) / math.sqrt(task.label_dim))
+    key_query, value = np.zeros((2, task.token_dim, task.token_dim))
+    key_query[:dim, :dim] = inverse / balance
+    value[dim:, dim:] = balance * np.eye(task.label_dim)
     with jax.enable_x64(True):
-        head = to_device(key_query[None]), to_device(value[None, dim])
+        head = to_device(key_query[None]), to_device(value[None, dim:])
         least = float(linear_risk(task, length, *head))
     return problem.solved(
         value=least,

@@ -8,7 +8,8 @@ sharpness $\sigma$ reaches $\sqrt{2\log L}$, and a plain sequence can miss all o
 cover them; the mass of a point is a ratio of densities.
 
 Both sets contain each draw with $w$ and with $-w$, so the gradient out of the block structure,
-which is odd in w, is exactly zero for a block head.
+which is odd in w, is exactly zero for a block head. For labels in $\mathbb R^m$, w stands for the
+matrix W of their weights.
 """
 
 import dataclasses
@@ -30,16 +31,17 @@ _BEYOND = 8.0
 _LARGEST_TILT = 0.95
 _SMALLEST = 1e-12
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 class Nodes(eqx.Module):
-    r"""Points $(x_q, w)$, one per column.
+    r"""Points $(x_q, W)$, W with one row of weights per label.
 
     Attributes:
         query: $x_q$, [d, points].
         root: C with $C^\top C=\Sigma$, [d, d].
-        weights: $Cw$, [d, points].
-        label: $\langle w,x_q\rangle$, [points].
+        weights: $Cw$ for each row w of W, [m, d, points].
+        label: $Wx_q$, [m, points].
         mass: the weight of each point, [points]; the mean of mass times F is near $E\,F$.
         distinct: the number of distinct queries; they are repeated with other weights.
     """
@@ -63,8 +65,9 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
 
     The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius, the only part of the query that an
     isotropic head depends on, is the first coordinate of the sequence, which is the most even. Each
-    query comes with 4d weights of two sizes along $\pm$ the axes of a random frame, whose second
-    moment is that of the law; without a label row the risk depends on that moment alone.
+    query comes with 4md matrices W of two sizes along $\pm$ the axes of a random frame of
+    $\mathbb R^{md}$, whose second moment is that of the law; without label rows the risk depends
+    on that moment alone.
 
     Args:
         task: the regression.
@@ -74,24 +77,37 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
     from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
     dim = task.covariance.shape[0]
-    queries = 2 ** max(1, round(math.log2(points / (4 * dim))))
+    entries = task.label_dim * dim
+    queries = 2 ** max(1, round(math.log2(points / (4 * entries))))
     query_root, root = covariance_factor(task.query_covariance), covariance_factor(task.covariance)
     place = np.random.default_rng([_SEED, replicate, 2]).random()
-    for uniforms in sobol_sets(2 * dim + 2, queries, _SEED, replicate):
+    for uniforms in sobol_sets(dim + entries + 2, queries, _SEED, replicate):
         uniform, normals = uniforms[:, 0], ndtri(uniforms[:, 1:].T)
         radius, mass = stretched_radii(dim, uniform, place)
         query = query_root.T @ (radius * _directions(normals[:dim]))
-        sizes, shares = _size_pairs(dim, normals[dim])
+        sizes, shares = _size_pairs(entries, normals[dim])
         # The columns of a Householder reflection are an orthonormal frame.
         mirror = _directions(normals[dim + 1 :])
-        frame = np.eye(dim)[:, :, None] - 2.0 * mirror[:, None] * mirror[None]
+        frame = np.eye(entries)[:, :, None] - 2.0 * mirror[:, None] * mirror[None]
         frame = math.sqrt(task.prior_variance) * frame[:, None] * sizes[:, None]
-        frame = frame.reshape(dim, -1)
-        weights = np.concatenate([frame, -frame], axis=1)
-        masses = np.repeat(2.0 * shares * mass, dim, axis=0).ravel()
-        query = np.tile(query, 4 * dim)
-        label = np.sum(query * weights, axis=0)
-        yield Nodes(query, root, root @ weights, label, np.tile(masses, 2), 2 * dim * queries)
+        frame = frame.reshape(task.label_dim, dim, -1)
+        weights = np.concatenate([frame, -frame], axis=-1)
+        masses = np.repeat(2.0 * shares * mass, entries, axis=0).ravel()
+        query = np.tile(query, 4 * entries)
+        distinct = 2 * entries * queries
+        yield _nodes(query, root, weights, np.tile(masses, 2), distinct)
+
+
+def _nodes(
+    query: NDArray[np.float64],
+    root: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    mass: NDArray[np.float64],
+    distinct: int,
+) -> Nodes:
+    """Return points $(x_q, W)$ for W, [m, d, points]."""
+    label = np.sum(query * weights, axis=1)
+    return Nodes(query, root, root @ weights, label, mass, distinct)
 
 
 def _size_pairs(
@@ -127,17 +143,17 @@ def tail_node_sets(
 ) -> Iterator[Nodes]:
     r"""Yield disjoint sets of points that cover the sharp queries of one head.
 
-    Write $x_q=R^\top z$, $R^\top R=\Sigma_q$, and $z=\hat t\,e+z_\perp$ with $e$ along $Ru$. Given
-    $t_2=\langle u,x_q\rangle=|Ru|\,\hat t$, the vector $p=C(Ax_q+t_2w)$, with
-    $\sigma^2=|p|^2+s^2t_2^2$, is normal: with $M=CAR^\top$,
+    Write $x_q=R^\top z$, $R^\top R=\Sigma_q$, and $z=E\hat t+z_\perp$ with the columns of $E$ an
+    orthonormal basis of the image of $Ru^\top$. Given $t_2=ux_q=uR^\top E\hat t$, the vector
+    $p=C(Ax_q+W^\top t_2)$, with $\sigma^2=|p|^2+s^2|t_2|^2$, is normal: with $M=CAR^\top$,
 
-    $$p\sim N(\hat t\,Me,\ K),\qquad K=M(I-ee^\top)M^\top+t_2^2\tau^2CC^\top .$$
+    $$p\sim N(ME\hat t,\ K),\qquad K=M(I-EE^\top)M^\top+|t_2|^2\tau^2CC^\top .$$
 
     Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal. Half
     of them have $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
     $\sigma^2=2\log L$. In every dimension, masses depend only on $|p|^2$ and $\hat t$. The other
-    components of $(x_q,w)$ are shifted by their conditional mean given $p$, and $\hat t$ is
-    stretched.
+    components of $(x_q,W)$ are shifted by their conditional mean given $p$, and the first
+    coordinate of $\hat t$, that of the largest labels, is stretched.
 
     Args:
         task: the regression.
@@ -150,43 +166,74 @@ def tail_node_sets(
 
     dim, prior = task.covariance.shape[0], task.prior_variance
     query_root, root = covariance_factor(task.query_covariance), covariance_factor(task.covariance)
-    A, u = key_query[:dim, :dim], key_query[dim, :dim]
-    M, along = root @ A @ query_root.T, query_root @ u
-    size = float(np.linalg.norm(along))
-    labelled = size > 0.0
-    e = along / size if labelled else np.zeros(dim)
+    A, u = key_query[:dim, :dim], key_query[dim:, :dim]
+    M = root @ A @ query_root.T
+    E, reads = _label_axes(query_root @ u.T)
+    labelled = E.shape[1] > 0
     scales = max(1, min(_LABEL_SCALES, points // 64)) if labelled else 1
-    shift = np.random.default_rng([_SEED, replicate, 1]).random()
-    across = np.eye(dim) - np.outer(e, e)
+    shifts = np.random.default_rng([_SEED, replicate, 1]).random(max(1, E.shape[1]))
+    across = np.eye(dim) - E @ E.T
     spread, noisy = M @ across @ M.T, prior * (root @ root.T)
-    for number, uniforms in enumerate(sobol_sets(2 * dim + 1, points // 2, _SEED, replicate)):
+    dims = 1 + dim + task.label_dim * dim
+    for number, uniforms in enumerate(sobol_sets(dims, points // 2, _SEED, replicate)):
         uniform, normals = uniforms[:, 0], ndtri(uniforms[:, 1:].T)
         place = np.minimum((uniform * scales).astype(int), scales - 1)
         within = uniform * scales - place
         component = np.minimum(np.searchsorted(np.cumsum(_SHARES), within, side="right"), 3)
-        level = (np.arange(scales) + (shift + number * _GOLDEN) % 1.0) / scales
-        t = _STRETCH * ndtri(np.clip(level, 1e-12, 1 - 1e-12)) if labelled else np.zeros(1)
-        label_mass = (
-            _STRETCH * np.exp(-0.5 * t**2 * (1.0 - _STRETCH**-2)) if labelled else np.ones(1)
-        )
+        t, label_mass = _label_levels(scales, shifts + number * _GOLDEN, E.shape[1])
+        label = reads @ t
         tilted = _tilts(
-            spread + (size * t)[:, None, None] ** 2 * noisy, t[:, None] * (M @ e), length
+            spread + np.sum(label**2, axis=0)[:, None, None] * noisy, (M @ E @ t).T, length
         )
-        z = across @ normals[:dim]
-        w = math.sqrt(prior) * normals[dim:]
+        z, read = across @ normals[:dim], label[:, None, place]
+        w = math.sqrt(prior) * normals[dim:].reshape(task.label_dim, dim, -1)
         parts = []
         for sign in (1.0, -1.0):
-            first = M @ z + size * t[place] * (root @ (sign * w))
+            first = M @ z + root @ np.sum(read * (sign * w), axis=0)
             moved = tilted.moves(place, component, first)
-            query = query_root.T @ (np.outer(e, t[place]) + z + across @ (M.T @ moved))
-            weights = sign * w + prior * size * t[place] * (root.T @ moved)
-            p = root @ (A @ query) + size * t[place] * (root @ weights)
+            query = query_root.T @ (E @ t[:, place] + z + across @ (M.T @ moved))
+            weights = sign * w + prior * read * (root.T @ moved)
+            p = root @ (A @ query + np.sum(read * weights, axis=0))
             mass = label_mass[place] * tilted.masses(place, np.sum(p * p, axis=0))
             parts.append((query, weights, mass))
         query, weights, mass = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
-        label = np.sum(query * weights, axis=0)
-        distinct = points if labelled else points // 2
-        yield Nodes(query, root, root @ weights, label, mass, distinct)
+        yield _nodes(query, root, weights, mass, points if labelled else points // 2)
+
+
+def _label_axes(
+    along: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return $E$, [d, r], and the labels $uR^\top E$, [m, r], from $Ru^\top$, [d, m].
+
+    The columns of E are singular vectors, the largest labels first, and r is the rank.
+    """
+    axes, sizes, _ = np.linalg.svd(along, full_matrices=False)
+    axes = axes[:, sizes > _SMALLEST * sizes[0]]
+    reads = along.T @ axes
+    signs = np.sign(reads[np.argmax(np.abs(reads), axis=0), np.arange(reads.shape[1])])
+    return axes * signs, reads * signs
+
+
+def _label_levels(
+    count: int, shifts: NDArray[np.float64], rank: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return `count` normal $\hat t$, [r, count], the first coordinate stretched, and masses."""
+    from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
+
+    if rank == 0:
+        return np.zeros((0, 1)), np.ones(1)
+    # The first coordinate is evenly spaced; the others are additive sequences by roots of primes.
+    number = np.arange(count)
+    steps = np.sqrt(np.array(_PRIMES)[np.arange(rank - 1) % len(_PRIMES)])
+    levels = np.stack(
+        [
+            (number + shifts[0] % 1.0) / count,
+            *((number * step + shift) % 1.0 for step, shift in zip(steps, shifts[1:], strict=True)),
+        ]
+    )
+    t = ndtri(np.clip(levels, 1e-12, 1 - 1e-12))
+    t[0] *= _STRETCH
+    return t, _STRETCH * np.exp(-0.5 * t[0] ** 2 * (1.0 - _STRETCH**-2))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
-r"""Averages over $(w, x_q)$ that are polynomials in the parameters of a head, in closed form.
+r"""Averages over $(W, x_q)$ that are polynomials in the parameters of a head, in closed form.
 
-Given $w$, tokens are $N(0,\Gamma_w)$. With $t=U(x_q,0)$, v the last row of V and $y=\langle w,x_q
-\rangle$, the risks are functions of $c=v^\top\Gamma_wt$, the prediction over an infinite prompt,
-$\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
+Labels are $y=Wx$ in $\mathbb R^m$ plus noise, and given W, tokens are $N(0,\Gamma_W)$. With
+$t=U(x_q,0)$ and V the last m rows of the value matrix, the risks are functions of $c=V\Gamma_Wt$,
+the prediction over an infinite prompt, of $y$, $\sigma^2=t^\top\Gamma_Wt$ and
+$\mathrm{tr}\,V\Gamma_WV^\top$. For $m=1$ W is a row $w^\top$. Derived in docs/tasks.md.
 """
 
 from typing import NamedTuple
@@ -30,63 +31,76 @@ class _Law(NamedTuple):
 
     @property
     def n1(self) -> Array:
-        r"""$E\,n$."""
+        r"""$E\,n$, $n=w^\top Sw+s^2$ for one row w of W."""
         return self.prior * jnp.trace(self.S) + self.noise
+
+    @property
+    def crossed(self) -> Array:
+        r"""$E\,(w^\top Sw')^2=\tau^4\mathrm{tr}S^2$ for two rows of W."""
+        return self.prior**2 * jnp.sum(self.S * self.S)
 
     @property
     def n2(self) -> Array:
         r"""$E\,n^2$."""
-        return self.n1**2 + 2 * self.prior**2 * jnp.sum(self.S * self.S)
+        return self.n1**2 + 2 * self.crossed
 
 
 class _QueryForm(NamedTuple):
-    r"""One form $\langle a+Bw+n\,m,\ x_q\rangle$ or many, n as in `averages`."""
+    r"""Forms $M x_q$ in $\mathbb R^m$, with $M=a+B[W]+G[N]$ and $N=WSW^\top+s^2I$.
 
-    a: Float[Array, "*many d"]
-    B: Float[Array, "*many d d"]
-    m: Float[Array, "*many d"]
+    Attributes:
+        a: the part that does not depend on W.
+        B: the part linear in W, $B[W]_{ij}=\sum_{kl}B_{ijkl}W_{kl}$.
+        G: the part linear in N, $G[N]_{ij}=\sum_{kl}G_{ijkl}N_{kl}$.
+    """
+
+    a: Float[Array, "*many m d"]
+    B: Float[Array, "*many m d m d"]
+    G: Float[Array, "*many m d m m"]
 
     def less_label(self) -> "_QueryForm":
-        r"""Return the form minus $y=\langle w,x_q\rangle$."""
-        return self._replace(B=self.B - jnp.eye(self.B.shape[-1], dtype=self.B.dtype))
+        r"""Return the form minus $y=Wx_q$."""
+        m, d = self.a.shape[-2:]
+        identity = jnp.eye(m * d, dtype=self.B.dtype).reshape(m, d, m, d)
+        return self._replace(B=self.B - identity)
 
 
 class _Blocks(NamedTuple):
-    r"""The blocks of $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ and $v=(v_1,b)$ of each head."""
+    r"""The blocks of $U=\begin{pmatrix}A&*\\u&*\end{pmatrix}$ and $V=(V_1,B)$ of each head."""
 
     A: Float[Array, "heads d d"]
-    u: Float[Array, "heads d"]
-    v1: Float[Array, "heads d"]
-    b: Float[Array, " heads"]
+    u: Float[Array, "heads m d"]
+    V1: Float[Array, "heads m d"]
+    B: Float[Array, "heads m m"]
 
     @classmethod
-    def of(cls, key_query: Array, value_row: Array) -> "_Blocks":
-        A, u = key_query[:, :-1, :-1], key_query[:, -1, :-1]
-        return cls(A, u, value_row[:, :-1], value_row[:, -1])
+    def of(cls, key_query: Array, value: Array) -> "_Blocks":
+        d = key_query.shape[-1] - value.shape[-2]
+        return cls(key_query[:, :d, :d], key_query[:, d:, :d], value[..., :d], value[..., d:])
 
     def reads(self, law: _Law) -> _QueryForm:
-        r"""Return $c_{hg}$: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
-        (A, u, v1, b), S = self, law.S
-        Sv = v1 @ S
+        r"""Return $c_{hg}=V_h\Gamma_Wt_g$: $a=V_1SA$, $B[W]=BWSA+V_1SW^\top u$, $G[N]=BNu$."""
+        (A, u, V1, B), S = self, law.S
+        VS, SA = V1 @ S, S @ A
         return _QueryForm(
-            a=jnp.einsum("gij,hi->hgj", A, Sv),
-            B=jnp.einsum("h,gij,ik->hgjk", b, A, S) + jnp.einsum("gj,hk->hgjk", u, Sv),
-            m=jnp.einsum("h,gj->hgj", b, u),
+            a=jnp.einsum("hik,gkj->hgij", VS, A),
+            B=jnp.einsum("hik,glj->hgijkl", B, SA) + jnp.einsum("hil,gkj->hgijkl", VS, u),
+            G=jnp.einsum("hik,glj->hgijkl", B, u),
         )
 
 
 class Averages(NamedTuple):
-    r"""Means over $w\sim N(0,\tau^2I)$ and $x_q\sim N(0,\Sigma_q)$.
+    r"""Means over W, its entries $N(0,\tau^2)$, and over $x_q\sim N(0,\Sigma_q)$.
 
     Attributes:
-        square: $E\,c^2$.
-        cross: $E\,cy$.
-        value: $E\,v^\top\Gamma_wv$.
-        product: $E\,v^\top\Gamma_wv\;\sigma^2$.
-        misfit: $E(c-y)^2=E\,c^2-2E\,cy+E\,y^2$, as a sum of squares.
+        square: $E|c|^2$.
+        cross: $E\,c\cdot y$.
+        value: $E\,\mathrm{tr}\,V\Gamma_WV^\top$.
+        product: $E\,\mathrm{tr}\,V\Gamma_WV^\top\;\sigma^2$.
+        misfit: $E|c-y|^2=E|c|^2-2E\,c\cdot y+E|y|^2$, as a sum of squares.
         sharpness: $E\,\sigma^2$.
-        square_sharpness: $E\,c^2\sigma^2$.
-        cross_sharpness: $E\,cy\,\sigma^2$.
+        square_sharpness: $E|c|^2\sigma^2$; None for labels in $\mathbb R^m$, $m>1$.
+        cross_sharpness: $E\,c\cdot y\,\sigma^2$; None for $m>1$.
     """
 
     square: Float[Array, ""]
@@ -95,46 +109,50 @@ class Averages(NamedTuple):
     product: Float[Array, ""]
     misfit: Float[Array, ""]
     sharpness: Float[Array, ""]
-    square_sharpness: Float[Array, ""]
-    cross_sharpness: Float[Array, ""]
+    square_sharpness: Float[Array, ""] | None
+    cross_sharpness: Float[Array, ""] | None
 
 
 def averages(
     task: LinearRegression,
     key_query: Float[Array, "tokens tokens"],
-    value_row: Float[Array, " tokens"],
+    value: Float[Array, "m tokens"],
 ) -> Averages:
-    r"""Return the averages for $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ and $v=(v_1,b)$.
+    r"""Return the averages for $U=\begin{pmatrix}A&*\\u&*\end{pmatrix}$ and $V=(V_1,B)$.
 
-    $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$, where $a=A^\top Sv_1$, $B=bA^\top S+uv_1^\top S$
-    and $n=w^\top Sw+s^2$, $E\,n=\tau^2\mathrm{tr}S+s^2$, $E\,n^2=(E\,n)^2+2\tau^4\mathrm{tr}S^2$.
-    Odd moments of w vanish, so with $H=\Sigma_q$
+    $c=Mx_q$ with $M=V_1SA+BWSA+V_1SW^\top u+BNu$ and $N=WSW^\top+s^2I$. Odd moments of W vanish,
+    $E\,N=n_1I$ with $n_1=\tau^2\mathrm{tr}S+s^2$, and $E\,NXN=n_1^2X+\tau^4\mathrm{tr}S^2(X^\top+
+    \mathrm{tr}X\,I)$. With $H=\Sigma_q$ and $X=uHu^\top$,
 
-    $$E\,c^2=a^\top Ha+2b\,E n\,a^\top Hu+b^2E n^2\,u^\top Hu+\tau^2\mathrm{tr}B^\top HB,\qquad
-    E\,cy=\tau^2\mathrm{tr}HB,$$
+    $$E|c|^2=\mathrm{tr}V_1SAHA^\top SV_1^\top+2n_1\mathrm{tr}V_1SAHu^\top B^\top
+    +\mathrm{tr}B\,E[NXN]B^\top
+    +\tau^2\big(\mathrm{tr}X\,\mathrm{tr}V_1S^2V_1^\top+|B|^2\mathrm{tr}SAHA^\top S
+    +2\mathrm{tr}V_1S^2AHu^\top B^\top\big),$$
 
-    and $E(c-y)^2$ has $B-I$ in place of B. With $\sigma^2$ averaged over $x_q$,
-    $\beta+2g^\top Sw+\gamma n$, $\beta=\mathrm{tr}SAHA^\top$, $g=AHu$, $\gamma=u^\top Hu$, and
-    $v^\top\Gamma_wv=\alpha+2bv_1^\top Sw+b^2n$, $\alpha=v_1^\top Sv_1$:
-
-    $$E\,v^\top\Gamma_wv\,\sigma^2=\alpha\beta+(\alpha\gamma+b^2\beta)E n+b^2\gamma E n^2
-    +4b\tau^2g^\top S^2v_1 .$$
+    and $E|c-y|^2$ has $-W$ added to M. With $\sigma^2$ averaged over $x_q$,
+    $\beta+2\,\mathrm{tr}WSAHu^\top+\mathrm{tr}NX$, $\beta=\mathrm{tr}SAHA^\top$, and
+    $\mathrm{tr}V\Gamma_WV^\top=\alpha+2\,\mathrm{tr}WSV_1^\top B+\mathrm{tr}NB^\top B$,
+    $\alpha=\mathrm{tr}V_1SV_1^\top$.
     """
-    return _averages(_Law.of(task), key_query, value_row)
+    return _averages(_Law.of(task), key_query, value)
 
 
 @jax.jit
-def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
-    blocks = _Blocks.of(key_query[None], value_row[None])
+def _averages(law: _Law, key_query: Array, value: Array) -> Averages:
+    blocks = _Blocks.of(key_query[None], value[None])
     c = _QueryForm(*(part[0, 0] for part in blocks.reads(law)))
     misfit = c.less_label()
+    scored = _label_averages(law, c, key_query, value) if value.shape[0] == 1 else (None, None)
+    (A,), (u,), (V1,), (B,) = blocks
     return Averages(
         square=_mean_product(law, c, c),
-        cross=law.prior * jnp.sum(law.H * c.B.T),
-        value=jnp.sum(blocks.v1 @ law.S * blocks.v1) + blocks.b[0] ** 2 * law.n1,
+        cross=law.prior * jnp.einsum("ijil,jl->", c.B, law.H),
+        value=jnp.sum(V1 @ law.S * V1) + jnp.sum(B * B) * law.n1,
         product=_mean_of_norms(law, blocks),
         misfit=_mean_product(law, misfit, misfit),
-        **_sharpness_averages(law, c, key_query, value_row[-1]),
+        sharpness=jnp.sum(A * (law.S @ A @ law.H)) + law.n1 * jnp.sum(u @ law.H * u),
+        square_sharpness=scored[0],
+        cross_sharpness=scored[1],
     )
 
 
@@ -142,21 +160,21 @@ def linear_risk(
     task: LinearRegression,
     length: float | Float[Array, ""],
     key_query: Float[Array, "heads tokens tokens"],
-    value_row: Float[Array, "heads tokens"],
-    residual_row: Float[Array, " tokens"] | None = None,
+    value: Float[Array, "heads m tokens"],
+    residual: Float[Array, "m tokens"] | None = None,
 ) -> Float[Array, ""]:
-    r"""Return the risk of $\langle r,q\rangle+\sum_hv_h^\top\hat\Gamma U_hq$ at $q=(x_q,0)$.
+    r"""Return the risk of $Rq+\sum_hV_h\hat\Gamma U_hq$ at $q=(x_q,0)$.
 
-    For linear heads and a residual with last row r; at infinite length for softmax heads too. With
-    $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the mean prediction over prompts is
-    $c=\langle r,q\rangle+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
+    For linear heads and a residual with last m rows R; at infinite length for softmax heads too.
+    With $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$ the mean prediction over prompts is
+    $c=Rq+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
 
-    $$2R_L=s^2+E(c-y)^2+\frac1L\sum_{h,g}E\big[c_{hg}c_{gh}
-    +v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g\big],$$
+    $$2R_L=m\,s^2+E|c-y|^2+\frac1L\sum_{h,g}E\big[c_{hg}\cdot c_{gh}
+    +\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g\big],$$
 
-    a polynomial in (U, v); at $L=\infty$ it is the $R_\infty$ of section 5.
+    a polynomial in (U, V); at $L=\infty$ and $m=1$ it is the $R_\infty$ of section 5.
     """
-    return _linear_risk(_Law.of(task), length, key_query, value_row, residual_row)
+    return _linear_risk(_Law.of(task), length, key_query, value, residual)
 
 
 @jax.jit
@@ -164,48 +182,59 @@ def _linear_risk(
     law: _Law,
     length: float | Array,
     key_query: Array,
-    value_row: Array,
-    residual_row: Array | None,
+    value: Array,
+    residual: Array | None,
 ) -> Array:
-    blocks = _Blocks.of(key_query, value_row)
+    blocks = _Blocks.of(key_query, value)
     reads = blocks.reads(law)
     crossed = _QueryForm(*(jnp.swapaxes(part, 0, 1) for part in reads))
     misfit = _QueryForm(*(jnp.einsum("hh...->...", part) for part in reads)).less_label()
-    if residual_row is not None:
-        misfit = misfit._replace(a=misfit.a + residual_row[:-1])
+    if residual is not None:
+        misfit = misfit._replace(a=misfit.a + residual[:, : law.S.shape[0]])
     finite = _mean_product(law, reads, crossed) + _mean_of_norms(law, blocks)
-    return 0.5 * (law.noise + _mean_product(law, misfit, misfit) + finite / length)
+    noise = value.shape[-2] * law.noise
+    return 0.5 * (noise + _mean_product(law, misfit, misfit) + finite / length)
 
 
 def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
-    """Return the mean of the product of two forms, summed over all axes before the last."""
-
-    def weighed(one: Array, other: Array) -> Array:
-        return jnp.einsum("...i,ij,...j->", one, law.H, other)
-
-    total = weighed(f.a, g.a) + law.n1 * (weighed(f.a, g.m) + weighed(f.m, g.a))
-    total += law.n2 * weighed(f.m, g.m)
-    return total + law.prior * weighed(jnp.swapaxes(f.B, -1, -2), jnp.swapaxes(g.B, -1, -2))
+    """Return the mean of the inner product of two forms, summed over all leading axes."""
+    mean_f, mean_g = (form.a + law.n1 * jnp.trace(form.G, axis1=-2, axis2=-1) for form in (f, g))
+    total = jnp.einsum("...ij,jk,...ik->", mean_f, law.H, mean_g)
+    swapped = g.G + jnp.swapaxes(g.G, -1, -2)
+    total += law.crossed * jnp.einsum("...ijab,jk,...ikab->", f.G, law.H, swapped)
+    return total + law.prior * jnp.einsum("...ijab,jk,...ikab->", f.B, law.H, g.B)
 
 
 def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
-    r"""Return $\sum_{hg}E\,v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g$.
+    r"""Return $\sum_{hg}E\,\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g$.
 
-    As `Averages.product`, with $\alpha_{hg}=v_h^\top Sv_g$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
-    $\gamma_{hg}=u_h^\top Hu_g$; the terms odd in w are $(b_gv_h+b_hv_g)^\top Sw$ and
-    $(A_hHu_g+A_gHu_h)^\top Sw$.
+    As `Averages.product`, with $\alpha_{hg}=\mathrm{tr}V_{1h}SV_{1g}^\top$,
+    $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$, $K_{hg}=B_g^\top B_h$, $X_{hg}=u_gHu_h^\top$; the terms
+    odd in W are its products with $(B_h^\top V_{1g}+B_g^\top V_{1h})S$ and
+    $(u_hHA_g^\top+u_gHA_h^\top)S$.
     """
-    (S, H, prior, _), (A, u, v1, b) = law, blocks
-    alpha, gamma, bb = v1 @ S @ v1.T, u @ H @ u.T, b[:, None] * b[None, :]
+    (S, H, prior, _), (A, u, V1, B), n1 = law, blocks, law.n1
+    alpha = jnp.einsum("hij,jk,gik->hg", V1, S, V1)
     beta = jnp.einsum("hij,ik,gkl,jl->hg", A, S, A, H)
-    value, tilt = jnp.einsum("g,hi->hgi", b, v1), jnp.einsum("hij,jk,gk->hgi", A, H, u)
+    K = jnp.einsum("gia,hib->hgab", B, B)
+    X = jnp.einsum("gai,ij,hbj->hgab", u, H, u)
+    value, tilt = jnp.einsum("hia,gij->hgaj", B, V1), jnp.einsum("hai,ij,gkj->hgak", u, H, A)
     value, tilt = (odd + jnp.swapaxes(odd, 0, 1) for odd in (value, tilt))
-    even = alpha * beta + (alpha * gamma + bb * beta) * law.n1 + bb * gamma * law.n2
-    return jnp.sum(even) + prior * jnp.sum((value @ S) * (tilt @ S))
+    size_v, size_t = (n1 * jnp.trace(part, axis1=-2, axis2=-1) for part in (K, X))
+    even = jnp.sum((alpha + size_v) * (beta + size_t))
+    even += law.crossed * jnp.sum(K * (X + jnp.swapaxes(X, -1, -2)))
+    return even + prior * jnp.sum((value @ S) * (tilt @ S))
 
 
 class QueryAverages(NamedTuple):
-    r"""Means over w alone, given each query: of $c^2$, $cy$, $\sigma^2$ and $v^\top\Gamma_wv$."""
+    r"""Means over W, given each query, of the symbols of `averages`.
+
+    Attributes:
+        square: of $|c|^2$.
+        cross: of $c\cdot y$.
+        sharpness: of $\sigma^2$.
+        value: of $\mathrm{tr}V\Gamma_WV^\top$.
+    """
 
     square: Float[Array, " points"]
     cross: Float[Array, " points"]
@@ -216,47 +245,67 @@ class QueryAverages(NamedTuple):
 def query_averages(  # noqa: PLR0917 - a head at its queries
     task: LinearRegression,
     root: Float[Array, "d d"],
-    value_row: Float[Array, " tokens"],
+    value: Float[Array, "m tokens"],
     seen: Float[Array, "d points"],
     scored: Float[Array, "d points"],
-    label: Float[Array, " points"],
+    label: Float[Array, "m points"],
 ) -> QueryAverages:
-    r"""Return the means over w, symbols as in `averages`.
+    r"""Return the means over W, symbols as in `averages`.
 
-    $E_wc^2=\langle a,x\rangle^2+2b\,E n\langle a,x\rangle\langle u,x\rangle
-    +b^2E n^2\langle u,x\rangle^2+\tau^2|B^\top x|^2$, $E_wcy=\tau^2x^\top Bx$ and
-    $E_w\sigma^2=|CAx|^2+E n\,\langle u,x\rangle^2$.
+    With $q=CAx$, $t=ux$ and $D=CV_1^\top$,
+
+    $$E_W|c|^2=|D^\top q+n_1Bt|^2+\tau^4\mathrm{tr}S^2\big(|Bt|^2+|B|^2|t|^2\big)
+    +\tau^2\big(|B|^2|C^\top q|^2+2\langle Bt,D^\top CC^\top q\rangle+|t|^2|C^\top D|^2\big),$$
+
+    $E_W\,c\cdot y=\tau^2(\mathrm{tr}B\,\langle Cx,q\rangle+\langle t,D^\top Cx\rangle)$ and
+    $E_W\sigma^2=|q|^2+n_1|t|^2$.
 
     Args:
         task: the regression.
         root: C with $C^\top C=S$ and $CC^\top$ diagonal.
-        value_row: v.
+        value: V.
         seen: $Cx$.
         scored: $CAx$.
-        label: $\langle u,x\rangle$.
+        label: $ux$.
     """
-    law = _Law.of(task)
-    prior, n1, n2 = law.prior, law.n1, law.n2
-    v1, b = root @ value_row[:-1], value_row[-1]
+    law, dim = _Law.of(task), root.shape[1]
+    D, B = root @ value[:, :dim].T, value[:, dim:]
     variances = jnp.sum(root * root, axis=1)
-    ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label[None]
-    square = ax * ax + (2 * b * n1 * ax + b**2 * n2 * label) * label
-    square = square + prior * jnp.sum(variances[:, None] * Bx * Bx, axis=0)
-    sharpness = jnp.sum(scored * scored, axis=0) + n1 * label * label
-    cross = prior * jnp.sum(Bx * seen, axis=0)
-    return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
+    label_square, size = jnp.sum(label * label, axis=0), jnp.sum(B * B)
+    Bt = _product(B, label)
+    mean, drift = _product(D.T, scored), _product(D.T, variances[:, None] * scored)
+    square = jnp.sum((mean + law.n1 * Bt) ** 2, axis=0)
+    square += law.crossed * (jnp.sum(Bt * Bt, axis=0) + size * label_square)
+    square += law.prior * (
+        size * jnp.sum(variances[:, None] * scored * scored, axis=0)
+        + 2 * jnp.sum(Bt * drift, axis=0)
+        + jnp.sum(variances[:, None] * D * D) * label_square
+    )
+    cross = jnp.trace(B) * jnp.sum(scored * seen, axis=0)
+    cross = law.prior * (cross + jnp.sum(label * _product(D.T, seen), axis=0))
+    sharpness = jnp.sum(scored * scored, axis=0) + law.n1 * label_square
+    return QueryAverages(square, cross, sharpness, jnp.sum(D * D) + size * law.n1)
 
 
-def _sharpness_averages(law: _Law, c: _QueryForm, key_query: Array, b: Array) -> dict[str, Array]:
-    r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
+def _product(matrix: Array, columns: Array) -> Array:
+    """Return a product with a small matrix as a sum, which compilers fuse with what follows."""
+    return jnp.sum(matrix[:, :, None] * columns[None], axis=1)
 
+
+def _label_averages(
+    law: _Law, form: _QueryForm, key_query: Array, value: Array
+) -> tuple[Array, Array]:
+    r"""Return $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$ for one label.
+
+    In the symbols of `averages`, $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$, $n=w^\top Sw+s^2$.
     Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
     $E\,c^2\sigma^2=k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$, $E\,cy\,\sigma^2=k^\top Hw\,
     \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
     2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
     (S, H, prior, noise), n1, n2 = law, law.n1, law.n2
-    A, u, a, B = key_query[:-1, :-1], key_query[-1, :-1], c.a, c.B
+    A, u, b = key_query[:-1, :-1], key_query[-1, :-1], value[0, -1]
+    a, B = form.a[0], form.B[0, :, 0]
     W = prior * (n1 * jnp.eye(u.size, dtype=S.dtype) + 2 * prior * S)
     n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
     Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
@@ -279,8 +328,4 @@ def _sharpness_averages(law: _Law, c: _QueryForm, key_query: Array, b: Array) ->
     cross += 2 * prior * (Ha @ Sg) + 2 * b * (Hu @ (W @ Sg))
     cross_along = prior * jnp.sum(HB * ASAH) + prior * ((SAH @ a) @ Hu) + b * (Sg @ (W @ Hu))
     cross_along += au * prior * jnp.trace(SAH) + b * gamma * jnp.sum(SAH * W) + Bu @ (W @ Hu)
-    return {
-        "sharpness": beta + gamma * n1,
-        "square_sharpness": square + 2 * along,
-        "cross_sharpness": cross + 2 * cross_along,
-    }
+    return square + 2 * along, cross + 2 * cross_along

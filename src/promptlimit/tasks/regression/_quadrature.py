@@ -1,7 +1,8 @@
-r"""The risk of softmax attention to a tolerance: a mean over points, or one integral.
+r"""The risk of softmax attention to a tolerance: a mean over points, or an integral.
 
-Points are added until the error is below the tolerance. Isotropic regression and a block head
-$U=\mathrm{diag}(aI,0)$, $v=(0,b)$ need one integral and no tables: a risk at a new length takes a
+Points are added until the error is below the tolerance. One covariate needs a product rule in two
+variables. Isotropic regression and a block head
+$U=\mathrm{diag}(aI,0)$, $V=(0,bI)$ need one integral and no tables: a risk at a new length takes a
 third of the time, with an error 100 times smaller (`benchmarks/special_paths.py`).
 """
 
@@ -11,17 +12,27 @@ import warnings
 from collections.abc import Iterator
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import REPLICATES, standard_error
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
+from promptlimit.measures import AbstractMeasure
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._objectives import Estimate
 from promptlimit.tasks._problem import LARGEST_POINTS
-from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
+from promptlimit.tasks.regression._points import (
+    Nodes,
+    covariance_factor,
+    node_sets,
+    tail_node_sets,
+)
+from promptlimit.tasks.regression._polynomials import averages, query_averages
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
     Regressor,
@@ -53,6 +64,12 @@ _STEP, _HALVINGS = 0.25, 3
 _TAIL, _NEGLIGIBLE = 42.0, 1e-17
 """Step, end and smallest weight of the trapezoidal rule for isotropic heads."""
 
+_LINE_STEPS, _LINE_REACH, _CLOSE = (0.5, 0.25, 0.125, 0.0625), 8.5, 1e-9
+"""Steps, end and relative change of the product rule for one covariate."""
+
+_SEED, _MOST_QUERIES = 20_251_118, 2**17
+"""The key of queries drawn from a law that is not Gaussian, and the most of them in a set."""
+
 
 def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
     """Return the risk to a relative tolerance, or over a fixed number of points.
@@ -82,7 +99,7 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
         target = 4 * sets
     _require_tables(lost, value, sums / sets)
     whole = Estimate(value, error, sets * size * REPLICATES)
-    whole = require_accuracy(whole, head.task.noise_variance)
+    whole = require_accuracy(whole, head.task)
     if not enough:
         warnings.warn(
             f"{sets * size} points reach a relative error of {error / value:.2g}, not the "
@@ -93,14 +110,14 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
     return whole
 
 
-def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
+def require_accuracy(found: Estimate, task: LinearRegression) -> Estimate:
     """Return a risk that is at least the noise floor, or raise an error if it is inaccurate.
 
-    Half the noise variance, the noise floor, bounds every risk from below. It replaces a value that
-    is below it by no more than the error.
+    Half the noise variance of all labels, the noise floor, bounds every risk from below. It
+    replaces a value that is below it by no more than the error.
     """
     value, error, _ = found
-    floor = 0.5 * noise_variance
+    floor = 0.5 * task.label_dim * task.noise_variance
     reached = value + 4.0 * error + _ROUNDING * abs(floor)
     if not (error <= _UNRELIABLE * abs(value) and reached >= floor):
         raise AccuracyError(
@@ -175,12 +192,12 @@ def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
 
 
 def _means(risk: SoftmaxRisk, head: Regressor) -> NDArray[np.float64]:
-    return np.array(_compiled_means(with_arrays(risk), head.key_query, head.value_row))
+    return np.array(_compiled_means(with_arrays(risk), head.key_query, head.value))
 
 
 @eqx.filter_jit
-def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> PointMeans:
-    return risk.means(key_query, value_row)
+def _compiled_means(risk: SoftmaxRisk, key_query: Array, value: Array) -> PointMeans:
+    return risk.means(key_query, value)
 
 
 def _mean_risk(
@@ -205,15 +222,15 @@ def _lost(rows: np.ndarray) -> float:
 
 def _risks(risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the risk of each row of means, [constants and sloping lines, rows]."""
-    both = _compiled_risks(with_arrays(risk), head.key_query, head.value_row, to_device(rows))
+    both = _compiled_risks(with_arrays(risk), head.key_query, head.value, to_device(rows))
     return np.asarray(both)
 
 
 @eqx.filter_jit
-def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value_row: Array, rows: Array) -> Array:
+def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value: Array, rows: Array) -> Array:
     pooled, means = PointMeans(*jnp.mean(rows, axis=0)), PointMeans(*rows.T)
     return jnp.stack(
-        [risk.combined(key_query, value_row, means, pooled, share) for share in (0.0, 1.0)]
+        [risk.combined(key_query, value, means, pooled, share) for share in (0.0, 1.0)]
     )
 
 
@@ -243,13 +260,14 @@ def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
 
 def isotropic_block(head: Regressor) -> tuple[float, float] | None:
     """Return (a, b) if laws and head are isotropic blocks, otherwise None."""
-    key_query, value_row = np.asarray(head.key_query), np.asarray(head.value_row)
-    dim = value_row.size - 1
-    squares = (head.task.covariance, head.task.query_covariance, key_query[:dim, :dim])
-    isotropic = all(np.array_equal(M, M[0, 0] * np.eye(dim)) for M in squares)
-    if not isotropic or key_query[dim, :dim].any() or value_row[:dim].any():
+    key_query, value = np.asarray(head.key_query), np.asarray(head.value)
+    dim = head.task.covariance.shape[0]
+    covariances = head.task.covariance, head.task.query_covariance
+    squares = (*covariances, key_query[:dim, :dim], value[:, dim:])
+    isotropic = all(np.array_equal(M, M[0, 0] * np.eye(len(M))) for M in squares)
+    if not isotropic or key_query[dim:, :dim].any() or value[:, :dim].any():
         return None
-    return float(key_query[0, 0]), float(value_row[dim])
+    return float(key_query[0, 0]), float(value[0, dim])
 
 
 def _mean_squares(
@@ -257,8 +275,9 @@ def _mean_squares(
 ) -> NDArray[np.float64] | None:
     r"""Return the mean square error given $r=|x_q|^2=\lambda_q\chi^2$, averaged over w.
 
-    $\sigma^2=a^2\lambda r$, $E\,y^2=\tau^2r$, $E\,cy=k\tau^2r$, $E\,c^2=k^2\tau^2r$ with
-    $k=ab\lambda$, and $E\,v^\top\Gamma_wv=b^2(\tau^2\mathrm{tr}\Sigma+s^2)$.
+    $\sigma^2=a^2\lambda r$, and for each label $E\,y^2=\tau^2r$, $E\,cy=k\tau^2r$,
+    $E\,c^2=k^2\tau^2r$ with $k=ab\lambda$, and
+    $E\,v^\top\Gamma_wv=b^2(\tau^2\mathrm{tr}\Sigma+s^2)$.
     """
     task = head.task
     scale, radius = task.covariance[0, 0], task.query_covariance[0, 0] * chi2
@@ -271,7 +290,130 @@ def _mean_squares(
     y2, k = task.prior_variance * radius, a * b * scale
     value = b**2 * (task.prior_variance * np.trace(task.covariance) + task.noise_variance)
     factor = value - 2 * (k**2 - k) * y2
-    return (k - 1) ** 2 * y2 + task.noise_variance + factor * P + k**2 * y2 * excess
+    one_label = (k - 1) ** 2 * y2 + task.noise_variance + factor * P + k**2 * y2 * excess
+    return task.label_dim * one_label
+
+
+def line_risk(head: Regressor) -> Estimate | None:
+    r"""Return the risk for one covariate, d = 1, or None if there are more or $\sigma>40$.
+
+    With $e=u/|u|$ and $\omega=e^\top W$, the sharpness depends on $x_q$ and $\omega$ alone. The
+    part of W across e is independent of both, and the mean square is a quadratic form in it, with
+    a closed mean. Trapezoidal rule in $x_q$ and $\omega$, whose error decreases geometrically.
+    """
+    if head.task.covariance.size > 1:
+        return None
+    value, change = math.nan, math.inf
+    for step in _LINE_STEPS:
+        found = _on_line(head, step)
+        if found is None:
+            return None
+        change = abs(found.value - value)
+        value = found.value
+        if change <= _CLOSE * value:
+            break
+    # The relative error is squared from one step to the next.
+    error = change * min(1.0, change / value) if math.isfinite(change) else math.inf
+    return Estimate(value, error + found.error, found.points)
+
+
+def _on_line(head: Regressor, step: float) -> Estimate | None:
+    """Return the risk for one covariate by a rule of this step, and the error of the tables."""
+    task = head.task
+    S, prior, noise = float(task.covariance[0, 0]), task.prior_variance, task.noise_variance
+    key_query, value = np.asarray(head.key_query), np.asarray(head.value)
+    a, u, V1, B = key_query[0, 0], key_query[1:, 0], value[:, 0], value[:, 1:]
+    size = float(np.linalg.norm(u))
+    e = u / size if size > 0.0 else np.eye(u.size)[0]
+    count = math.ceil(_LINE_REACH / step)
+    normal = step * np.arange(-count, count + 1)
+    density = step * np.exp(-0.5 * normal**2) / math.sqrt(2.0 * math.pi)
+    x = math.sqrt(float(task.query_covariance[0, 0])) * normal[count:, None]
+    w = math.sqrt(prior) * normal[None, :]
+    mass = np.outer(np.where(normal[count:] > 0.0, 2.0, 1.0) * density[count:], density)
+    p = math.sqrt(S) * x * (a + size * w)
+    squared = p**2 + noise * (size * x) ** 2
+    largest = math.sqrt(float(squared.max()))
+    if largest > TABLE_RANGES[-1]:
+        return None
+    # c = along V1 + read Be + B W' p, where W' is the part of W across e
+    Be = B @ e
+    along, read = math.sqrt(S) * p, math.sqrt(S) * w * p + noise * size * x
+    across, trace = float(np.sum(B * B) - Be @ Be), float(np.trace(B) - e @ Be)
+    c2 = along**2 * (V1 @ V1) + 2 * along * read * (V1 @ Be) + read**2 * (Be @ Be)
+    c2 += prior * S * p**2 * across
+    cy = (along * (V1 @ e) + read * (e @ Be)) * w * x + prior * along * x * trace
+    y2 = (w**2 + (u.size - 1) * prior) * x**2
+    spread = S * (V1 @ V1 + 2 * w * (V1 @ Be) + w**2 * (Be @ Be) + prior * across)
+    f = spread + noise * np.sum(B * B) - 2 * (c2 - cy)
+    end = next(one for one in TABLE_RANGES if one >= largest)
+    statistics = risk_statistics(head.length, end)
+    at = statistics(to_device(squared.ravel()))
+    P, excess = (np.asarray(at[name]).reshape(p.shape) for name in ("participation", "excess"))
+    mean = u.size * noise + float(np.sum(mass * (c2 - 2 * cy + y2 + f * P + c2 * excess)))
+    tables = statistics.error * float(np.sum(mass * (np.abs(f) + 13 * c2) * P))
+    return Estimate(mean / 2, tables / 2, p.size)
+
+
+def query_law_risk(head: Regressor, effort: Effort) -> Estimate:
+    r"""Return the risk for queries of any law and scores that do not read labels, $u=0$.
+
+    The sharpness does not depend on W, and means over W given the query are in closed form. Listed
+    queries are summed; others are drawn until the standard error is below the tolerance.
+    """
+    law = unwrap(head.task.query_covariates)
+    parts = law.gaussian_parts()
+    if parts is not None and parts.covs is None:
+        value, tables = _at_queries(head, parts.means.T, parts.weights)
+        return Estimate(value, tables, parts.weights.size)
+    count = _SET if effort.points is None else effort.points
+    while True:
+        found = [_at_queries(head, *_drawn_queries(law, count, key)) for key in range(REPLICATES)]
+        values, tables = np.array(found).T
+        value, error = float(values.mean()), float(standard_error(values) + tables.max())
+        enough = effort.points is not None or error <= effort.tolerance * value
+        if enough or count >= _MOST_QUERIES:
+            return Estimate(value, error, count * REPLICATES)
+        count *= 4
+
+
+def _drawn_queries(
+    law: AbstractMeasure, count: int, replicate: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    key = jax.random.fold_in(jax.random.key(_SEED), replicate)
+    return as_float64(law.sample(count, key=key)).T, np.full(count, 1.0 / count)
+
+
+def _at_queries(
+    head: Regressor, query: NDArray[np.float64], shares: NDArray[np.float64]
+) -> tuple[float, float]:
+    """Return the mean risk over queries, [d, n], with polynomials averaged over their law."""
+    task, root = head.task, covariance_factor(head.task.covariance)
+    dim = root.shape[0]
+    seen, scored = root @ query, root @ (np.asarray(head.key_query)[:dim, :dim] @ query)
+    no_label = np.zeros((task.label_dim, shares.size))
+    columns = (to_device(one) for one in (seen, scored, no_label))
+    known = query_averages(task, to_device(root), head.value, *columns)
+    exact = averages(task, head.key_query, head.value)
+    largest = math.sqrt(float(np.max(known.sharpness)))
+    if largest > TABLE_RANGES[-1]:
+        raise ArgumentError(
+            "attention",
+            f"must have scores of standard deviation at most {TABLE_RANGES[-1]:g} at every query, "
+            f"got {largest:.3g}. Scale its key-query matrix down.",
+        )
+    statistics = risk_statistics(head.length, next(end for end in TABLE_RANGES if end >= largest))
+    at = statistics(known.sharpness)
+    P, excess = (np.asarray(at[name]) for name in ("participation", "excess"))
+    square = np.asarray(known.square)
+    f = float(known.value) - 2 * (square - np.asarray(known.cross))
+    mean_f = float(exact.value - 2 * (exact.square - exact.cross))
+    finite = float(shares @ (f * P + square * excess))
+    finite += float(shares @ P) * (mean_f - float(shares @ f))
+    finite += float(shares @ excess) * (float(exact.square) - float(shares @ square))
+    noise = task.label_dim * task.noise_variance
+    tables = statistics.error * float(shares @ ((np.abs(f) + 13 * square) * P))
+    return 0.5 * (float(exact.misfit) + noise + finite), 0.5 * tables
 
 
 def _chi_square_nodes(dim: int, step: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

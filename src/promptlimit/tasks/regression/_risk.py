@@ -34,6 +34,8 @@ from promptlimit.tasks._problem import (
 from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._quadrature import (
+    line_risk,
+    query_law_risk,
     radial_risk,
     replicate_risks,
     require_accuracy,
@@ -47,7 +49,7 @@ from promptlimit.tasks.regression._softmax_risk import (
     tabulate_risks,
     with_arrays,
 )
-from promptlimit.tasks.regression._task import LinearRegression, require_regression
+from promptlimit.tasks.regression._task import LinearRegression, other_queries, require_regression
 
 
 class LinearRisk(eqx.Module):
@@ -62,10 +64,11 @@ class LinearRisk(eqx.Module):
     length: float | Float[Array, ""]
 
     def __call__(
-        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, "*m tokens"]
     ) -> Float[Array, ""]:
-        r"""Return $R_L$ at $U$ and the last row of $V$."""
-        return linear_risk(self.task, self.length, key_query[None], value_row[None])
+        r"""Return $R_L$ at $U$ and the last row of $V$; the last m for labels in $\mathbb R^m$."""
+        value = jnp.atleast_2d(value_row)
+        return linear_risk(self.task, self.length, key_query[None], value[None])
 
 
 def risk_function(
@@ -78,6 +81,8 @@ def risk_function(
     max_sharpness: Number = 16.0,
 ) -> SoftmaxRisk | LinearRisk:
     r"""Return $R_L$ as a function of $(U, v)$, v the last row of V, for `jit` and `grad`.
+
+    For labels in $\mathbb R^m$, v is the last m rows, [m, tokens].
 
     The risk of linear attention, and of either attention at $L=\infty$, is a polynomial without
     error. The risk of softmax attention at finite length is an average over fixed points
@@ -102,6 +107,12 @@ def risk_function(
     0.575 float64 (3, 3)
     """
     require_regression(task)
+    if task.query_covariates is not None and kernel == "softmax" and not np.isinf(length):
+        raise ArgumentError(
+            "task",
+            f"must have Gaussian queries, got {type(task.query_covariates).__name__}. `risk` "
+            "averages over other laws of queries.",
+        )
     require_choice("kernel", kernel, ("softmax", "linear"))
     lengths = checked_lengths(length)
     if lengths.ndim:
@@ -126,7 +137,7 @@ class RegressionObjective(AbstractObjective):
         return self._at(head.key_query, head.value)
 
     def _at(self, key_query: Array, value: Array) -> Float[Array, ""]:
-        return self.risk(key_query, value[-1])
+        return self.risk(key_query, value[-self.risk.task.label_dim :])
 
     @property
     def of_matrices(self) -> MatrixRisk:
@@ -135,8 +146,8 @@ class RegressionObjective(AbstractObjective):
 
     @property
     def lower_bound(self) -> float:
-        """Half the noise variance."""
-        return 0.5 * float(self.risk.task.noise_variance)
+        """Half the noise variance of all labels."""
+        return 0.5 * self.risk.task.label_dim * float(self.risk.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return the largest sharpness at any point."""
@@ -149,9 +160,9 @@ def _heads_risk(
     """Return the risk of linear heads and a residual; of any heads over infinite prompts."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     key_query = jnp.stack([head.key_query for head in heads])
-    value_row = jnp.stack([head.value[-1] for head in heads])
-    row = None if residual is None else residual[-1]
-    return linear_risk(task, length, key_query, value_row, row)
+    value = jnp.stack([head.value[-task.label_dim :] for head in heads])
+    rows = None if residual is None else residual[-task.label_dim :]
+    return linear_risk(task, length, key_query, value, rows)
 
 
 def _is_softmax(problem: RiskProblem) -> bool:
@@ -164,11 +175,28 @@ def _not_softmax(problem: RiskProblem) -> str | None:
     return "all lengths are infinite" if problem.is_limit else None
 
 
+def _not_averaged(problem: RiskProblem) -> str | None:
+    """Return why the risk of one softmax head is not a mean over queries."""
+    reason = _not_softmax(problem)
+    law = None if reason is not None else other_queries(problem)
+    if law is None:
+        return reason
+    dim = problem.task.covariance.shape[0]
+    reads = np.asarray(unwrap(problem.head).key_query)[dim:, :dim].any()
+    return f"{law}, and scores read labels" if reads else None
+
+
+def _not_points(problem: RiskProblem) -> str | None:
+    return _not_softmax(problem) or other_queries(problem)
+
+
 def _not_heads(problem: RiskProblem) -> str | None:
     if problem.heads is None:
         return "it does not implement `as_heads`"
-    if problem.kernels == {"linear"} or problem.is_limit or _is_softmax(problem):
+    if problem.kernels == {"linear"} or problem.is_limit:
         return None
+    if _is_softmax(problem):
+        return other_queries(problem)
     return "several softmax heads over finite prompts need the joint law of their weights"
 
 
@@ -207,7 +235,11 @@ def _regressors(problem: RiskProblem) -> list[Regressor | None]:
     """Return the head at each length, None at infinity; tabulate several lengths together."""
     head, finite = unwrap(problem.head), problem.finite
     regressor = Regressor(
-        problem.task, finite[0], head.key_query, head.value[-1], together=tuple(finite)
+        problem.task,
+        finite[0],
+        head.key_query,
+        head.value[-problem.task.label_dim :],
+        together=tuple(finite),
     )
     return [
         regressor._replace(length=length) if math.isfinite(length) else None
@@ -218,17 +250,21 @@ def _regressors(problem: RiskProblem) -> list[Regressor | None]:
 @RISK.rule(
     kind="exact",
     scope="`LinearRegression`, one softmax head",
-    method="average over $(w, x_q)$; one integral if law and head are isotropic",
-    obstacle=on(LinearRegression, obstacle=_not_softmax),
+    method="average over $(w, x_q)$; one integral if law and head are isotropic, or for one "
+    "covariate",
+    obstacle=on(LinearRegression, obstacle=_not_averaged),
 )
 def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     def risk(head: Regressor | None) -> Estimate:
         if head is None:
             limit = _heads_risk(problem.task, problem.attention, jnp.asarray(math.inf))
             return Estimate(float(limit), 0.0, 0)
-        radial = radial_risk(head, effort.tolerance) if effort.points is None else None
-        if radial is not None:
-            return require_accuracy(radial, head.task.noise_variance)
+        if head.task.query_covariates is not None:
+            return require_accuracy(query_law_risk(head, effort), head.task)
+        if effort.points is None:
+            integral = radial_risk(head, effort.tolerance) or line_risk(head)
+            if integral is not None:
+                return require_accuracy(integral, head.task)
         return softmax_risk(head, tolerance=effort.tolerance, points=effort.points)
 
     return [risk(head) for head in _regressors(problem)]
@@ -238,7 +274,7 @@ def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     kind="exact",
     scope="`LinearRegression`, one softmax head",
     method="average over $(w, x_q)$, with points adapted to the head",
-    obstacle=on(LinearRegression, obstacle=_not_softmax),
+    obstacle=on(LinearRegression, obstacle=_not_points),
 )
 def _softmax_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
     points = unwrap(effort.points)

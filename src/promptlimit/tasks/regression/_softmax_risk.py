@@ -1,9 +1,9 @@
 r"""The exact risk of softmax attention on Gaussian regression, as a function of its parameters.
 
-Given $(w, x_q)$ the mean square over prompts is, with the symbols of `_polynomials`,
+Given $(W, x_q)$ the mean square over prompts is, with the symbols of `_polynomials`,
 
-$$E[(\text{prediction}-y_q)^2\mid w,x_q]=(c-y)^2+s^2+f\,P(\sigma^2)+c^2\varrho(\sigma^2),\qquad
-f=v^\top\Gamma_wv-2c(c-y),$$
+$$E[|\text{prediction}-y_q|^2\mid W,x_q]=|c-y|^2+m\,s^2+f\,P(\sigma^2)+|c|^2\varrho(\sigma^2),\qquad
+f=\mathrm{tr}V\Gamma_WV^\top-2c\cdot(c-y),$$
 
 $P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. No term is
 divided by $\sigma$, so value and gradient are smooth where the tilt vanishes. Derived in
@@ -112,7 +112,7 @@ class PointMeans(NamedTuple):
 
 
 class Regressor(NamedTuple):
-    """One softmax head on Gaussian regression at one length: U, and the last row of V.
+    """One softmax head on Gaussian regression at one length: U, and the rows of V that predict.
 
     Tables for the lengths `together` are computed in one pass.
     """
@@ -120,7 +120,7 @@ class Regressor(NamedTuple):
     task: LinearRegression
     length: float
     key_query: Float[Array, "tokens tokens"]
-    value_row: Float[Array, " tokens"]
+    value: Float[Array, "m tokens"]
     together: tuple[float, ...] = ()
 
 
@@ -137,7 +137,8 @@ class SoftmaxRisk(eqx.Module):
     `risk_function` uses these lines. `risk` multiplies their slopes by the factor at which point
     sets agree best, which reduces the error of block heads over short prompts eightfold.
     Objectives, and therefore flows, use constants: with few points and sloping lines the risk
-    decreases without bound at large parameters.
+    decreases without bound at large parameters. For labels in
+    $\mathbb R^m$, $m>1$, all lines are constants.
 
     Attributes:
         task: the regression.
@@ -169,37 +170,44 @@ class SoftmaxRisk(eqx.Module):
         return self.statistics.max_sharpness
 
     def __call__(
-        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, "*m tokens"]
     ) -> Float[Array, ""]:
         r"""Return $R_L$ at $U$ and the last row of $V$, NaN where a point leaves the tables.
 
-        Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
+        Labels in $\mathbb R^m$ take the last m rows of V, [m, tokens]. Call it inside
+        `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
         """
+        value = jnp.atleast_2d(value_row)
         if self.slope_share is not None:
-            means = self.means(key_query, value_row)
-            return self.combined(key_query, value_row, means, means, self.slope_share)
-        at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
+            means = self.means(key_query, value)
+            return self.combined(key_query, value, means, means, self.slope_share)
+        at, exact = self._at_points(key_query, value), averages(self.task, key_query, value)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
         share = jnp.mean(to_device(self.nodes.mass))
         finite += self._mean(at.participation) / share * factor
         finite += self._mean(at.excess) / share * (exact.square - self._mean(at.square))
-        return 0.5 * (exact.misfit + self.task.noise_variance + finite)
+        return 0.5 * (exact.misfit + self._noise + finite)
+
+    @property
+    def _noise(self) -> float | Array:
+        """The noise variance of all labels."""
+        return self.task.label_dim * self.task.noise_variance
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
         return jnp.sqrt(jnp.max(scores(self.nodes, self.task.noise_variance, key_query).squared))
 
     def means(
-        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+        self, key_query: Float[Array, "tokens tokens"], value: Float[Array, "m tokens"]
     ) -> PointMeans:
         """Return the means over the points."""
-        at, mass = self._at_points(key_query, value_row), to_device(self.nodes.mass)
+        at, mass = self._at_points(key_query, value), to_device(self.nodes.mass)
         count = self.nodes.distinct
         f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
-        q, t2 = at.scored[:, :count], at.label[:count]
+        q, t2 = at.scored[:, :count], at.label[:, :count]
         seen = to_device(self.nodes.root) @ to_device(self.nodes.query)[:, :count]
-        known = query_averages(self.task, to_device(self.nodes.root), value_row, seen, q, t2)
+        known = query_averages(self.task, to_device(self.nodes.root), value, seen, q, t2)
         f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
         P0, rho0 = self._statistics(s0)
 
@@ -230,7 +238,7 @@ class SoftmaxRisk(eqx.Module):
     def combined(
         self,
         key_query: Float[Array, "tokens tokens"],
-        value_row: Float[Array, " tokens"],
+        value: Float[Array, "m tokens"],
         means: PointMeans,
         all_means: PointMeans,
         slope_share: float | Float[Array, ""],
@@ -241,33 +249,38 @@ class SoftmaxRisk(eqx.Module):
         lines $\ell=h+\kappa\sigma^2$ fit `all_means`, the means over all points. The risk is linear
         in `slope_share`.
         """
-        exact = averages(self.task, key_query, value_row)
-        slopes = _slopes(self.statistics, exact.sharpness)
-        slope_p, slope_rho = (slope_share * slope for slope in slopes)
+        exact = averages(self.task, key_query, value)
+        slope_p = slope_rho = jnp.zeros_like(exact.sharpness)
+        if exact.square_sharpness is not None:
+            slopes = _slopes(self.statistics, exact.sharpness)
+            slope_p, slope_rho = (slope_share * slope for slope in slopes)
         height_p = all_means.participation - slope_p * all_means.sharpness
         height_rho = all_means.excess - slope_rho * all_means.sharpness
         factor = exact.value - 2 * (exact.square - exact.cross)
-        factor_sharp = exact.product - 2 * (exact.square_sharpness - exact.cross_sharpness)
         corrected = means.finite + height_p * (factor - means.factor)
-        corrected += slope_p * (factor_sharp - means.factor_sharpness)
         corrected += height_rho * (exact.square - means.square)
-        corrected += slope_rho * (exact.square_sharpness - means.square_sharpness)
-        return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
+        if exact.square_sharpness is not None and exact.cross_sharpness is not None:
+            factor_sharp = exact.product - 2 * (exact.square_sharpness - exact.cross_sharpness)
+            corrected += slope_p * (factor_sharp - means.factor_sharpness)
+            corrected += slope_rho * (exact.square_sharpness - means.square_sharpness)
+        return 0.5 * (exact.misfit + self._noise + corrected)
 
-    def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
+    def _at_points(self, key_query: Array, value: Array) -> "_AtPoints":
         r"""Return the terms of the means at each point.
 
-        With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
-        $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
-        $v^\top\Gamma_wv=|r|^2+s^2b^2$.
+        With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+W^\top t_2)$ and the rows $r_i$ of
+        $(V_1+BW)C^\top$: $\sigma^2=|p|^2+s^2|t_2|^2$, $c_i=\langle p,r_i\rangle+s^2(Bt_2)_i$ and
+        $\mathrm{tr}V\Gamma_WV^\top=\sum_i|r_i|^2+s^2|B|^2$.
         """
-        noise, root, weights = self.task.noise_variance, self.nodes.root, self.nodes.weights
+        noise, weights = self.task.noise_variance, to_device(self.nodes.weights)
         q, p, t2, squared = scores(self.nodes, noise, key_query)
-        b = value_row[-1]
-        r = (to_device(root) @ value_row[:-1])[:, None] + b * to_device(weights)
-        c = jnp.sum(p * r, axis=0) + noise * b * t2
-        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - to_device(self.nodes.label))
-        return _AtPoints(f, c * c, squared, *self._statistics(squared), q, t2)
+        V1, B = value[:, : q.shape[0]], value[:, q.shape[0] :]
+        r = (V1 @ to_device(self.nodes.root).T)[:, :, None]
+        r = r + jnp.sum(B[:, :, None, None] * weights[None], axis=1)
+        c = jnp.sum(p[None] * r, axis=1) + noise * jnp.sum(B[:, :, None] * t2[None], axis=1)
+        misfit = jnp.sum(c * (c - to_device(self.nodes.label)), axis=0)
+        f = jnp.sum(r * r, axis=(0, 1)) + noise * jnp.sum(B * B) - 2 * misfit
+        return _AtPoints(f, jnp.sum(c * c, axis=0), squared, *self._statistics(squared), q, t2)
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
         r"""Return $P$ and $\varrho$ at $\sigma^2$."""
@@ -280,7 +293,7 @@ class SoftmaxRisk(eqx.Module):
 
 
 class _AtPoints(NamedTuple):
-    r"""$f$, $c^2$, $\sigma^2$, $P$, $\varrho$, $CAx_q$ and $t_2$ at each point."""
+    r"""$f$, $|c|^2$, $\sigma^2$, $P$, $\varrho$, $CAx_q$ and $t_2$ at each point."""
 
     factor: Array
     square: Array
@@ -292,7 +305,7 @@ class _AtPoints(NamedTuple):
 
 
 class Scores(NamedTuple):
-    r"""$Ct_1$, $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
+    r"""$Ct_1$, $p=C(t_1+W^\top t_2)$, $t_2$ and $\sigma^2=|p|^2+s^2|t_2|^2$ at each point."""
 
     scored: Array
     p: Array
@@ -307,9 +320,11 @@ def scores(
 ) -> Scores:
     """Return the scores of a head at the points, and their sharpness."""
     root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
-    q, t2 = root @ key_query[:-1, :-1] @ query, key_query[-1, :-1] @ query
-    p = q + t2[None] * weights
-    return Scores(q, p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2)
+    dim = query.shape[0]
+    q, t2 = root @ key_query[:dim, :dim] @ query, key_query[dim:, :dim] @ query
+    p = q + jnp.sum(t2[:, None] * weights, axis=0)
+    squared = jnp.sum(p * p, axis=0) + noise_variance * jnp.sum(t2 * t2, axis=0)
+    return Scores(q, p, t2, squared)
 
 
 def _slopes(

@@ -48,7 +48,11 @@ from promptlimit.tasks._objectives import (
     to_tolerance,
 )
 from promptlimit.tasks._problem import OBJECTIVE, RISK, RiskProblem, on
-from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
+from promptlimit.tasks.regression._task import (
+    AbstractGaussianRegression,
+    LinearRegression,
+    several_labels,
+)
 
 _SEED = 20_240_207
 _FIRST, _LARGEST = 1024, 2**16
@@ -96,6 +100,8 @@ def _no_second_moment(problem: RiskProblem) -> str | None:
     """
     if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
         return OutOfScope("the attention is not a stack")
+    if (labels := several_labels(problem)) is not None:
+        return labels
     heads = [layer.as_heads() for layer in _layers(problem)]
     known = [head for one in heads if one is not None for head in one]
     if any(one is None for one in heads):

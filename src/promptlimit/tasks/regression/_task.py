@@ -2,6 +2,7 @@ r"""In-context linear regression: tokens $(x, y)$ with $y=\langle w,x\rangle$ pl
 
 import abc
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, Number, numpy_only, real_number
-from promptlimit._inputs import float_array, require_shape, to_device
+from promptlimit._arrays import ArrayLike, Number, numpy_only, real_number, require_whole
+from promptlimit._inputs import float_array, in_double, require_shape, to_device
 from promptlimit._quadrature import haar_rotations
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import (
@@ -29,11 +30,13 @@ class AbstractRegression(AbstractTask):
 
     Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$. The query is $(x_q, 0)$, the
     prediction is the last coordinate of the output, and the loss is half its squared error against
-    the noisy label $y_q$.
+    the noisy label $y_q$. Labels in $\mathbb R^m$ are $y=Wx+s\,\epsilon$, the entries of W like
+    those of w, and the last m coordinates of the output predict them.
     """
 
     noise_variance: eqx.AbstractVar[float]
     prior_variance: eqx.AbstractVar[float]
+    label_dim: eqx.AbstractVar[int]
 
     @abc.abstractmethod
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
@@ -42,21 +45,28 @@ class AbstractRegression(AbstractTask):
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
         r"""Return the laws of $(x, y)$ in the prompt and in the query for one random $w$."""
         prompt, query = self._with_noise(key=jax.random.fold_in(key, 1))
-        weights = math.sqrt(self.prior_variance) * jax.random.normal(key, (prompt.dim - 1,))
-        last = jnp.concatenate([weights, jnp.ones(1, weights.dtype)])
-        matrix = jnp.eye(last.size, dtype=last.dtype).at[-1].set(last)
-        shift = jnp.zeros_like(last)
+        covariates = prompt.dim - self.label_dim
+        weights = jax.random.normal(key, (self.label_dim, covariates))
+        matrix = jnp.eye(prompt.dim, dtype=weights.dtype)
+        matrix = matrix.at[covariates:, :covariates].set(math.sqrt(self.prior_variance) * weights)
+        shift = jnp.zeros_like(matrix[0])
         return Affine(prompt, matrix, shift), Affine(query, matrix, shift)
+
+    @property
+    def least_outputs(self) -> int:
+        """One coordinate per label."""
+        return self.label_dim
 
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
         """Return $(x_q, 0)$."""
-        return token.at[-1].set(0.0)
+        return token.at[-self.label_dim :].set(0.0)
 
     def loss(
         self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
     ) -> Float[Array, ""]:
-        """Return half the squared error of the last coordinate."""
-        return 0.5 * (output[-1] - token[-1]) ** 2
+        """Return half the squared error of the last coordinates, one per label."""
+        missed = output[-self.label_dim :] - token[-self.label_dim :]
+        return 0.5 * jnp.sum(missed**2)
 
 
 class AbstractGaussianRegression(AbstractRegression):
@@ -85,6 +95,11 @@ class LinearRegression(AbstractGaussianRegression):
         noise_variance: $s^2$, the variance of the label noise.
         prior_variance: $\tau^2$, the variance of each entry of $w$.
         query_covariance: $\Sigma_q$, the covariance of $x_q$; $\Sigma$ when None (Remark 4.1).
+        query_covariates: the law of $x_q$ if it is not $N(0,\Sigma_q)$. `query_covariance` is
+            then its second moment $E\,x_qx_q^\top$, on which exact risks of linear attention and of
+            infinite prompts depend alone.
+        label_dim: $m$, for labels $y=Wx+s\,\epsilon$ in $\mathbb R^m$ with the prior on each entry
+            of W and the noise in each label.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -97,6 +112,8 @@ class LinearRegression(AbstractGaussianRegression):
     query_covariance: Float[np.ndarray, "d d"]
     noise_variance: float
     prior_variance: float
+    query_covariates: AbstractMeasure | None
+    label_dim: int = eqx.field(static=True)
 
     @numpy_only("Build the task outside.")
     def __init__(
@@ -106,10 +123,18 @@ class LinearRegression(AbstractGaussianRegression):
         noise_variance: Number = 0.0,
         prior_variance: Number = 1.0,
         query_covariance: ArrayLike | None = None,
+        query_covariates: AbstractMeasure | None = None,
+        label_dim: int = 1,
     ):
         self.covariance = _covariance("covariance", covariance)
         self.query_covariance = self.covariance
-        if query_covariance is not None:
+        self.query_covariates = None
+        if query_covariates is not None:
+            self.query_covariates = require_measure("query_covariates", query_covariates)
+            self.query_covariance = _second_moment(query_covariates, self.covariance.shape[0])
+            if query_covariance is not None:
+                _require_second_moment(query_covariance, self.query_covariance)
+        elif query_covariance is not None:
             self.query_covariance = _covariance("query_covariance", query_covariance)
             if self.query_covariance.shape != self.covariance.shape:
                 raise ArgumentError(
@@ -118,11 +143,12 @@ class LinearRegression(AbstractGaussianRegression):
                     f"`covariance`), got {self.query_covariance.shape}.",
                 )
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
+        self.label_dim = require_whole("label_dim", label_dim, 1)
 
     @property
     def token_dim(self) -> int:
-        """The dimension of a token: covariates and a label."""
-        return self.covariance.shape[0] + 1
+        """The dimension of a token: covariates and labels."""
+        return self.covariance.shape[0] + self.label_dim
 
     @property
     def rotation_dim(self) -> int:
@@ -136,9 +162,17 @@ class LinearRegression(AbstractGaussianRegression):
         r"""Return $\Sigma$ and $\Sigma_q$."""
         return self.covariance, self.query_covariance
 
-    def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002
-        noise = self.noise_variance
-        return joint_law(self.covariance, noise), joint_law(self.query_covariance, noise)
+    def _with_noise(
+        self,
+        *,
+        key: PRNGKeyArray,  # noqa: ARG002
+    ) -> tuple[AbstractMeasure, AbstractMeasure]:
+        noise, labels = self.noise_variance, self.label_dim
+        prompt = joint_law(self.covariance, noise, labels)
+        if self.query_covariates is None:
+            return prompt, joint_law(self.query_covariance, noise, labels)
+        added = Gaussian(np.zeros(labels), noise * np.eye(labels))
+        return prompt, Product([self.query_covariates, added])
 
 
 class RotatedRegression(AbstractGaussianRegression):
@@ -186,6 +220,11 @@ class RotatedRegression(AbstractGaussianRegression):
     def token_dim(self) -> int:
         """The dimension of a token: covariates and a label."""
         return self.spectrum.size + 1
+
+    @property
+    def label_dim(self) -> int:
+        """1."""
+        return 1
 
     @property
     def rotation_dim(self) -> int:
@@ -257,20 +296,27 @@ class CovariateRegression(AbstractRegression):
         """The dimension of a token: covariates and a label."""
         return self.covariates.dim + 1
 
+    @property
+    def label_dim(self) -> int:
+        """1."""
+        return 1
+
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Product, Product]:  # noqa: ARG002
         noise = Gaussian([0.0], [[self.noise_variance]])
         return Product([self.covariates, noise]), Product([self.query_covariates, noise])
 
 
-def joint_law(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
+def joint_law(
+    covariance: np.ndarray | Array, noise_variance: float, label_dim: int = 1
+) -> Gaussian:
     r"""Return the law of $(x, s\,\epsilon)$."""
     # An explicit dtype, as jax may reuse a NumPy array in the precision of an earlier call.
+    noise = np.pad(np.full(label_dim, noise_variance), (covariance.shape[0], 0))
     if isinstance(covariance, np.ndarray):
-        block = np.pad(covariance, (0, 1))
-        block[-1, -1] = noise_variance
+        block = np.pad(covariance, (0, label_dim)) + np.diag(noise)
     else:
         matrix = covariance.astype(jnp.result_type(float))
-        block = jnp.pad(matrix, (0, 1)).at[-1, -1].set(noise_variance)
+        block = jnp.pad(matrix, (0, label_dim)) + jnp.diag(to_device(noise, matrix.dtype))
     return Gaussian(np.zeros(block.shape[0]), block)
 
 
@@ -284,6 +330,30 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
         require_covariance(name, array)
     host = np.asarray(array, dtype=np.float64)
     return (host + host.T) / 2
+
+
+def _second_moment(law: AbstractMeasure, dim: int) -> np.ndarray:
+    r"""Return $E\,xx^\top$ of the law of a query."""
+    if law.dim != dim:
+        raise ArgumentError(
+            "query_covariates",
+            f"must have dimension {dim} (that of `covariance`), got {law.dim}.",
+        )
+    with jax.enable_x64(True):
+        double = in_double(law)
+        mean = np.asarray(double.mean, np.float64)
+        moment = np.asarray(double.cov, np.float64) + np.outer(mean, mean)
+    return (moment + moment.T) / 2
+
+
+def _require_second_moment(given: ArrayLike, moment: np.ndarray) -> None:
+    """Refuse a covariance of queries that contradicts their law."""
+    matrix = _covariance("query_covariance", given)
+    if matrix.shape != moment.shape or not np.allclose(matrix, moment, rtol=1e-9, atol=1e-12):
+        raise ArgumentError(
+            "query_covariance",
+            "must be left out, or be the second moment of `query_covariates`, got another matrix.",
+        )
 
 
 def _variances(noise_variance: Number, prior_variance: Number) -> tuple[float, float]:
@@ -312,3 +382,15 @@ def require_regression(task: object) -> None:
             f"must be a LinearRegression, got {type(task).__name__}. "
             "`risk` and `risk_gradient` simulate other tasks if a key is given.",
         )
+
+
+def other_queries(problem: Any) -> str | None:
+    """Return the obstacle of a rule for Gaussian queries."""
+    law = problem.task.query_covariates
+    return None if law is None else f"queries are {type(law).__name__}, not Gaussian"
+
+
+def several_labels(problem: Any) -> str | None:
+    """Return the obstacle of a rule for one label."""
+    count = problem.task.label_dim
+    return f"labels have {count} coordinates" if count > 1 else None
