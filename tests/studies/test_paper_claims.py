@@ -106,7 +106,7 @@ def test_fourth_moments_of_weights_are_those_of_simulated_prompts() -> None:
     assert (np.abs(drawn.mean(axis=1) - exact) < 5 * error).all()
 
 
-def test_a_wrong_rate_of_the_flow_turns_claim_26_red(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rate_of_the_flow_turns_claim_23_red(monkeypatch: pytest.MonkeyPatch) -> None:
     claim = CLAIMS["exponential-convergence"]
     module = __import__(claim.decide.__module__, fromlist=["flow_rate"])
     right = module.flow_rate
@@ -119,13 +119,13 @@ def test_a_wrong_rate_of_the_flow_turns_claim_26_red(monkeypatch: pytest.MonkeyP
     assert decide(claim, QUICK).verdict == "does not hold"
 
 
-def test_a_fourth_moment_off_by_a_fifth_turns_claim_27_red(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fourth_moment_off_by_a_fifth_turns_claim_24_red(monkeypatch: pytest.MonkeyPatch) -> None:
     right = lemmas.fourth_moment
     monkeypatch.setattr(lemmas, "fourth_moment", lambda *given: 1.2 * right(*given))
     assert decide(CLAIMS["moment-lemmas"], QUICK).verdict == "does not hold"
 
 
-def test_a_gap_that_is_a_power_turns_claim_23_red(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_that_is_a_power_turns_claim_20_red(monkeypatch: pytest.MonkeyPatch) -> None:
     power = type("Curve", (), {})
 
     def gap(*_, lengths):

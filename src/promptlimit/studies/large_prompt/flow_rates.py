@@ -80,7 +80,7 @@ def followed(case: Case) -> Followed:
     )
 
 
-@STUDY.claim(26, reference="Theorem 5.2 and Appendix F.3")
+@STUDY.claim(23, reference="Theorem 5.2 and Appendix F.3")
 def exponential_convergence(setting: Setting) -> Iterator[Check]:
     r"""From a block start the risk over an infinite prompt satisfies a Polyak-Łojasiewicz
     inequality ${|\nabla R|}^2 \ge \mu(R - R^*)$ along the whole flow, so that it converges

@@ -83,7 +83,7 @@ def _slope(values: np.ndarray) -> float:
     return float(np.log(values[1] / values[0]) / np.log(_FAR[1] / _FAR[0]))
 
 
-@STUDY.claim(27, reference="Assumptions 3.3 and 4.2(iii), Lemmas C.2, C.5, C.6, C.8 and C.9")
+@STUDY.claim(24, reference="Assumptions 3.3 and 4.2(iii), Lemmas C.2, C.5, C.6, C.8 and C.9")
 def moment_lemmas(setting: Setting) -> Iterator[Check]:
     r"""The moments that Assumptions 3.3 and 4.2(iii) and Lemmas C.5 and C.8 ask for are finite for
     every sub-Gaussian law, with constants $M_{p,q} = \mathbb{E}\,{|z|}^q\,{|\xi + kz|}^p$ for

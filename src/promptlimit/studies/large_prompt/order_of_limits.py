@@ -144,7 +144,7 @@ def _library_distance(length: int, time: float) -> float:
     return math.sqrt(square)
 
 
-@STUDY.claim(25, reference="Section 4, after Theorem 4.3, and Figure 3")
+@STUDY.claim(22, reference="Section 4, after Theorem 4.3, and Figure 3")
 def order_of_limits(setting: Setting) -> Iterator[Check]:
     r"""The parameters after a time $t_L$ tend to the end of the infinite-prompt flow for suitable
     $t_L \to \infty$. In the setting of the experiments such $t_L$ must grow more slowly than $L$
