@@ -314,21 +314,51 @@ def test_claim_17_notices_starts_that_never_arrive(monkeypatch: pytest.MonkeyPat
     assert verdict("random-starts") == "not decidable here"
 
 
+def with_divergence(
+    monkeypatch: pytest.MonkeyPatch, decisive: np.ndarray, safe: np.ndarray
+) -> None:
+    module = claim_module("stable_training")
+    monkeypatch.setattr(
+        module, "diverging", lambda _, rate, *__: decisive if rate == module.DECISIVE else safe
+    )
+
+
 @pytest.mark.parametrize(
     ("softmax", "linear", "expected"),
     [
-        ([True, True, False], [False, True, False], "not decidable here"),
-        ([True] * 19, [False] * 19, "not decidable here"),
-        ([True] * 20, [False] * 20, "holds"),
-        ([False] * 20, [True] * 20, "does not hold"),
-        ([True] * 12 + [False] * 11, [False] * 12 + [True] * 11, "does not hold"),
+        (1, 45, "holds with a change"),
+        (0, 20, "holds with a change"),
+        (0, 19, "does not hold"),
+        (20, 0, "does not hold"),
+        (64, 64, "does not hold"),
     ],
 )
-def test_claim_18_is_decided_by_starts_that_tell_the_heads_apart(
-    softmax: list, linear: list, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_claim_18_is_decided_by_the_starts_from_which_descent_diverges(
+    softmax: int, linear: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_made_up(monkeypatch, "stable_training", converging=np.array([softmax, linear]))
+    starts = np.arange(STARTS)
+    diverged, none = np.stack([starts < softmax, starts < linear]), np.zeros((2, STARTS), bool)
+    with_made_up(monkeypatch, "stable_training", converging=~none)
+    with_divergence(monkeypatch, diverged, none)
     assert verdict("stable-training") == expected
+
+
+def test_claim_18_is_not_decidable_where_descent_diverges_at_safe_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    diverged = np.stack([np.zeros(STARTS, bool), np.ones(STARTS, bool)])
+    with_made_up(monkeypatch, "stable_training", converging=np.ones((2, STARTS), bool))
+    with_divergence(monkeypatch, diverged, diverged)
+    assert verdict("stable-training") == "not decidable here"
+
+
+def test_claim_18_holds_as_stated_where_softmax_converges_from_more_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    more = np.stack([np.ones(STARTS, bool), np.zeros(STARTS, bool)])
+    with_made_up(monkeypatch, "stable_training", converging=more)
+    with_divergence(monkeypatch, ~more, np.zeros((2, STARTS), bool))
+    assert verdict("stable-training") == "holds"
 
 
 def test_a_claim_on_training_is_not_decided_in_quick_mode() -> None:

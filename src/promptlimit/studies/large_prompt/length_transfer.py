@@ -10,6 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from promptlimit._arrays import Number
 from promptlimit.attention import LinearAttention
 from promptlimit.reporting import CONTRAST, painted
 from promptlimit.studies import Check, Setting, amended, at_least, at_most, control
@@ -33,7 +34,7 @@ def _excess(found: TrainTestRisk) -> np.ndarray:
     return found.mse - protocol_task("identity").noise_variance
 
 
-def ratios(train: tuple[float, ...], test: tuple[float, ...]) -> np.ndarray:
+def ratios(train: tuple[Number, ...], test: tuple[Number, ...]) -> np.ndarray:
     """Return the excess of softmax over that of linear attention, [train length, test length]."""
     task = protocol_task("identity")
     softmax, linear = (
@@ -43,7 +44,7 @@ def ratios(train: tuple[float, ...], test: tuple[float, ...]) -> np.ndarray:
     return softmax / linear
 
 
-def without_division(length: float, test: float) -> float:
+def without_division(length: Number, test: Number) -> float:
     r"""Return the excess of linear attention without its $1/L$, trained at one length."""
     task = protocol_task("identity")
     best = linear_optimum(task, length)
@@ -53,7 +54,7 @@ def without_division(length: float, test: float) -> float:
 
 
 @STUDY.claim(
-    24,
+    21,
     reference="Introduction and Section 6",
     expected="holds with a change",
     evidence="In the setting of the experiments the statement is true for training over very short "
@@ -178,7 +179,7 @@ def _write_cells(axis: Axes, table: np.ndarray, norm: LogNorm) -> None:
         axis.text(column, row, f"{value:.2g}", ha="center", va="center", color=colour, fontsize=9)
 
 
-def _length(value: float) -> str:
+def _length(value: Number) -> str:
     if not math.isfinite(value):  # stored arrays have NaN for infinity
         return "∞"
     return f"{value:g}" if value < 1e4 else f"$10^{{{math.log10(value):.0f}}}$"

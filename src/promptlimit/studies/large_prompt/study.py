@@ -63,6 +63,15 @@ Starts that do not converge end at a saddle, where the excess is at least 1.2 ti
 
 _MOST_STARTS = 100
 
+RATES = (0.3, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
+"""The learning rates at which descent is tried until it diverges."""
+
+DECISIVE, SAFE = 1.0, 0.3
+"""Learning rates: the one of the sign test, and one at which descent does not diverge."""
+
+DIVERGING_LENGTHS = (10, 40)
+"""The lengths of the sign test; longer prompts diverge sooner."""
+
 FASTER = 10
 """How much larger the rate of the short training runs is, and how many times fewer their steps."""
 
@@ -398,6 +407,11 @@ def parts(setting: Setting) -> list[Part]:
         training = functools.partial(descent, law=law)
         ordered.append(Part(f"{law}, training runs", training, stage=1, accelerated=True))
         ordered.append(Part(f"{law}, ends of training", functools.partial(ends, law=law), stage=1))
+    tried = [(rate, SHORTEST) for rate in RATES] + [(DECISIVE, max(DIVERGING_LENGTHS))]
+    for rate, length in () if setting.quick else tried:
+        name = f"descent at rate {rate:g}, L = {length}"
+        descending = functools.partial(diverging, rate=rate, length=length)
+        ordered.append(Part(name, descending, stage=1, accelerated=True))
     return ordered
 
 
@@ -551,6 +565,36 @@ def descent(setting: Setting, law: str) -> Training:
             folder=setting.folder,
             watch=False,
         )
+
+
+@functools.cache
+def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarray:
+    """Return from which random starts descent diverges, [kernel, start].
+
+    Both heads begin at the same factors and see the same batches; different starts see different
+    ones. A run has diverged when its parameters are infinite.
+    """
+    starts = [functools.partial(uniform_factors, DIM, kernel=kernel) for kernel in KERNELS]
+    setting.report(f"descent at rate {rate:g}, L = {length}")
+    with on_accelerator():
+        runs = sgd(
+            [lambda key, start=start: start(key=key) for start in starts],
+            protocol_task("identity"),
+            [length],
+            TrainingPlan(
+                steps=200 if setting.quick else (1000 if length == SHORTEST else 300),
+                learning_rate=rate,
+                batch=BATCH,
+                record=[0],
+                points=256,
+            ),
+            key=jax.random.fold_in(jax.random.key(setting.seed), 5_000 + round(1000 * rate)),
+            seeds=8 if setting.quick else 64,
+            independent_prompts=True,
+            folder=setting.folder,
+            watch=False,
+        )
+    return runs.diverged[0] >= 0
 
 
 @functools.cache

@@ -105,7 +105,7 @@ def _late_onset(sizes: np.ndarray, name: str) -> Check:
     )
 
 
-@STUDY.claim(23, reference="Assumption 4.2(ii), Theorem 4.3, Appendix F.1")
+@STUDY.claim(20, reference="Assumption 4.2(ii), Theorem 4.3, Appendix F.1")
 def task_averages(setting: Setting) -> Iterator[Check]:
     r"""Averaged over the prompts of linear regression, the gap of the output tends to zero. If the
     scores do not read labels, it is a power of $L$. If they do, with a label row $u \ne 0$ in $U$,

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import binom
 
 from promptlimit.studies import (
     Check,
@@ -17,7 +16,6 @@ from promptlimit.studies import (
     rejected,
     share_at_least,
 )
-from promptlimit.studies._checks import LEVEL, LEVEL_FORMULA
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.starts import slope_checks
@@ -344,55 +342,6 @@ def fast_training(setting: Setting) -> Iterator[Check]:
             early,
             count,
             _MOST,
-        )
-    )
-
-
-_LENGTH = 1000
-
-
-def converging(setting: Setting) -> np.ndarray:
-    """Return from which starts each head converges at L = 1000, Σ = I, [kernel, start]."""
-    starts = ensemble(setting, "identity")
-    return starts.converged[:, list(starts.lengths).index(_LENGTH)]
-
-
-@STUDY.claim(
-    18,
-    reference="Section 6",
-    expected="not decidable here",
-    evidence="Without sampling noise, the two heads get stuck from almost the same starts: at "
-    "$L = 1000$ hardly one of 64 starts distinguishes them, which is no evidence either way. "
-    "Stability in another sense, such as convergence at larger learning rates, was not tested.",
-    after_parts=True,
-    quick=False,
-)
-def stable_training(setting: Setting) -> Iterator[Check]:
-    r"""Over random starts, softmax attention trains more stably than linear attention."""
-    softmax, linear = converging(setting)
-    for_softmax, for_linear = int((softmax & ~linear).sum()), int((linear & ~softmax).sum())
-    apart = for_softmax + for_linear
-    level = f"a sign test at level {LEVEL_FORMULA}"
-    yield at_least(
-        "starts that converge for softmax attention alone minus those that converge for "
-        f"linear attention alone, of {softmax.size} starts at $L = 1000$",
-        float(for_softmax - for_linear),
-        1.0,
-        basis="the statement",
-    )
-    yield at_most(
-        "p-value of a sign test in favour of softmax, over the starts for which the heads differ",
-        float(binom.sf(for_softmax - 1, apart, 0.5)),
-        LEVEL,
-        basis=level,
-    )
-    yield control(
-        at_most(
-            "smallest p-value that a sign test could give with so few starts for which the "
-            "heads differ",
-            0.5**apart,
-            LEVEL,
-            basis=level,
         )
     )
 
