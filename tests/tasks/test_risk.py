@@ -213,8 +213,9 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(pl.MultiHead([HEAD, HEAD]), TASK, 10, kind="exact"),
-            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact': several "
-            "softmax heads over finite prompts need the joint law of their weights.",
+            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact': scores of "
+            "several softmax heads must not read labels (the last row of a key-query matrix is not "
+            "zero).",
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(np.eye(3), np.eye(3)), TASK, 10),

@@ -17,6 +17,7 @@ from promptlimit.weights import (
     PairTokens,
     listed_pairs,
     pair_integrals,
+    pair_law,
 )
 
 TILTS = np.array([0.8, -0.3, 0.5]), np.array([-0.2, 0.9, 0.4])
@@ -41,8 +42,8 @@ NORMAL = GaussianParts(np.ones(1), np.zeros((1, 1)), np.ones((1, 1, 1)))
 
 def integrals(parts, pair, lengths, spacing="fine"):
     lengths, rules = np.asarray(lengths, dtype=float), SPACINGS[spacing]
-    tokens = PairTokens(listed_pairs(parts, pair, rules), lengths)
-    return pair_integrals([tokens], lengths.size, rules)
+    law = listed_pairs(parts, pair, rules)
+    return pair_integrals([PairTokens(law, lengths)], law.maps, lengths.size, rules)
 
 
 def traces(parts, pair, lengths, spacing="fine"):
@@ -128,8 +129,10 @@ def test_listed_and_known_tokens_agree_with_all_prompts_enumerated():
     limits = [tilted(parts, tilt) for tilt in TILTS]
     scores = [known @ tilt - at[0] for tilt, at in zip(TILTS, limits, strict=True)]
     values = [(known - at[1]) @ value.T for value, at in zip(VALUES, limits, strict=True)]
-    law = PairTokens(listed_pairs(parts, PAIR, SPACINGS["fine"]), np.array([4.0]))
-    found = pair_integrals([law, KnownPairs(np.stack(scores), np.stack(values))], 1)
+    fine = SPACINGS["fine"]
+    law = listed_pairs(parts, PAIR, fine, by_values=True)
+    prompt = [PairTokens(law, np.array([4.0])), KnownPairs(np.stack(scores), np.stack(values))]
+    found = pair_integrals(prompt, law.maps, 1, fine)
     moment, overlap = np.zeros((2, 2)), 0.0
     for prompt in itertools.product(range(3), repeat=4):
         listed = np.concatenate([tokens[list(prompt)], known])
@@ -161,6 +164,35 @@ def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or
     spread = (centred.T * MIXTURE.weights) @ centred + COVARIANCE
     expected = np.sum((VALUES[0] @ spread) * VALUES[0]) / np.array(lengths)
     assert_allclose(still, expected, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_any_analytic_law_reaches_the_reference_values():
+    cube, fine = pl.UniformCube([1.5, 1.0]), SPACINGS["fine"]
+    tilts = np.array([0.9, -0.5]), np.array([-0.3, 1.1])
+    pair = HeadPair(tilts, (np.array([[1.0, 0.5]]), np.array([[0.3, -1.0]])))
+    law = pair_law(cube, pair, fine)
+    found = pair_integrals([PairTokens(law, np.array([10.0]))], law.maps, 1, fine)
+    assert round(float(found.moment[0, 0, 0]), 11) == 0.00121449158
+    assert round(float(found.overlap[0]), 11) == 0.07313853194
+
+
+@pytest.mark.usefixtures("x64")
+def test_any_analytic_law_agrees_with_a_list_of_gauss_nodes():
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    tokens = np.array([[1.5 * a, b] for a in nodes for b in nodes])
+    masses = np.array([a * b / 4.0 for a in weights for b in weights])
+    scores = np.diag([0.9, 0.2])
+    one = pl.SoftmaxAttention(scores, np.array([[1.0, 0.5], [0.0, 1.0]]))
+    two = pl.SoftmaxAttention(-scores, np.array([[0.3, -1.0], [1.0, 0.2]]))
+    heads, lengths = pl.MultiHead([one, two]), [2, 50, 10_000]
+    found, listed = (
+        pl.prompt_moments(heads, pl.Prompt(law, fixed=[[0.5, -1.0]]), [1.0, -0.5], lengths)
+        for law in (pl.UniformCube([1.5, 1.0]), pl.Empirical(tokens, masses))
+    )
+    assert found.kind == "exact"
+    assert_allclose(found.cov, listed.cov, rtol=1e-10, atol=1e-15)
+    assert (np.abs(found.mse - listed.mse) < 4.0 * found.error + 1e-12 * listed.mse).all()
 
 
 def test_two_heads_too_sharp_for_the_nodes_are_refused():

@@ -8,11 +8,14 @@ from ._output_law import output_law as output_law
 from ._problem import HeadProblem as HeadProblem
 from ._problem import KnownPart as KnownPart
 from ._problem import Problem as Problem
+from ._problem import TiltedHead as TiltedHead
 from ._problem import checked_problem as checked_problem
 from ._problem import first_obstacle as first_obstacle
 from ._prompt_moments import PROMPT_MOMENTS as PROMPT_MOMENTS
 from ._prompt_moments import prompt_moments as prompt_moments
 from ._queries import Queries as Queries
+from ._several_heads import HeadsMoments as HeadsMoments
+from ._several_heads import heads_moments as heads_moments
 from ._simulation import PromptSimulation as PromptSimulation
 from ._simulation import chunk_of_prompts as chunk_of_prompts
 from ._simulation import numbers_of_prompt as numbers_of_prompt

@@ -223,8 +223,6 @@ def _several_softmax(problem: Problem) -> str | None:
         return "softmax heads next to linear ones need the joint law of both"
     if problem.prompt.process is not None or problem.prompt.slope:
         return f"pairs of heads need independent tokens, not {problem.prompt.words}"
-    if problem.parts is None:
-        return "pairs of heads need a list of tokens or a mixture of Gaussians"
     return next(filter(None, (problem.law_obstacle(head.tilt) for head in heads)), None)
 
 
@@ -412,9 +410,8 @@ PROMPT_MOMENTS.rules.extend(
         ),
         Rule(
             "exact",
-            "several softmax heads, tokens listed or a mixture of Gaussians; prompts with known "
-            "tokens or sinks",
-            "a double integral for each pair of heads",
+            "several softmax heads, tokens as for one; prompts with known tokens or sinks",
+            "a double integral for each pair of heads, by the same laws of a token",
             _several_softmax,
             _of_heads(_exact_several),
             any_prompt=True,

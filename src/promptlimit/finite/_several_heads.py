@@ -17,7 +17,6 @@ from promptlimit.finite._problem import KnownPart, TiltedHead
 from promptlimit.finite._softmax_moments import softmax_moments
 from promptlimit.measures import AbstractMeasure
 from promptlimit.weights import (
-    EPSILON,
     AbstractPairPart,
     AbstractScoreLaw,
     HeadPair,
@@ -28,7 +27,6 @@ from promptlimit.weights import (
     pair_law,
 )
 
-_ROUNDING = 32.0 * EPSILON
 _LENGTHS_AT_ONCE = 32
 
 
@@ -39,10 +37,12 @@ class HeadsMoments:
     Attributes:
         rows: `PromptMoments` of the sum; NaN for quantities of one head.
         overlaps: $E\sum_lp^h_lp^k_l$ of heads h and k, [h, h, n].
+        overlap_errors: of `overlaps`, [h, h, n].
     """
 
     rows: MomentRows
     overlaps: Array
+    overlap_errors: Array
 
 
 LawAlong = Callable[[Array], AbstractScoreLaw]
@@ -74,34 +74,38 @@ def heads_moments(
         for law, head in zip(laws, heads, strict=True)
     ]
     finite = np.isfinite(lengths)
-    overlaps = np.zeros((len(heads), len(heads), lengths.size))
+    overlaps, overlap_errors = np.zeros((2, len(heads), len(heads), lengths.size))
     for h, rows in enumerate(single):
         overlaps[h, h] = rows.participation
+        with np.errstate(divide="ignore", invalid="ignore"):
+            overlap_errors[h, h] = np.where(rows.mse > 0.0, rows.error / rows.mse, 0.0)
+        overlap_errors[h, h] *= rows.participation
     cov = sum(rows.cov for rows in single)
     error = sum(rows.error for rows in single)
     for h, k in itertools.combinations(range(len(heads)), 2):
         if not finite.any():
             break
         pair = HeadPair((heads[h].tilt, heads[k].tilt), (heads[h].value, heads[k].value))
-        law = pair_law(measure, pair, spacing)
+        law = pair_law(measure, pair, spacing, by_values=known.size > 0)
         fixed = _known_pairs(known, (laws[h], laws[k]), pair, (single[h], single[k]))
         for block in np.array_split(
             np.flatnonzero(finite), -(-int(finite.sum()) // _LENGTHS_AT_ONCE)
         ):
             parts: list[AbstractPairPart] = [PairTokens(law, lengths[block]), *fixed]
-            found = pair_integrals(parts, block.size, spacing)
+            found = pair_integrals(parts, law.maps, block.size, spacing)
             biases = single[h].bias[block], single[k].bias[block]
             crossed = found.moment - biases[0][:, :, None] * biases[1][:, None, :]
             cov[block] += crossed + crossed.transpose(0, 2, 1)
-            overlaps[h, k, block] = overlaps[k, h, block] = found.overlap
+            for place in ((h, k, block), (k, h, block)):
+                overlaps[place], overlap_errors[place] = found.overlap, found.overlap_error
             scale = np.sqrt(single[h].mse[block] * single[k].mse[block])
-            numerical = (found.mass_error + _ROUNDING) * scale
+            numerical = (found.mass_error + law.rounding(lengths[block])) * scale
             error[block] += 2.0 * np.maximum(found.error, numerical)
     bias, limit = sum(rows.bias for rows in single), sum(rows.limit for rows in single)
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
     unknown, weights = np.full(lengths.size, np.nan), np.full((lengths.size, known.size), np.nan)
     rows = MomentRows(limit, bias, cov, mse, unknown, error, fixed_weights=weights)
-    return HeadsMoments(rows, overlaps)
+    return HeadsMoments(rows, overlaps, overlap_errors)
 
 
 def _known_pairs(

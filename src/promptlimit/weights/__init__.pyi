@@ -26,6 +26,7 @@ from ._lines import score_law as score_law
 from ._own_moments import own_token_moments as own_token_moments
 from ._own_token import OwnTokenStatistics as OwnTokenStatistics
 from ._own_token import own_token_statistics as own_token_statistics
+from ._pair_lines import pair_law as pair_law
 from ._pairs import SPACINGS as SPACINGS
 from ._pairs import AbstractPairPart as AbstractPairPart
 from ._pairs import HeadPair as HeadPair
@@ -34,7 +35,6 @@ from ._pairs import PairTokens as PairTokens
 from ._pairs import Spacing as Spacing
 from ._pairs import listed_pairs as listed_pairs
 from ._pairs import pair_integrals as pair_integrals
-from ._pairs import pair_law as pair_law
 from ._ray import Ray as Ray
 from ._score_law import EPSILON as EPSILON
 from ._score_law import LARGEST_EXPONENT as LARGEST_EXPONENT

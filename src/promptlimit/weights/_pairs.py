@@ -33,13 +33,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import block_diag
 from scipy.special import logsumexp
 
 from promptlimit._arrays import Array
-from promptlimit.errors import AccuracyError, NotAnalyticError
-from promptlimit.measures import AbstractMeasure, GaussianParts, sqrtm_psd
-from promptlimit.weights._score_law import LARGEST_EXPONENT
+from promptlimit.errors import AccuracyError
+from promptlimit.measures import GaussianParts, sqrtm_psd
+from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT
 
 _NEGLIGIBLE = 36.0
 """Minus the logarithm of the share of a prompt that is dropped at large u and v."""
@@ -50,6 +49,7 @@ _FARTHEST = 36.0
 """Standard deviations beyond which the weights of nodes underflow."""
 
 _SAME_AXIS = 1e-12
+_ROUNDING = 32.0 * EPSILON
 
 
 class Spacing(NamedTuple):
@@ -111,18 +111,25 @@ class AbstractPairGrid(abc.ABC):
 
     @abc.abstractmethod
     def first(self, n: int, head: int) -> Array:
-        r"""Return $k_{10}$ (head 0) or $k_{01}$ of the e values and of 1, [e + 1, u, v]."""
+        r"""Return $k_{10}$ (head 0) or $k_{01}$ of the q features and of 1, [q + 1, u, v]."""
 
     @abc.abstractmethod
-    def second(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum w\,k_{11}$ of the values and of 1, and $\sum w\,o$.
+    def second(self, weights: Array) -> "Seconds":
+        r"""Return $\sum w\,k_{11}$ and $\sum w\,o$, w at each length, [n, r, u, v] for r rules."""
 
-        Args:
-            weights: w at each length, [n, r, u, v] for r rules.
 
-        Returns:
-            Arrays [n, r, e + 1, e + 1] and [n, r].
-        """
+class Seconds(NamedTuple):
+    r"""Weighted sums over the grid.
+
+    Attributes:
+        features: $\sum w\,k_{11}$ of the q features and of 1, [n, r, q + 1, q + 1].
+        within: what the values add to it that is not a function of the features, [n, r, e, e].
+        overlap: $\sum w\,o$, [n, r].
+    """
+
+    features: Array
+    within: Array | float
+    overlap: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +138,7 @@ class KnownPairs(AbstractPairPart, AbstractPairGrid):
 
     Attributes:
         scores: of each head, measured from its log-mean score, [2, f].
-        values: $y_f$ of each head, [2, f, e].
+        values: $y_f$ of each head, [2, f, e]; the features of the prompt are values then.
     """
 
     scores: Array
@@ -160,10 +167,10 @@ class KnownPairs(AbstractPairPart, AbstractPairGrid):
             row[:, :, None] if head == 0 else row[:, None, :], (len(row), *shape)
         )
 
-    def second(self, weights: Array) -> tuple[Array, Array]:
+    def second(self, weights: Array) -> Seconds:
         outputs = self.values.shape[2] + 1
         overlap = np.einsum("nruv,uf,vf->nr", weights, *self.rates, optimize=True)
-        return np.zeros((*weights.shape[:2], outputs, outputs)), overlap
+        return Seconds(np.zeros((*weights.shape[:2], outputs, outputs)), 0.0, overlap)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,18 +216,18 @@ class TokenGrid(AbstractPairGrid):
     def first(self, n: int, head: int) -> Array:
         return self.lengths[n] * self._means[head]
 
-    def second(self, weights: Array) -> tuple[Array, Array]:
+    def second(self, weights: Array) -> Seconds:
         count, rules = weights.shape[:2]
         phi, lengths = np.exp(self.token.log_phi), self.lengths[:, None, None, None]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             shares = np.where(weights > 0.0, lengths * weights / phi, 0.0)
-        total, overlap = self.token.second(shares.reshape(-1, *phi.shape))
+        found = self.token.second(shares.reshape(-1, *phi.shape))
+        total, within, overlap = (row.reshape(count, rules, *row.shape[1:]) for row in found)
         left, right = (mean.reshape(len(mean), -1) for mean in self._means)
-        total = total.reshape(count, rules, *total.shape[1:])
         for n, length in enumerate(self.lengths):
             for rule in range(rules):
                 total[n, rule] -= length * (left * weights[n, rule].ravel()) @ right.T
-        return total, overlap.reshape(count, rules)
+        return Seconds(total, within, overlap)
 
 
 # ---------------------------------------------------------------- the law of one token
@@ -234,19 +241,25 @@ class AbstractPairTransforms(abc.ABC):
 
     @abc.abstractmethod
     def first(self, head: int) -> Array:
-        r"""Return $E[e_hy_hK]$ of the e values and of 1, [e + 1, u, v]."""
+        r"""Return $E[e_hf_hK]$ of the q features $f_h$ and of 1, [q + 1, u, v]."""
 
     @abc.abstractmethod
-    def second(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum w\,E[e_1e_2y_1y_2'K]$, [m, e + 1, e + 1], and that of 1, [m].
+    def second(self, weights: Array) -> tuple[Array, Array, Array]:
+        r"""Return sums of $w\,E[e_1e_2fK]$ over the grid, w of shape [m, u, v].
 
-        Args:
-            weights: w, [m, u, v].
+        Returns:
+            Those of products of features, [m, q + 1, q + 1], of covariances of values given the
+            features, [m, e, e], and of 1, [m].
         """
 
 
 class AbstractPairLaw(abc.ABC):
-    """The law of one token along two tilts, with scores of log-mean zero."""
+    """The law of one token along two tilts, with scores of log-mean zero.
+
+    Values are linear in a few features: `maps`, [2, q, e], are their matrices.
+    """
+
+    maps: Array
 
     @abc.abstractmethod
     def windows(self, left: float, shortest: float) -> tuple[Window, Window]:
@@ -255,6 +268,10 @@ class AbstractPairLaw(abc.ABC):
     @abc.abstractmethod
     def at(self, u: Array, v: Array) -> AbstractPairTransforms:
         """Return the transforms on a grid."""
+
+    def rounding(self, lengths: Array) -> Array:
+        """Return about the relative rounding error of moments at each length."""
+        return np.full(lengths.size, _ROUNDING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,24 +382,13 @@ class ListedTransforms(AbstractPairTransforms):
         log_phi[:a, :b] = np.where(
             missed < 0.5, np.log1p(-np.minimum(missed, 0.5)), log_phi[:a, :b]
         )
-        means = [self._of_values(total, head) for head, total in enumerate(sums)]
-        return log_phi, (means[0], means[1])
+        return log_phi, (sums[0], sums[1])
 
-    def _of_values(self, sums: Array, head: int) -> Array:
-        """Return means of values and of 1, from means of features and of 1."""
-        values = np.einsum("quv,qe->euv", sums[:-1], self.law.maps[head])
-        return np.concatenate([values, sums[-1:]])
-
-    def second(self, weights: Array) -> tuple[Array, Array]:
+    def second(self, weights: Array) -> tuple[Array, Array, Array]:
         law, count = self.law, self.law.features.shape[2]
-        if len(law.within) == 1 and (count + 1) ** 2 < len(weights):
-            moments, parts = self._by_features(weights)
-        else:
-            moments, parts = self._by_nodes(weights)
-        maps = [block_diag(own, 1.0) for own in law.maps]
-        total = maps[0].T @ moments @ maps[1]
-        total[:, :-1, :-1] += np.tensordot(parts, law.within, axes=1)
-        return total, parts.sum(axis=1)
+        is_short = len(law.within) == 1 and (count + 1) ** 2 < len(weights)
+        total, parts = self._by_features(weights) if is_short else self._by_nodes(weights)
+        return total, np.tensordot(parts, law.within, axes=1), parts.sum(axis=1)
 
     def _by_features(self, weights: Array) -> tuple[Array, Array]:
         """Return weighted sums of products of features, one product at a time."""
@@ -464,8 +470,16 @@ class _Piece(NamedTuple):
         return self.shift + self.coordinates @ self.frame
 
 
-def listed_pairs(parts: GaussianParts, pair: HeadPair, spacing: Spacing) -> ListedPairs:
+def listed_pairs(
+    parts: GaussianParts, pair: HeadPair, spacing: Spacing, *, by_values: bool = False
+) -> ListedPairs:
     """Return a law made of Gaussian parts and tokens as a list of nodes.
+
+    Args:
+        parts: the law.
+        pair: two heads.
+        spacing: of nodes.
+        by_values: whether features are values, as other parts of a prompt need.
 
     Raises:
         AccuracyError: the scores are too sharp for the nodes.
@@ -474,7 +488,7 @@ def listed_pairs(parts: GaussianParts, pair: HeadPair, spacing: Spacing) -> List
     tokens = np.concatenate([piece.tokens for piece in pieces])
     masses = np.concatenate([piece.masses for piece in pieces])
     outputs, only = len(pair.values[0]), pieces[0]
-    if len(pieces) == 1 and only.coordinates.shape[1] < outputs:
+    if len(pieces) == 1 and only.coordinates.shape[1] < outputs and not by_values:
         read = [only.coordinates] * 2
         maps = [only.frame @ value.T for value in pair.values]
     else:
@@ -540,19 +554,6 @@ def _plane_nodes(
     return grid, volume * np.exp(-0.5 * (grid**2).sum(axis=1)), basis
 
 
-def pair_law(measure: AbstractMeasure, pair: HeadPair, spacing: Spacing) -> AbstractPairLaw:
-    """Return the law of a token along two tilts.
-
-    Raises:
-        NotAnalyticError: the law is neither a list nor a mixture of Gaussians.
-        AccuracyError: the scores are too sharp for the nodes.
-    """
-    parts = measure.gaussian_parts()
-    if parts is None:
-        raise NotAnalyticError("pairs of heads need a list of tokens or a mixture of Gaussians")
-    return listed_pairs(parts, pair, spacing)
-
-
 # ---------------------------------------------------------------- the integrals
 
 
@@ -564,19 +565,28 @@ class PairIntegrals:
         moment: $E\,\varepsilon_1\varepsilon_2'$, [n, e, e].
         overlap: $E\sum_lp^1_lp^2_l$, [n].
         error: of the trace of `moment` and of its entries, by the two rules, [n].
+        overlap_error: of `overlap`, [n].
         mass_error: the distance of the mass from one, a relative error, [n].
     """
 
     moment: Array
     overlap: Array
     error: Array
+    overlap_error: Array
     mass_error: Array
 
 
 def pair_integrals(
-    parts: Sequence[AbstractPairPart], count: int, spacing: Spacing = SPACINGS["fine"]
+    parts: Sequence[AbstractPairPart], maps: Array, count: int, spacing: Spacing
 ) -> PairIntegrals:
-    """Return the moments of two heads over prompts made of independent parts, at n lengths."""
+    """Return the moments of two heads over prompts made of independent parts.
+
+    Args:
+        parts: of the prompt, with the same features.
+        maps: from features to values, [2, q, e].
+        count: the number of lengths.
+        spacing: of the rules.
+    """
     step = spacing.laplace
     with np.errstate(over="ignore", under="ignore"):
         u, v = (
@@ -591,8 +601,8 @@ def pair_integrals(
         )
         weights[weights < math.exp(-4.0 * _NEGLIGIBLE)] = 0.0
         seconds = [grid.second(weights) for grid in grids]
-        total = sum(second for second, _ in seconds)
-        overlaps = sum(overlap for _, overlap in seconds)
+        total = sum(second.features for second in seconds)
+        overlaps = sum(second.overlap for second in seconds)
         for n in range(count):
             left, right = (
                 sum(grid.first(n, head) for grid in grids).reshape(-1, u.size * v.size)
@@ -600,13 +610,15 @@ def pair_integrals(
             )
             for rule in (0, 1):
                 total[n, rule] += (left * weights[n, rule].ravel()) @ right.T
-    moments = total[..., :-1, :-1]
+    moments = maps[0].T @ total[..., :-1, :-1] @ maps[1] + sum(one.within for one in seconds)
     apart = 0.5 * (moments[:, 0] - moments[:, 1])
     error = np.maximum(
         np.abs(np.trace(apart, axis1=1, axis2=2)), np.linalg.norm(apart, axis=(1, 2))
     )
     mass_error = np.abs(total[..., -1, -1].mean(axis=1) - 1.0)
-    return PairIntegrals(moments.mean(axis=1), overlaps.mean(axis=1), error, mass_error)
+    overlap = overlaps.mean(axis=1)
+    overlap_error = 0.5 * np.abs(overlaps[:, 0] - overlaps[:, 1]) + mass_error * overlap
+    return PairIntegrals(moments.mean(axis=1), overlap, error, overlap_error, mass_error)
 
 
 def _places(windows: Sequence[Window], step: float) -> Array:

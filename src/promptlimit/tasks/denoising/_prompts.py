@@ -281,7 +281,8 @@ def _cross_moments(
     moments, finite = np.zeros(lengths.size), np.isfinite(lengths)
     if finite.any():
         law = listed_pairs(tokens, pair, spacing)
-        found = pair_integrals([PairTokens(law, lengths[finite])], int(finite.sum()), spacing)
+        prompt = [PairTokens(law, lengths[finite])]
+        found = pair_integrals(prompt, law.maps, int(finite.sum()), spacing)
         moments[finite] = np.trace(found.moment, axis1=1, axis2=2)
     return moments
 

@@ -1,5 +1,6 @@
 """In-context linear regression: the tasks, and the rules for their risks."""
 
+from promptlimit.tasks.regression import _covariate_risk as _covariate_risk
 from promptlimit.tasks.regression import _gaps as _gaps
 from promptlimit.tasks.regression._batch_gradient import RegressionGradient as RegressionGradient
 from promptlimit.tasks.regression._bayes import ridge_risk as ridge_risk

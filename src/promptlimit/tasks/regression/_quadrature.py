@@ -44,7 +44,7 @@ from promptlimit.tasks.regression._softmax_risk import (
     tabulate_risks,
     with_arrays,
 )
-from promptlimit.tasks.regression._task import LinearRegression
+from promptlimit.tasks.regression._task import AbstractRegression, LinearRegression
 from promptlimit.weights import weight_statistics
 
 _SET = 4096
@@ -110,7 +110,7 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
     return whole
 
 
-def require_accuracy(found: Estimate, task: LinearRegression) -> Estimate:
+def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
     """Return a risk that is at least the noise floor, or raise an error if it is inaccurate.
 
     Half the noise variance of all labels, the noise floor, bounds every risk from below. It

@@ -197,7 +197,22 @@ def _not_heads(problem: RiskProblem) -> str | None:
         return None
     if _is_softmax(problem):
         return other_queries(problem)
-    return "several softmax heads over finite prompts need the joint law of their weights"
+    return reads_labels(problem) or "several softmax heads over finite prompts have no objective"
+
+
+def reads_labels(problem: RiskProblem) -> str | None:
+    """Return why an attention is not a sum of softmax heads whose scores do not read labels."""
+    if problem.heads is None:
+        return "it does not implement `as_heads`"
+    if problem.kernels != {"softmax"}:
+        return "softmax heads next to linear ones need the joint law of both"
+    dim = problem.task.token_dim - 1
+    if any(np.asarray(head.key_query)[dim, :dim].any() for head in problem.heads):
+        return (
+            "scores of several softmax heads must not read labels (the last row of a key-query "
+            "matrix is not zero)"
+        )
+    return None
 
 
 @OBJECTIVE.rule(

@@ -249,8 +249,8 @@ class RotatedRegression(AbstractGaussianRegression):
 class CovariateRegression(AbstractRegression):
     r"""In-context linear regression with covariates from any measure.
 
-    Unless covariates are Gaussian, softmax and linear attention have different limits. Risks are
-    simulated.
+    Unless covariates are Gaussian, softmax and linear attention have different limits. Risks of
+    softmax heads whose scores do not read labels are exact; other attentions are simulated.
 
     Args:
         covariates: the law of $x$.
@@ -258,12 +258,14 @@ class CovariateRegression(AbstractRegression):
         prior_variance: $\tau^2$, the variance of each entry of $w$.
         query_covariates: the law of $x_q$; that of $x$ when None (Remark 4.1).
 
-    >>> import jax, jax.numpy as jnp, promptlimit as pl
-    >>> task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]))
-    >>> attention = pl.LinearAttention(jnp.diag(jnp.array([1.0, 1.0, 0.0])), jnp.eye(3))
-    >>> found = pl.risk(attention, task, float("inf"), key=jax.random.key(0))
-    >>> print(f"{found.value:.6f}")
-    0.000000
+    >>> import numpy as np, promptlimit as pl
+    >>> task = pl.CovariateRegression(
+    ...     pl.Rademacher([1.0, 1.0]), noise_variance=0.2, prior_variance=0.5
+    ... )
+    >>> head = pl.SoftmaxAttention(np.diag([0.8, 0.8, 0.0]), np.diag([0.0, 0.0, 1.1]))
+    >>> found = pl.risk(head, task, [5, 1000])
+    >>> print(found.kind, found.mse.round(6))
+    exact [0.738678 0.274031]
     """
 
     covariates: AbstractMeasure
