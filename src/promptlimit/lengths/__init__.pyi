@@ -1,5 +1,5 @@
+from ._length_statistics import entropy_prediction as entropy_prediction
 from ._length_statistics import length_statistics as length_statistics
-from ._prediction import entropy_prediction as entropy_prediction
 from ._rules import RULES as RULES
 from ._rules import TemperatureRule as TemperatureRule
 from ._rules import freezing_length as freezing_length

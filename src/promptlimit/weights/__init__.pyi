@@ -17,12 +17,10 @@ from ._functional import prompt_integrals as prompt_integrals
 from ._functional import rule_error as rule_error
 from ._gaussian_law import GaussianLaw as GaussianLaw
 from ._interpolant import WeightInterpolant as WeightInterpolant
+from ._interpolant import tabulate as tabulate
 from ._interpolant import weight_interpolant as weight_interpolant
-from ._interpolant_table import tabulate as tabulate
 from ._lines import RayLaw as RayLaw
 from ._lines import score_law as score_law
-from ._own_token import OwnTokenStatistics as OwnTokenStatistics
-from ._own_token import own_token_statistics as own_token_statistics
 from ._ray import Ray as Ray
 from ._score_law import EPSILON as EPSILON
 from ._score_law import LARGEST_EXPONENT as LARGEST_EXPONENT
@@ -40,8 +38,10 @@ from ._weighed_values import deviation_moments as deviation_moments
 from ._weighed_values import sinh_thresholds as sinh_thresholds
 from ._weighed_values import upper_tails as upper_tails
 from ._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
+from ._weight_statistics import OwnTokenStatistics as OwnTokenStatistics
 from ._weight_statistics import WeightStatistics as WeightStatistics
 from ._weight_statistics import checked_sharpness as checked_sharpness
 from ._weight_statistics import max_sharpness as max_sharpness
+from ._weight_statistics import own_token_statistics as own_token_statistics
 from ._weight_statistics import some_statistics as some_statistics
 from ._weight_statistics import weight_statistics as weight_statistics
