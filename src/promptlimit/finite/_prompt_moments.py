@@ -20,14 +20,14 @@ from promptlimit.finite._head_moments import (
 )
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
-from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
-    NOT_A_STACK,
     atoms_limit,
     controlled_moments,
     controlled_obstacle,
     drawn_linear_stack,
     exact_linear_stack,
+    expansion_obstacle,
+    expansion_rows,
     linear_stack_obstacle,
     many_nodes,
     particle_moments,
@@ -156,14 +156,6 @@ def finite_length(problem: Problem) -> str | None:
     return None if infinite else "a length is finite"
 
 
-def _no_closed_limit(problem: Problem) -> str | None:
-    return finite_length(problem) or without_closed_limit(problem)
-
-
-def _no_atoms(problem: Problem) -> str | None:
-    return finite_length(problem) or without_atoms(problem)
-
-
 def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a problem is not of one head, of this kernel."""
     head = problem.head
@@ -207,10 +199,6 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
     if heads is None:
         return OutOfScope("it is not a softmax head with a second one of tilt zero")
     return problem.law_obstacle(heads[0].tilt)
-
-
-def _not_by_nodes(problem: Problem) -> str | None:
-    return NOT_A_STACK if problem.layers is None else many_nodes(problem)
 
 
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
@@ -340,7 +328,7 @@ PROMPT_MOMENTS.rules.extend(
             "limit",
             "anything but a stack over tokens neither Gaussian nor listed, all lengths infinite",
             "$T[\\mu](z)$",
-            _no_closed_limit,
+            lambda problem: finite_length(problem) or without_closed_limit(problem),
             _limit,
             any_prompt=True,
         ),
@@ -348,7 +336,7 @@ PROMPT_MOMENTS.rules.extend(
             "limit",
             "a stack over a mixture of Gaussians in one or two dimensions, all lengths infinite",
             "atoms of a quadrature, doubled until the limit stays",
-            _no_atoms,
+            lambda problem: finite_length(problem) or without_atoms(problem),
             atoms_limit,
         ),
         Rule(
@@ -379,7 +367,7 @@ PROMPT_MOMENTS.rules.extend(
             "exact",
             f"linear layers, Gaussian tokens, query outside, up to {MOST_NODES} nodes",
             "Gauss rules for the entries of a Wishart matrix, exact for polynomials",
-            _not_by_nodes,
+            many_nodes,
             exact_linear_stack,
         ),
         Rule(
