@@ -13,12 +13,12 @@ from scipy.stats import chi2
 
 import promptlimit as pl
 from concentration.test_bounds import mp_token
-from promptlimit.concentration._bounds import mean_bound
-from promptlimit.concentration._lemmas import (
+from promptlimit.concentration._bounds import (
     error_quantile,
     error_tail,
     largest_token_bound,
     limit_bound,
+    mean_bound,
 )
 
 SIZES = {"sub_gaussian": 1.0, "tilt_norm": 0.6, "value_norm": 1.0}

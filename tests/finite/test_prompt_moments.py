@@ -17,8 +17,6 @@ from finite.simulated_prompts import agrees, draw, outputs, weights_of
 from promptlimit._inputs import in_double
 from promptlimit.finite import prompt_moments
 from promptlimit.finite._polynomial_moments import (
-    _read_derivatives,
-    _read_moments_of,
     read_moments,
     tilted_moments,
 )
@@ -200,12 +198,12 @@ def test_other_measures_are_left_whole(measure):
     assert measure.gaussian_parts() is None
 
 
-def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64):
+def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64, monkeypatch):
     law = as_measure(problem(3, seed=11)[3])
     tilt = np.array([0.7, -0.4, 1.1])
-    found = map(np.asarray, _read_derivatives(in_double(law), jax.numpy.asarray(tilt)))
-    mean, cov = _read_moments_of(tilt, *found)
     closed_mean, closed_cov = read_moments(law, tilt)
+    monkeypatch.setattr(type(law), "gaussian_parts", lambda _: None)
+    mean, cov = read_moments(in_double(law), tilt)
     assert_allclose(mean, closed_mean, rtol=1e-11)
     assert_allclose(cov, closed_cov, rtol=1e-10)
 

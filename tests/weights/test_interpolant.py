@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from promptlimit.errors import AccuracyError
-from promptlimit.weights import _interpolant_table
-from promptlimit.weights._interpolant import WeightInterpolant, weight_interpolant
-from promptlimit.weights._interpolant_table import interpolation_table, tabulate
+from promptlimit.weights import _interpolant
+from promptlimit.weights._interpolant import (
+    WeightInterpolant,
+    interpolation_table,
+    tabulate,
+    weight_interpolant,
+)
 from promptlimit.weights._weight_statistics import STATISTICS, weight_statistics
 
 LENGTHS = (1, 2, 1e6, math.inf)
@@ -141,19 +145,19 @@ def test_single_precision_gives_single_precision(hundred):
 
 def test_a_second_call_builds_nothing(monkeypatch):
     weight_interpolant(7, max_sharpness=0.5)
-    monkeypatch.setattr(_interpolant_table, "some_statistics", None)
+    monkeypatch.setattr(_interpolant, "some_statistics", None)
     weight_interpolant(7, max_sharpness=0.5)
 
 
 def test_refuses_when_polynomials_cannot_follow(monkeypatch):
-    monkeypatch.setattr(_interpolant_table, "_HALVINGS", 0)
-    monkeypatch.setattr(_interpolant_table, "_NARROW", 1.0)
-    _interpolant_table._tables.clear()
+    monkeypatch.setattr(_interpolant, "_HALVINGS", 0)
+    monkeypatch.setattr(_interpolant, "_NARROW", 1.0)
+    _interpolant._tables.clear()
     with pytest.raises(
         AccuracyError, match=r"^An interpolant must reach a relative error of 1e-09"
     ):
         weight_interpolant(100, max_sharpness=3.0)
-    _interpolant_table._tables.clear()
+    _interpolant._tables.clear()
 
 
 def test_bad_arguments_are_named():
@@ -178,9 +182,9 @@ def test_bad_arguments_are_named():
 
 def test_tables_made_together_are_those_made_alone() -> None:
     names, lengths = ("participation", "score_error"), (7.0, 50.0, 3e4)
-    _interpolant_table._tables.clear()
+    _interpolant._tables.clear()
     alone = [interpolation_table(names, (one,), 2.0) for one in lengths]
-    _interpolant_table._tables.clear()
+    _interpolant._tables.clear()
     tabulate(names, lengths, 2.0)
     for own, one in zip(alone, lengths, strict=True):
         found = interpolation_table(names, (one,), 2.0)

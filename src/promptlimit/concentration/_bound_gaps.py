@@ -11,14 +11,7 @@ import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
-from promptlimit.concentration._sharpness_law import (
-    Product,
-    SharpnessLaw,
-    average,
-    product_at,
-    require_within_reach,
-    sharpness_law,
-)
+from promptlimit.concentration._sharpness_law import Product, over_queries, require_within_reach
 from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
@@ -82,17 +75,17 @@ def bound_gap(problem: Problem) -> Array:
         return np.zeros(lengths.size)
     if not queries.is_known:
         return _proposition(reduced, problem)
-    total = np.zeros(lengths.size)
-    if queries.points.size:
-        seen = queries.points @ reduced.transform.T
-        require_within_reach(np.abs(seen))
-        sharpness = np.linalg.norm(seen, axis=1)
-        size = product_at(reduced.size, queries.points)
-        total += (queries.weights * size) @ reduced.at_sharpness(sharpness, lengths)
-    for part in queries.gaussians:
-        law = sharpness_law(reduced.transform, part.mean, part.cov)
-        total += part.weight * _averaged(reduced, law, lengths)
-    return total
+
+    def integrand(sharpness: Array, size: Array) -> Array:
+        return size[0][:, None] * reduced.at_sharpness(sharpness, lengths)
+
+    def log_size(sharpness: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(reduced.at_sharpness(sharpness, lengths))
+
+    average = queries, reduced.transform, (reduced.size,), integrand, log_size
+    value, error = over_queries(*average, tolerance=_TOLERANCE, largest_error=np.inf)
+    return value + np.where(error > 0.0, np.maximum(error, _TOLERANCE * value), 0.0)
 
 
 def _reduced(problem: Problem) -> _Reduced:
@@ -114,24 +107,6 @@ def _reduced(problem: Problem) -> _Reduced:
 
 def _norm(matrix: Array) -> float:
     return float(np.linalg.norm(matrix, ord=2))
-
-
-def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
-    if law.is_fixed:
-        size = law.tilted_mean_of(0.0, reduced.size)
-        return size * reduced.at_sharpness(np.array([np.sqrt(law.floor)]), lengths)[0]
-
-    def integrand(sharpness: Array, density: Array) -> Array:
-        return density[0][:, None] * reduced.at_sharpness(sharpness, lengths)
-
-    def log_size(sharpness: Array) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.log(reduced.at_sharpness(sharpness, lengths))
-
-    value, error = average(
-        law, (reduced.size,), integrand, log_size, _TOLERANCE, largest_error=np.inf
-    )
-    return value + np.maximum(error, _TOLERANCE * value)
 
 
 def _proposition(reduced: _Reduced, problem: Problem) -> Array:

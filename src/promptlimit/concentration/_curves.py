@@ -1,14 +1,24 @@
-"""Gaps at several lengths: the return value of rules, and the result of `output_gap`."""
+"""A gap at several lengths: what rules return and the result made of it, and gaps on tasks.
+
+Tasks are built on this package, so their rules are registered where the tasks are.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
 
+import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array
-from promptlimit.results import GapCurve
+from promptlimit._arrays import Array, ArrayLike, increasing_lengths
+from promptlimit._inputs import in_double, type_name
+from promptlimit.attention import AbstractAttention, AbstractHead
+from promptlimit.errors import ArgumentError
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import GapCurve, GapExponent
 from promptlimit.rules import Effort, Quantity
 
 
@@ -66,3 +76,99 @@ def curve_of(
     square = gaps.limit_square if square is None else square
     scale = math.nan if square is None else square
     return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, gaps.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskGapProblem:
+    """A validated problem: an attention on a task, over prompts of some lengths.
+
+    Attributes:
+        attention: the attention, in double precision.
+        task: the law of prompts and queries, in double precision.
+        lengths: prompt lengths, increasing, [n].
+        wrt: the parameter whose gradient is compared; None for outputs.
+    """
+
+    attention: AbstractAttention
+    task: Any
+    lengths: Array
+    wrt: str | None = None
+
+    @property
+    def subject(self) -> str:
+        """The problem in words."""
+        what = "" if self.wrt is None else f" (gradient in {self.wrt})"
+        return f"{type(self.attention).__name__} on {type(self.task).__name__}{what}"
+
+    @cached_property
+    def head(self) -> AbstractHead | None:
+        """The attention as one head, None where it is not one."""
+        return self.attention.single_head()
+
+    def with_lengths(self, lengths: Array) -> "TaskGapProblem":
+        """Return the problem at other lengths."""
+        return dataclasses.replace(self, lengths=lengths)
+
+
+TASK_GAPS: Quantity[TaskGapProblem, GapValues] = Quantity(
+    "output_gap", returns="`concentration.GapValues`: value and error [n], at finite lengths"
+)
+"""The rules of `output_gap` and `gradient_gap` for a task."""
+
+TASK_EXPONENTS: Quantity[TaskGapProblem, GapExponent] = Quantity(
+    "gap_exponent",
+    hint="Fit it: fit_rate(lengths, values) accepts any gap curve.",
+    returns="a `results.GapExponent`",
+)
+"""The rules of `gap_exponent` for a task."""
+
+
+@runtime_checkable
+class SupportsTasks(Protocol):
+    """The methods of `AbstractTask` that a gap needs."""
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token."""
+
+    def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
+        """Return the laws of the prompt's tokens and of the query."""
+
+    def query_of(self, token: Any) -> Any:
+        """Return the query as the attention reads it."""
+
+
+def task_problem(
+    attention: AbstractAttention,
+    task: Any,
+    lengths: ArrayLike,
+    wrt: str | None,
+    unused: Mapping[str, object],
+) -> TaskGapProblem:
+    """Return a validated problem, or refuse arguments (`unused`) that a task does not take."""
+    if not isinstance(attention, AbstractAttention):
+        raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
+    for name, value in unused.items():
+        if value is not None and value is not False:
+            raise ArgumentError(
+                name, f"must be left out for a task, which has its own queries, got {value!r:.60}."
+            )
+    if attention.token_dim != task.token_dim:
+        raise ArgumentError(
+            "attention",
+            f"must read tokens of dimension {task.token_dim} on this task, got "
+            f"{attention.token_dim}.",
+        )
+    with jax.enable_x64(True):
+        return TaskGapProblem(
+            in_double(attention), in_double(task), increasing_lengths(lengths), wrt
+        )
+
+
+def task_exponent(
+    attention: AbstractAttention, task: SupportsTasks, queries: object
+) -> GapExponent:
+    """Return the rate of the output gap on a task."""
+    problem = task_problem(attention, task, np.array([np.inf]), None, {"queries": queries})
+    rule = TASK_EXPONENTS.choose(problem, "auto", Effort())
+    return rule.compute(problem, Effort())

@@ -16,14 +16,13 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._curves import SupportsTasks, task_exponent
 from promptlimit.concentration._sharpness_law import (
     Product,
-    SharpnessLaw,
-    average,
+    over_queries,
     product_at,
     sharpness_law,
 )
-from promptlimit.concentration._task_gaps import SupportsTasks, task_exponent
 from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem
 from promptlimit.measures import AbstractMeasure
@@ -138,37 +137,22 @@ def exact_gap(
         lengths: L, finite.
         tolerance: relative error at which the quadrature over Gaussian queries stops.
     """
-    value, error = _over_points(gap, queries.points, queries.weights, lengths)
-    for part in queries.gaussians:
-        law = sharpness_law(gap.transform, part.mean, part.cov)
-        if law.is_fixed:
-            mean, its_error = _at_one_sharpness(gap, law, lengths)
-        else:
-            mean, its_error = _over_sharpness(gap, law, lengths, tolerance)
-        value, error = value + part.weight * mean, error + part.weight * its_error
-    return value, error
-
-
-def _over_sharpness(
-    gap: GaussianGap, law: SharpnessLaw, lengths: Array, tolerance: float
-) -> tuple[Array, Array]:
     worst = np.zeros(lengths.size)
 
-    def integrand(sharpness: Array, density: Array) -> Array:
+    def integrand(sharpness: Array, products: Array) -> Array:
         statistics, error = _statistics(gap.terms, sharpness, lengths)
         np.maximum(worst, error.max(axis=0), out=worst)
-        return _combined(gap, statistics, density.T, sharpness)
+        return _combined(gap, statistics, products.T, sharpness)
 
-    value, change = average(
-        law, gap.products, integrand, lambda sharpness: log_scale(sharpness, lengths), tolerance
+    value, change = over_queries(
+        queries,
+        gap.transform,
+        gap.products,
+        integrand,
+        lambda sharpness: log_scale(sharpness, lengths),
+        tolerance=tolerance,
     )
     return value, change + worst * np.abs(value)
-
-
-def _at_one_sharpness(gap: GaussianGap, law: SharpnessLaw, lengths: Array) -> tuple[Array, Array]:
-    """Return the gap if all queries have the same sharpness; the forms may vary."""
-    products = np.array([[law.tilted_mean_of(0.0, product) for product in gap.products]])
-    return _summed(gap, products, np.array([np.sqrt(law.floor)]), lengths)
 
 
 def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
@@ -191,31 +175,15 @@ def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
     return total / lengths
 
 
-def _over_points(
-    gap: GaussianGap, points: Array, weights: Array, lengths: Array
-) -> tuple[Array, Array]:
-    if not points.size:
-        return np.zeros(lengths.size), np.zeros(lengths.size)
-    sharpness = np.linalg.norm(points @ gap.transform.T, axis=1)
-    rows = [weights * product_at(product, points) for product in gap.products]
-    return _summed(gap, np.stack(rows, axis=1), sharpness, lengths)
-
-
-def _summed(
-    gap: GaussianGap, products: Array, sharpness: Array, lengths: Array
-) -> tuple[Array, Array]:
-    """Return the sum over queries; at sharpness 0 the forms along the tilt are 0 too."""
-    statistics, error = _statistics(gap.terms, sharpness, lengths)
-    positive = np.maximum(sharpness, np.finfo(np.float64).tiny ** 0.25)
-    value = _combined(gap, statistics, products, positive)
-    return value.sum(axis=0), np.sum(error * np.abs(value), axis=0)
-
-
 def _combined(
     gap: GaussianGap, statistics: dict[str, Array], products: Array, sharpness: Array
 ) -> Array:
-    r"""Return $\sum_sE[s]\sum_kc_{sk}\varphi_k/\sigma^{2n_k}$, [n, lengths]."""
-    scaled = products / sharpness[:, None] ** (2 * np.array(gap.orders))
+    r"""Return $\sum_sE[s]\sum_kc_{sk}\varphi_k/\sigma^{2n_k}$, [n, lengths].
+
+    At sharpness 0 the forms along the tilt are 0 too.
+    """
+    positive = np.maximum(sharpness, np.finfo(np.float64).tiny ** 0.25)
+    scaled = products / positive[:, None] ** (2 * np.array(gap.orders))
     total = 0.0
     for name, pairs in gap.terms.items():
         factor = np.sum([coefficient * scaled[:, index] for coefficient, index in pairs], axis=0)

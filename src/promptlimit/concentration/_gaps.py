@@ -2,7 +2,7 @@
 
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
-from promptlimit.concentration._curves import GapValues, curve_of
-from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
-from promptlimit.concentration._task_gaps import (
+from promptlimit.concentration._curves import (
     TASK_GAPS,
+    GapValues,
     SupportsTasks,
-    task_curve,
+    curve_of,
     task_problem,
 )
+from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
 from promptlimit.errors import ArgumentError, KindUnavailableError, OutsideDomainError
 from promptlimit.finite import (
     GRADIENT_MOMENTS,
@@ -95,9 +95,8 @@ def output_gap(
     >>> print(gap.kind, gap.value)
     exact [3.19156163e-01 1.48542052e-02 5.53775683e-08]
     """
-    given = _Given(queries, including_query, sub_gaussian)
-    effort = Effort(key, samples)
-    return _curve(attention, measure, lengths, given, wrt=None, kind=kind, effort=effort)
+    given = {"queries": queries, "including_query": including_query, "sub_gaussian": sub_gaussian}
+    return _curve(attention, measure, lengths, given, None, kind, Effort(key, samples))
 
 
 @computes(GAPS, TASK_GAPS)
@@ -140,40 +139,32 @@ def gradient_gap(
     >>> print(gap.kind, gap.value)
     exact [0.2481419  0.01459002]
     """
-    given = _Given(queries, including_query, sub_gaussian)
-    effort = Effort(key, samples)
-    return _curve(attention, measure, lengths, given, wrt=str(wrt), kind=kind, effort=effort)
+    given = {"queries": queries, "including_query": including_query, "sub_gaussian": sub_gaussian}
+    return _curve(attention, measure, lengths, given, str(wrt), kind, Effort(key, samples))
 
 
-class _Given(NamedTuple):
-    """Arguments on queries and tails of a law, which are not accepted together with a task."""
-
-    queries: AbstractMeasure | ArrayLike | None
-    including_query: bool
-    sub_gaussian: float | None
-
-
-def _curve(
+def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
     attention: AbstractAttention,
     law: PromptLaw | SupportsTasks,
     lengths: ArrayLike | None,
-    given: _Given,
-    *,
+    given: dict[str, Any],
     wrt: str | None,
     kind: str,
     effort: Effort,
 ) -> GapCurve:
+    """Return the gap; a task does not take the arguments `given`, about queries and tails."""
     if lengths is None:
         raise ArgumentError("lengths", "must be one prompt length or several, got none.")
     if isinstance(law, SupportsTasks):
-        return task_curve(task_problem(attention, law, lengths, wrt, given._asdict()), kind, effort)
-    if given.queries is None:
+        problem = task_problem(attention, law, lengths, wrt, given)
+        return curve_of(TASK_GAPS, problem, kind, effort)
+    if given["queries"] is None:
         raise ArgumentError(
             "queries",
             "must be a measure or an array [n, query_dim], got none. Only a task has its own.",
         )
     problem = checked_problem(
-        attention, law, increasing_lengths(lengths), wrt=wrt, any_prompt=True, **given._asdict()
+        attention, law, increasing_lengths(lengths), wrt=wrt, any_prompt=True, **given
     )
     return curve_of(GAPS, problem, kind, effort, limit_square)
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from promptlimit._arrays import Array
 from promptlimit._quadrature import fejer_weights
 from promptlimit.errors import AccuracyError, ArgumentError
+from promptlimit.finite import Queries
 
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
@@ -320,6 +321,41 @@ def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
         + np.sum((spread[0] @ three) * spread[1], axis=-1)
     )
     return 8.0 * (trace + paths)
+
+
+def over_queries(
+    queries: Queries,
+    transform: Array,
+    products: tuple[Product, ...],
+    integrand: Integrand,
+    log_size: LogSize,
+    *,
+    tolerance: float,
+    largest_error: float = 1e-3,
+) -> tuple[Array, Array]:
+    r"""Return the average over points and Gaussian queries of $\sum_kf_k(\sigma)\varphi_k(z)$.
+
+    The arguments are those of `average`, and $G$ = `transform`. The error is that of the
+    quadratures over the sharpness of Gaussian queries; other queries have none.
+    """
+    value = error = np.zeros(())
+    if queries.points.size:
+        seen = queries.points @ transform.T
+        require_within_reach(np.abs(seen))
+        rows = [queries.weights * product_at(product, queries.points) for product in products]
+        value = integrand(np.linalg.norm(seen, axis=1), np.stack(rows)).sum(axis=0)
+    for part in queries.gaussians:
+        law = sharpness_law(transform, part.mean, part.cov)
+        if law.is_fixed:  # the forms may vary
+            means = np.array([[law.tilted_mean_of(0.0, product)] for product in products])
+            mean = integrand(np.array([math.sqrt(law.floor)]), means)[0]
+            change = np.zeros_like(mean)
+        else:
+            mean, change = average(
+                law, products, integrand, log_size, tolerance, largest_error=largest_error
+            )
+        value, error = value + part.weight * mean, error + part.weight * change
+    return value, error
 
 
 def average(

@@ -28,7 +28,6 @@ _EVERY = 4  # steps between two updates of the largest eigenvalue
 _UNSEEN = -1  # the age of an eigenvalue before the first estimate
 MAX_STAGES = 250
 
-
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11
 _FALL = 0.01

@@ -8,6 +8,7 @@ $e^{\Lambda}$.
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -49,64 +50,55 @@ def _transforms(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, Jax
     return measure.log_laplace(tilt), measure.tilted_mean(tilt), measure.tilted_cov(tilt)
 
 
-def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
-    r"""Return mean and covariance of $z\langle z,t\rangle$, what linear attention averages."""
+class CentralMoments(NamedTuple):
+    r"""Moments of $x=z-m$, with $b=\langle x,t\rangle$ for one t.
+
+    Attributes:
+        mean: $m$, [d].
+        cov: $E\,xx^\top$, [d, d].
+        third: $E\,xx^\top b$, [d, d].
+        fourth: $E\,xx^\top b^2$, [d, d].
+    """
+
+    mean: Array
+    cov: Array
+    third: Array
+    fourth: Array
+
+
+def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
+    """Return moments to order four about the mean, so that no large mean is squared."""
     parts = measure.gaussian_parts()
     if parts is not None:
-        return _read_moments_of_parts(parts, tilt)
+        return _central_of_parts(parts, tilt)
     with jax.enable_x64(True):
         require_moments(measure)
-        point = to_device(tilt)
-        derivatives = map(np.asarray, _read_derivatives(measure, point))
-    return _read_moments_of(tilt, *derivatives)
+        return CentralMoments(*map(np.asarray, _central_derivatives(measure, to_device(tilt))))
 
 
-def _read_moments_of(
-    tilt: Array, mean: Array, cov: Array, third: Array, fourth: Array
-) -> tuple[Array, Array]:
-    r"""Return mean and covariance of $z\langle z,t\rangle$ from moments of $x=z-m$.
+def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
+    r"""Sum over parts $N(m+d,\Gamma)$; $a=\langle d,t\rangle$, $w=\Gamma t$, $\sigma^2=t^\top w$.
 
-    With $a=\langle m,t\rangle$, $b=\langle x,t\rangle$ and $w=\Gamma t$ the deviation is
-    $mb+ax+(xb-w)$, so that no large mean is squared and taken away again:
-
-    Cov = t'w mm' + a^2 Gamma + a (mw' + wm') + 2a E[xx'b] + m E[b^2 x]' + E[b^2 x] m' + E[xx'b^2] - ww'
-    """  # noqa: E501  # a formula stays on one line
-    a, w = mean @ tilt, cov @ tilt
-    mixed = np.outer(mean, a * w + third @ tilt)
-    spread = (tilt @ w) * np.outer(mean, mean) + a**2 * cov + mixed + mixed.T
-    return a * mean + w, spread + 2.0 * a * third + fourth - np.outer(w, w)
-
-
-def _read_moments_of_parts(parts: GaussianParts, tilt: Array) -> tuple[Array, Array]:
-    r"""Sum over parts, with $a=\langle m,t\rangle$, $w=\Gamma t$, $\sigma^2=t^\top w$.
-
-    E z<z,t>   = a m + w
-    Cov z<z,t> = sigma^2 mm' + (a^2 + sigma^2) Gamma + a (mw' + wm') + ww'
+    E xx'    = Gamma + dd'
+    E xx'b   = a (Gamma + dd') + dw' + wd'
+    E xx'b^2 = (a^2 + sigma^2)(Gamma + dd') + 2 ww' + 2a (dw' + wd')
     """
-    means, covs, weights = parts.means, parts.all_covs(), parts.weights
-    a, w = means @ tilt, covs @ tilt
-    variance = w @ tilt
-    read = a[:, None] * means + w
-    mean = weights @ read
-    centred = read - mean
-    mixed = np.einsum("c,ci,cj->ij", weights * a, means, w)
-    cov = (
-        np.einsum("c,ci,cj->ij", weights * variance, means, means)
-        + np.tensordot(weights * (a**2 + variance), covs, axes=1)
-        + mixed
-        + mixed.T
-        + np.einsum("c,ci,cj->ij", weights, w, w)
-        + np.einsum("c,ci,cj->ij", weights, centred, centred)
+    mean, covs = parts.weights @ parts.means, parts.all_covs()
+    d = parts.means - mean
+    a, w = d @ tilt, covs @ tilt
+    second = covs + d[:, :, None] * d[:, None, :]
+    mixed = d[:, :, None] * w[:, None, :] + w[:, :, None] * d[:, None, :]
+    once, twice = a[:, None, None], (a**2 + w @ tilt)[:, None, None]
+    third = once * second + mixed
+    fourth = twice * second + 2.0 * w[:, :, None] * w[:, None, :] + 2.0 * once * mixed
+    return CentralMoments(
+        mean, *(np.tensordot(parts.weights, each, 1) for each in (second, third, fourth))
     )
-    return mean, cov
 
 
 @eqx.filter_jit
-def _read_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, ...]:
-    r"""Return $m$, $E\,xx^\top$, $E\,xx^\top b$ and $E\,xx^\top b^2$ with $x=z-m$, $b=\langle x,t\rangle$.
-
-    They are derivatives at 0 of $E e^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$.
-    """  # noqa: E501  # as above
+def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, ...]:
+    r"""Return derivatives at 0 of $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$."""
     origin = jnp.zeros_like(tilt)
     mean = jax.grad(measure.log_laplace)(origin)
     second = jax.hessian(lambda r: jnp.exp(measure.log_laplace(r) - r @ mean))
@@ -118,6 +110,39 @@ def _read_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArra
     return mean, cov, third, fourth
 
 
+def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
+    r"""Return mean and covariance of $z\langle z,t\rangle$, what linear attention averages.
+
+    With $a=\langle m,t\rangle$ and $w=\Gamma t$ the deviation is $mb+ax+(xb-w)$, so that
+
+    Cov = t'w mm' + a^2 Gamma + a (mw' + wm') + 2a E[xx'b] + m E[b^2 x]' + E[b^2 x] m' + E[xx'b^2] - ww'
+    """  # noqa: E501  # a formula stays on one line
+    mean, cov, third, fourth = central_moments(measure, tilt)
+    a, w = mean @ tilt, cov @ tilt
+    mixed = np.outer(mean, a * w + third @ tilt)
+    spread = (tilt @ w) * np.outer(mean, mean) + a**2 * cov + mixed + mixed.T
+    return a * mean + w, spread + 2.0 * a * third + fourth - np.outer(w, w)
+
+
+def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) -> float:
+    r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$, $S=E\,zz^\top$, K = `left`, V = `right`.
+
+    Expands $zz^\top-S=mx^\top+xm^\top+(xx^\top-\Gamma)$, with $A=Km$ and $B=Vm$:
+
+    |A|^2 E|Vx|^2 + |B|^2 E|Kx|^2 + 2 A'K Gamma V'B + E|Kx|^2|Vx|^2 - |K Gamma V'|^2
+    + 2 E[A'Kx |Vx|^2] + 2 E[B'Vx |Kx|^2]
+    """
+    origin = np.zeros(measure.dim)
+    mean, cov, *_ = central_moments(measure, origin)
+    a, b, crossed = left @ mean, right @ mean, left @ cov @ right.T
+    by_a, by_b = (central_moments(measure, tilt).third for tilt in (left.T @ a, right.T @ b))
+    of_right = (a @ a) * cov + 2.0 * by_a
+    of_left = (b @ b) * cov + 2.0 * by_b
+    lower = np.trace(right @ of_right @ right.T) + np.trace(left @ of_left @ left.T)
+    fourth = squares_product(measure, origin, mean, left, right) - np.sum(crossed**2)
+    return max(float(lower + 2.0 * (a @ crossed @ b) + fourth), 0.0)
+
+
 def _second_derivative(
     function: Callable[[JaxArray], JaxArray], direction: JaxArray
 ) -> Callable[[JaxArray], JaxArray]:
@@ -127,66 +152,6 @@ def _second_derivative(
         return jax.jvp(function, (point,), (direction,))[1]
 
     return lambda point: jax.jvp(first, (point,), (direction,))[1]
-
-
-def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) -> float:
-    r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$, $S=E\,zz^\top$, K = `left`, V = `right`."""
-    parts = measure.gaussian_parts()
-    if parts is not None:
-        return _outer_spread_of_parts(parts, left, right)
-    with jax.enable_x64(True):
-        point = [to_device(array) for array in (left, right)]
-        return float(_outer_spread_derivative(measure, *point))
-
-
-def _outer_spread_of_parts(parts: GaussianParts, left: Array, right: Array) -> float:
-    r"""Within parts, and between their second moments $S_c=\Gamma_c+m_cm_c^\top$.
-
-    Within: `tr PG tr QG + tr PG m'Qm + m'Pm tr QG + tr(PGQG) + 2 m'PGQm`, $P=K^\top K$,
-    $Q=V^\top V$. Between: $\|K(S_c-S)V^\top\|_F^2$, with the common mean taken out first.
-    """
-    p, q = left.T @ left, right.T @ right
-    m, covs, weights = parts.means, parts.all_covs(), parts.weights
-    p_cov, q_cov = p @ covs, q @ covs
-    p_trace, q_trace = (np.trace(product, axis1=1, axis2=2) for product in (p_cov, q_cov))
-    p_mean, q_mean = (np.einsum("ci,ij,cj->c", m, form, m) for form in (p, q))
-    shared = np.einsum("cij,cji->c", p_cov, q_cov)
-    mixed = np.einsum("ci,cij,jk,ck->c", m, p_cov, q, m)
-    within = p_trace * q_trace + p_trace * q_mean + p_mean * q_trace + shared + 2.0 * mixed
-    common = weights @ m
-    moved = m - common
-    own = covs + moved[:, :, None] * moved[:, None, :]
-    cross = common[:, None] * moved[:, None, :]
-    second = own - np.tensordot(weights, own, axes=1) + cross + cross.transpose(0, 2, 1)
-    between = np.sum((left @ second @ right.T) ** 2, axis=(1, 2))
-    return float(weights @ (within + between))
-
-
-@eqx.filter_jit
-def _outer_spread_derivative(measure: AbstractMeasure, left: JaxArray, right: JaxArray) -> JaxArray:
-    r"""Expand $zz^\top-S=mx^\top+xm^\top+(xx^\top-\Gamma)$, $x=z-m$, with $A=Km$ and $B=Vm$.
-
-    |A|^2 E|Vx|^2 + |B|^2 E|Kx|^2 + 2 A'K Gamma V'B + E|Kx|^2|Vx|^2 - |K Gamma V'|^2
-    + 2 E[A'Kx |Vx|^2] + 2 E[B'Vx |Kx|^2]
-    """
-    origin = jnp.zeros(measure.dim, left.dtype)
-    mean = jax.grad(measure.log_laplace)(origin)
-
-    def laplace(point: JaxArray) -> JaxArray:
-        return jnp.exp(measure.log_laplace(point) - point @ mean)
-
-    def square(rows: JaxArray, function: Callable[[JaxArray], JaxArray]) -> Callable:
-        return lambda point: jax.vmap(lambda r: _second_derivative(function, r)(point))(rows).sum()
-
-    k_square, v_square = square(left, laplace), square(right, laplace)
-    a, b = left @ mean, right @ mean
-    cov = jax.hessian(laplace)(origin)
-    k_size, k_third = jax.jvp(k_square, (origin,), (right.T @ b,))
-    v_size, v_third = jax.jvp(v_square, (origin,), (left.T @ a,))
-    fourth = square(left, v_square)(origin)
-    crossed = left @ cov @ right.T
-    even = (a @ a) * v_size + (b @ b) * k_size + 2.0 * (a @ crossed @ b)
-    return even + fourth - jnp.sum(crossed**2) + 2.0 * (v_third + k_third)
 
 
 def squares_product(

@@ -25,14 +25,14 @@ from promptlimit.finite._softmax_moments import (
     require_accurate,
     softmax_moments,
 )
-from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
-    NOT_A_STACK,
     atoms_limit,
     controlled_moments,
     controlled_obstacle,
     drawn_linear_stack,
     exact_linear_stack,
+    expansion_obstacle,
+    expansion_rows,
     linear_stack_obstacle,
     many_nodes,
     particle_moments,
@@ -161,14 +161,6 @@ def finite_length(problem: Problem) -> str | None:
     return None if infinite else "a length is finite"
 
 
-def _no_closed_limit(problem: Problem) -> str | None:
-    return finite_length(problem) or without_closed_limit(problem)
-
-
-def _no_atoms(problem: Problem) -> str | None:
-    return finite_length(problem) or without_atoms(problem)
-
-
 def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a problem is not of one head, of this kernel."""
     head = problem.head
@@ -240,10 +232,6 @@ def _exact_several(problem: Problem, _effort: Effort) -> MomentRows:
         rows = found.rows
         require_accurate(rows.error, rows.mse, rows.limit, lengths)
     return rows
-
-
-def _not_by_nodes(problem: Problem) -> str | None:
-    return NOT_A_STACK if problem.layers is None else many_nodes(problem)
 
 
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
@@ -373,7 +361,7 @@ PROMPT_MOMENTS.rules.extend(
             "limit",
             "one layer, or a stack over Gaussian or listed tokens; all lengths infinite",
             "$T[\\mu](z)$",
-            _no_closed_limit,
+            lambda problem: finite_length(problem) or without_closed_limit(problem),
             _limit,
             any_prompt=True,
         ),
@@ -381,7 +369,7 @@ PROMPT_MOMENTS.rules.extend(
             "limit",
             "a stack over a mixture of Gaussians in one or two dimensions; all lengths infinite",
             "nodes of a quadrature rule in place of tokens, doubled until the limit converges",
-            _no_atoms,
+            lambda problem: finite_length(problem) or without_atoms(problem),
             atoms_limit,
         ),
         Rule(
@@ -420,7 +408,7 @@ PROMPT_MOMENTS.rules.extend(
             "exact",
             f"linear layers, Gaussian tokens, query outside the prompt, up to {MOST_NODES} nodes",
             "Gauss rules for the entries of a Wishart matrix, exact for polynomials",
-            _not_by_nodes,
+            many_nodes,
             exact_linear_stack,
         ),
         Rule(

@@ -118,16 +118,11 @@ def simulated_lengths(
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
         with jax.enable_x64(True):  # not while the generator is suspended
-            columns = _simulated(problem, float(problem.lengths[place]), effort, program, constants)
+            length = float(problem.lengths[place])
+            chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
+            columns = rows_until_known(chunks, chunk, effort)
         warn_when_unreliable(columns[0], effort)
         yield int(place), columns
-
-
-def _simulated(
-    problem: Problem, length: float, effort: Effort, program: Program, constants: tuple[Any, ...]
-) -> tuple[Array, ...]:
-    chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
-    return rows_until_known(chunks, chunk, effort)
 
 
 def prompt_chunks(

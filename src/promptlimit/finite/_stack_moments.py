@@ -4,30 +4,48 @@ Over Gaussian tokens or a list of them a stack has a closed limit, and linear st
 law at every length. Over other laws the image of a token under a layer has no closed form: the law
 is replaced by atoms of a quadrature in one and two dimensions, and by particles in more. Derived in
 docs/depth-theory.md.
+
+To leading order in 1/L the covariance of softmax layers over Gaussian tokens is C / L and their
+bias b / L, both in closed form (`promptlimit.depth`). Where tokens attend to themselves so much
+that b is not reached at any practical length, the bias of two layers includes the exact errors of
+the tokens at that length, and that of more layers is NaN. The same holds at lengths where a sharp
+layer keeps b from being reached (`promptlimit.depth.reached_share`), and a warning names the length
+from which it is reached. Under a causal mask the bias falls as $(\ln L)^{K-1}/L$ with a constant
+that the first tokens decide: NaN too.
 """
 
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Iterator
 
 import jax
 import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
+from numpy.typing import NDArray
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import (
     MOST_NODES,
+    REACHED,
+    GaussianStack,
     LayerMatrices,
     LinearStack,
     StackKernel,
+    fluctuation_bias,
     fluctuation_cov,
+    reached_length,
+    reached_share,
+    semi_exact_bias,
+    too_many_terms,
+    unread_layer,
 )
-from promptlimit.errors import AccuracyError, KindUnavailableError
-from promptlimit.finite._head_moments import MomentRows
+from promptlimit.errors import AccuracyError, KindUnavailableError, SlowExpansionWarning
+from promptlimit.finite._head_moments import MomentRows, leading_error
 from promptlimit.finite._problem import Problem, first_obstacle
 from promptlimit.finite._simulation import (
     PromptSimulation,
@@ -41,12 +59,10 @@ from promptlimit.finite._simulation import (
     simulated_lengths,
     warn_when_unreliable,
 )
-from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
 from promptlimit.measures import Empirical, GaussianParts, sqrtm_psd
 from promptlimit.rules import Effort, OutOfScope, unwrap
 
-NOT_A_STACK = OutOfScope("it is not a stack of several layers")
-
+_NOT_A_STACK = OutOfScope("it is not a stack of several layers")
 _PARTICLES = 1024
 """Particles that replace a law in more than two dimensions; their error falls as 1/N^2."""
 
@@ -211,9 +227,7 @@ def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentR
     rows = _rows_to_fill(problem, limit)
     simulated = simulated_lengths(problem, effort, output_errors, limit, tilt)
     for place, (squares, deviation, parts, weights) in simulated:
-        bias, cov = deviation.mean(axis=0), _covariance(deviation)
-        rows.put(place, bias, cov, squares.mean(), parts.mean(), float(standard_error(squares)))
-        _put_draws(rows, place, deviation)
+        _put_draws(rows, place, squares, deviation, _covariance(deviation), parts.mean())
         rows.fixed_weights[place] = weights.mean(axis=0) if tilt is not None else np.nan
     if head is not None and head.kernel == "linear":
         rows.participation[:] = 1.0 / (problem.lengths + problem.known.size)
@@ -228,8 +242,17 @@ def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
     return dataclasses.replace(rows, samples=samples, bias_error=np.zeros_like(rows.bias))
 
 
-def _put_draws(rows: MomentRows, place: int, draws: Array) -> None:
-    """Write how many draws the bias is the mean of, and its standard error."""
+def _put_draws(  # noqa: PLR0917  # the moments of a row, in their order
+    rows: MomentRows,
+    place: int,
+    squares: Array,
+    draws: Array,
+    cov: Array,
+    participation: float = np.nan,
+) -> None:
+    """Write the moments of simulated prompts: squared errors, and draws whose mean is the bias."""
+    error = float(standard_error(squares))
+    rows.put(place, draws.mean(axis=0), cov, squares.mean(), participation, error)
     unwrap(rows.samples)[place] = draws.shape[0]
     unwrap(rows.bias_error)[place] = standard_error(draws)
 
@@ -242,7 +265,7 @@ def _covariance(deviation: Array) -> Array:
 def controlled_obstacle(problem: Problem) -> str | None:
     """Return why the first order is not available as a control variate."""
     if problem.layers is None:
-        return NOT_A_STACK
+        return _NOT_A_STACK
     obstacle = expansion_obstacle(problem)
     if obstacle is not None:
         return obstacle
@@ -278,13 +301,10 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
             )
             squares, deviation, control = rows_until_known(controlled, chunk, effort)
         warn_when_unreliable(squares, effort)
-        rest = deviation - control
-        bias, spread = rest.mean(axis=0), _covariance(deviation)
+        spread = _covariance(deviation)
         if not problem.causal:
             spread = spread - _covariance(control) + cov / length
-        mse, error = squares.mean(), float(standard_error(squares))
-        rows.put(int(place), bias, spread, mse, np.nan, error)
-        _put_draws(rows, int(place), rest)
+        _put_draws(rows, int(place), squares, deviation - control, spread)
     return rows
 
 
@@ -310,7 +330,7 @@ def linear_stack_obstacle(problem: Problem) -> str | None:
     """Return why a problem is not of linear layers over Gaussian tokens."""
     layers = problem.layers
     if layers is None:
-        return NOT_A_STACK
+        return _NOT_A_STACK
     return first_obstacle(
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.causal, "under a causal mask each token has a second moment of its own"),
@@ -355,9 +375,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
         chunks = _linear_draws(stack, float(problem.lengths[place]), chunk, rng)
         squares, first, rest = rows_until_known(chunks, chunk, effort)
         warn_when_unreliable(squares, effort)
-        bias, cov = rest.mean(axis=0), _covariance(first + rest)
-        rows.put(int(place), bias, cov, squares.mean(), np.nan, float(standard_error(squares)))
-        _put_draws(rows, int(place), rest)
+        _put_draws(rows, int(place), squares, rest, _covariance(first + rest))
     return rows
 
 
@@ -393,3 +411,83 @@ def _linear_stack(problem: Problem) -> LinearStack:
     kept = variances > 1e-14 * variances.max()
     root = axes[:, kept] * np.sqrt(variances[kept])
     return LinearStack(tuple(layers), gaussian.means[0], root, problem.query)
+
+
+# ---------------------------------------------------------------- the leading order in 1/L
+
+
+def expansion_obstacle(problem: Problem) -> str | None:
+    """Return why softmax layers have no leading order in 1/L."""
+    layers = problem.layers or (problem.attention,)
+    if problem.layers is None and (problem.heads is None or problem.gaussian is None):
+        return problem.no_head_reason
+    obstacle = first_obstacle(
+        (problem.wrt is not None, "a gradient is compared"),
+        (problem.gaussian is None, "the tokens are not Gaussian"),
+        (problem.including_query, "the query is a token"),
+    )
+    if obstacle is None:
+        obstacle = unread_layer(layers)
+    if obstacle is None:
+        stack = gaussian_stack(problem)
+        obstacle = stack.sharp_layer() or too_many_terms(stack)
+    return obstacle
+
+
+def gaussian_stack(problem: Problem) -> GaussianStack:
+    """Return the layers of a problem over its Gaussian tokens."""
+    gaussian = unwrap(problem.gaussian)
+    layers = problem.layers or (problem.attention,)
+    return GaussianStack.of(layers, gaussian.means[0], gaussian.all_covs()[0])
+
+
+def expansion_rows(problem: Problem, _effort: Effort) -> MomentRows:
+    """Return the leading order of every moment."""
+    stack, lengths = gaussian_stack(problem), problem.lengths
+    cov = fluctuation_cov(stack, problem.query, causal=problem.causal)
+    shares = 1.0 / lengths
+    bias = _bias_constants(stack, problem)
+    return MomentRows(
+        limit=stack.output(problem.query),
+        bias=np.where(np.isinf(lengths)[:, None], 0.0, bias) * shares[:, None],
+        cov=shares[:, None, None] * cov,
+        mse=shares * np.trace(cov),
+        participation=np.where(np.isinf(lengths), 0.0, np.nan),
+        error=leading_error(lengths),
+    )
+
+
+def _bias_constants(stack: GaussianStack, problem: Problem) -> Array:
+    """Return L times the bias at every length, [n, e]."""
+    constants = np.full((problem.lengths.size, stack.layers[-1].residual.shape[0]), np.nan)
+    if problem.causal and stack.depth > 1:
+        return constants
+    reached = np.zeros(problem.lengths.size, dtype=bool)
+    if stack.slow_layer() is None:
+        reached = reached_share(stack, problem.query, problem.lengths) >= REACHED
+        if reached.any():
+            constants[reached] = fluctuation_bias(stack, problem.query)
+    missing = np.flatnonzero(np.isfinite(problem.lengths) & ~reached)
+    if stack.depth == 2 and len(stack.layers[0].heads) == 1:
+        for place in missing:
+            length = float(problem.lengths[place])
+            constants[place] = semi_exact_bias(stack, problem.query, length)
+    elif missing.size:
+        _warn_of_slow_bias(stack, problem, missing)
+    return constants
+
+
+def _warn_of_slow_bias(stack: GaussianStack, problem: Problem, missing: NDArray[np.int64]) -> None:
+    reason = stack.slow_layer()
+    if reason is None:
+        length = reached_length(stack, problem.query)
+        sharpest = max(stack.squared_tau(level) for level in range(stack.depth - 1))
+        start = f"from L = {length:.2g} on" if np.isfinite(length) else "at no length up to 1e30"
+        reason = f"its leading order is trusted {start} (tau^2 = {sharpest:.3g} below the last)"
+    shortest = problem.lengths[missing].min()
+    warnings.warn(
+        f"The bias of {problem.subject} is NaN at L = {shortest:g}: {reason}. Simulate prompts: "
+        "kind='estimate'.",
+        SlowExpansionWarning,
+        stacklevel=5,
+    )

@@ -4,13 +4,27 @@ Laws of scores differ in the means over one score (`AbstractScores`); the integr
 the same for all (`_integrals`).
 """
 
+import math
+
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only, real_numbers
+from promptlimit._arrays import (
+    Array,
+    ArrayLike,
+    as_float64,
+    checked_lengths,
+    numpy_only,
+    real_numbers,
+)
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.lengths._integrals import PromptStatistics, prompt_statistics
-from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
-from promptlimit.results import LengthStatistics
+from promptlimit.lengths._scores import (
+    AbstractScores,
+    GaussianScores,
+    ListedScores,
+    in_window,
+)
+from promptlimit.results import EntropyPrediction, LengthStatistics
 from promptlimit.weights import checked_sharpness
 
 TOLERANCE = 1e-10
@@ -28,6 +42,8 @@ _NODES = 0.0465 + 0.0435 * np.cos(np.pi * (np.arange(12) + 0.5) / 12)
 
 LARGEST_FIXED = 2000.0
 _HINT = "Pass a number, GaussianScores, ListedScores or TokenScores."
+
+_GROUPS = 16
 
 
 @numpy_only("Use `weights.weight_interpolant`, which is differentiable.")
@@ -76,13 +92,10 @@ def length_statistics(
         found = _law_statistics(law, flat_lengths, flat_fixed)
     else:
         found = gaussian_statistics(np.broadcast_to(sigma, shape).ravel(), flat_lengths, flat_fixed)
+    names = ("log_partition", "log_partition_variance", "entropy", "entropy_variance")
     return LengthStatistics(
         lengths=np.broadcast_to(counts, shape).copy(),
-        log_partition=found.log_partition.reshape(shape),
-        log_partition_variance=found.log_partition_variance.reshape(shape),
-        entropy=found.entropy.reshape(shape),
-        entropy_variance=found.entropy_variance.reshape(shape),
-        participation=found.participation.reshape(shape),
+        **{name: getattr(found, name).reshape(shape) for name in (*names, "participation")},
         fixed_weights=found.fixed_weights.reshape(*shape, count),
         kind="limit" if flat_lengths.size and np.isinf(flat_lengths).all() else "exact",
         relative_error=_whole_error(found.error, 0.0 * found.error).reshape(shape),
@@ -233,3 +246,85 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
 def _whole_error(error: Array, variance_error: Array) -> Array:
     """Return the larger of the measured error, with a safety factor, and the rounding error."""
     return np.minimum(np.maximum(_SAFETY * error, variance_error), 1.0)
+
+
+@numpy_only("Call it outside and pass what it returns.")
+def entropy_prediction(
+    scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
+) -> EntropyPrediction:
+    r"""Return an estimate of the mean entropy over prompts of other lengths, from N scores.
+
+    `length_statistics` with `ListedScores` is exact for L draws from the list. As an estimate for L
+    tokens from the law of the list it is too high by $c/N$: with $p$ the softmax of the scores,
+    $w=Np$ and $e=s-\sum ps$,
+
+        c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
+
+    With fixed tokens, which are not drawn, both come from a jackknife with 16 groups. Scores of
+    real heads are not independent: pass sinks as fixed tokens, and take keys at random rather than
+    neighbours.
+
+    Args:
+        scores: $s_j$ of N tokens at one query, multiplied by the inverse temperature.
+        lengths: L, finite.
+        fixed_scores: the scores of tokens that every prompt contains.
+
+    >>> scores = np.random.default_rng(0).normal(size=512)
+    >>> guess = entropy_prediction(scores, [64, 4096])
+    >>> truth = length_statistics(1.0, [64, 4096]).entropy
+    >>> print(guess.kind, np.all(np.abs(guess.value - truth) < 2 * guess.error))
+    estimate True
+    """
+    law = ListedScores(scores)
+    values = np.asarray(law.scores, np.float64)
+    if values.size < 2 * _GROUPS:
+        raise ArgumentError(
+            "scores",
+            f"must be at least {2 * _GROUPS} scores, got {values.size}. Take more "
+            "keys of the query.",
+        )
+    counts = checked_lengths(lengths, name="lengths")
+    if not np.isfinite(counts).all():
+        raise ArgumentError("lengths", "must be finite, got inf. The entropy grows as ln L.")
+    fixed = checked_fixed(fixed_scores)
+    listed = length_statistics(law, counts, fixed_scores=fixed).entropy
+    bias, error = (
+        _jackknife(values, counts, fixed, listed) if fixed.size else _expansion(values, counts)
+    )
+    weights = np.exp(values - np.logaddexp.reduce(values))
+    entropy = float(np.logaddexp.reduce(values) - weights @ values)
+    return EntropyPrediction(
+        lengths=counts,
+        value=as_float64(np.clip(listed - bias, 0.0, np.log(counts + fixed.size))),
+        listed=listed,
+        bias=bias,
+        naive=as_float64(entropy + np.log(counts / values.size)),
+        error=error,
+        participation=float(weights @ weights),
+    )
+
+
+def _expansion(scores: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the bias of order 1/N and the standard error by the delta method."""
+    count = scores.size
+    weights = np.exp(scores - np.logaddexp.reduce(scores))
+    w, e = count * weights, scores - weights @ scores
+    bias = (np.mean(w**2 * e) - 0.5 * (np.mean(w**2) - 1.0)) / count
+    error = math.sqrt(np.mean((w * (1.0 - e) - 1.0) ** 2) / count)
+    return np.full(lengths.shape, bias), np.full(lengths.shape, error)
+
+
+def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tuple[Array, Array]:
+    """Return bias and standard error by leaving out every sixteenth score, from each offset."""
+    without = np.stack(
+        [
+            length_statistics(
+                ListedScores(np.delete(scores, np.s_[group::_GROUPS])), lengths, fixed_scores=fixed
+            ).entropy
+            for group in range(_GROUPS)
+        ]
+    )
+    mean = without.mean(axis=0)
+    spread = ((without - mean) ** 2).sum(axis=0)
+    error = np.sqrt((_GROUPS - 1.0) / _GROUPS * spread)
+    return as_float64((_GROUPS - 1.0) * (mean - listed)), as_float64(error)

@@ -31,7 +31,7 @@ Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
 """The quantities that a temperature can keep."""
 
 _GRID = (np.arange(1, 33) / 32.0) ** 2
-"""Shares of the largest sharpness at which the weight of a needle is computed first."""
+"""Shares of the largest sharpness at which a quantity is computed first."""
 
 _ALL = 1.0 - 2.0**-50
 """A weight that is one up to rounding."""
@@ -99,17 +99,21 @@ def inverse_temperature(
     if base is not None:
         _require_bases(keep, bases)
         targets = _quantity(keep, sigma, bases, margins)
-    cells = np.stack([np.ravel(column) for column in (sigma, counts, margins, targets)], axis=1)
-    root = _needle_root if keep == "needle" else _falling_root
-    roots = np.array([root(keep, *map(float, cell)) for cell in cells]).reshape(-1, 2)
-    value, relative = (column.reshape(sigma.shape) for column in roots.T)
+    annealed = _annealed(keep, sigma, counts, margins, targets)
+    value, relative = annealed, np.zeros(sigma.shape)  # exact for freezing
+    if keep != "freezing":
+        cells = np.stack([np.ravel(column) for column in (sigma, counts, margins, targets)], axis=1)
+        roots = [_smallest_root(keep, *map(float, cell)) for cell in cells]
+        value, relative = (
+            np.reshape(column, sigma.shape) for column in np.reshape(roots, (-1, 2)).T
+        )
     return InverseTemperatures(
         sharpness=sigma.copy(),
         lengths=counts.copy(),
         keep=keep,
         target=np.array(targets),
         value=value,
-        annealed=_annealed(keep, sigma, counts, margins, targets),
+        annealed=annealed,
         kind="exact",
         error=as_float64(relative * value),
     )
@@ -153,75 +157,50 @@ def needle_score(margin: Array) -> Array:
     return as_float64(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
-def _falling_root(
-    keep: str, sigma: float, length: float, _: float, target: float
+def _smallest_root(
+    keep: str, sigma: float, length: float, margin: float, target: float
 ) -> tuple[float, float]:
-    r"""Return b and its error for a quantity that falls with b.
+    r"""Return the smallest b that keeps a quantity, and its relative error; NaN if there is none.
 
-    The ratio of freezing, $b^2\sigma^2/\ln L$, grows instead, and has a closed form.
+    The weight of a needle starts at 1/(L+1) and may rise to a maximum and fall again; the entropy
+    and effective tokens fall. So b is scanned up to the first value beyond the target. For a needle
+    and $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
     """
-    if keep == "freezing":
-        return (math.sqrt(target * math.log(length)) / sigma, 0.0) if sigma > 0.0 else _NONE
-    flat = math.log(length) if keep == "entropy" else length
-    if target >= flat:
-        return (0.0, 0.0) if target == flat else _NONE
-    if target == 0.0:  # the entropy of one token
+    needle = keep == "needle"
+    if not 0.0 < target < (_ALL if needle else math.inf):  # at `base`
         return _NONE
-    guess = float(_annealed(keep, np.array(1.0), np.array(length), np.nan, np.array(target)))
-    high = min(1.3 * guess + 0.1, MAX_SHARPNESS)
-
-    def above(tau: float) -> float:
-        return math.log(float(_quantity(keep, tau, length, 0.0)) / target)
-
-    while high < MAX_SHARPNESS and above(high) > 0.0:
-        high = min(1.5 * high, MAX_SHARPNESS)
-    if sigma == 0.0 or above(high) > 0.0:
-        return _NONE
-    tau = crossing(above, 1e-3 * guess, high)
-    return tau / sigma, _root_error(above, tau)
-
-
-def _needle_root(
-    _: str, sigma: float, length: float, margin: float, weight: float
-) -> tuple[float, float]:
-    r"""Return the smallest b that gives a needle its weight, and its error.
-
-    The weight starts at 1/(L+1) and may rise to a maximum and fall again, so b is scanned first. If
-    $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
-    """
-    if not 0.0 < weight < _ALL:  # at `base`
-        return _NONE
-    advantage = math.log(length) + math.log(weight / (1.0 - weight))
-    if advantage <= 0.0 or margin <= 0.0:
-        return (0.0, 0.0) if advantage == 0.0 else _NONE
+    odds = math.log(target / (1.0 - target)) if needle else 0.0
+    at_zero = math.log(length) if keep == "entropy" else length
+    ahead = math.log(length) + odds if needle else at_zero - target
+    if ahead <= 0.0 or (needle and margin <= 0.0):
+        return (0.0, 0.0) if ahead == 0.0 else _NONE
     if sigma == 0.0:
-        return advantage / margin, 0.0
+        return (ahead / margin, 0.0) if needle else _NONE
 
-    def short(b: float) -> float:
-        return math.log(float(_quantity("needle", b * sigma, length, b * margin)) / weight)
+    def beyond(b: float) -> float:
+        """Return the logarithm of the quantity over its target, negative before the root."""
+        found = float(_quantity(keep, b * sigma, length, b * margin))
+        return math.log(found / target) * (1.0 if needle else -1.0)
 
-    grid = MAX_SHARPNESS / sigma * _GRID
-    values: list[float] = []
-    for b in grid:
-        values.append(short(float(b)))
+    grid, values = MAX_SHARPNESS / sigma * _GRID, []
+    if needle:  # the root is far below the grid if sigma is small
+        grid = np.unique(np.minimum([*grid, 2.0 * ahead / margin], grid[-1]))
+    for b in grid.tolist():
+        values.append(beyond(b))
         if values[-1] >= 0.0:
             break
     top = int(np.argmax(values))
     high = float(grid[top])
-    if values[top] < 0.0:
+    if values[top] < 0.0:  # between grid points the weight of a needle may still reach the target
         if values[top] < math.log(_NEAR) or top == grid.size - 1:
             return _NONE
         bounds = float(grid[max(top - 1, 0)]), float(grid[top + 1])
-        best: Any = minimize_scalar(lambda b: -short(b), bounds=bounds, method="bounded")
+        best: Any = minimize_scalar(lambda b: -beyond(b), bounds=bounds, method="bounded")
         high = float(best.x)
-        if short(high) < 0.0:
+        if beyond(high) < 0.0:
             return _NONE
-    low = float(grid[top - 1]) if top else 0.0
-    flat = 2.0 * advantage / margin  # far below the grid if sigma is small
-    if low < flat < high and short(flat) >= 0.0:
-        high = flat
-    root = crossing(short, low, high)
-    return root, _root_error(short, root)
+    root = crossing(beyond, float(grid[top - 1]) if top else 0.0, high)
+    return root, _root_error(beyond, root)
 
 
 _NONE = math.nan, math.nan

@@ -19,13 +19,11 @@ from ._gaussian_law import GaussianLaw as GaussianLaw
 from ._gaussian_score import GaussianScore as GaussianScore
 from ._gaussian_score import score_window as score_window
 from ._interpolant import WeightInterpolant as WeightInterpolant
+from ._interpolant import tabulate as tabulate
 from ._interpolant import weight_interpolant as weight_interpolant
-from ._interpolant_table import tabulate as tabulate
 from ._lines import RayLaw as RayLaw
 from ._lines import score_law as score_law
 from ._own_moments import own_token_moments as own_token_moments
-from ._own_token import OwnTokenStatistics as OwnTokenStatistics
-from ._own_token import own_token_statistics as own_token_statistics
 from ._pair_lines import pair_law as pair_law
 from ._pairs import SPACINGS as SPACINGS
 from ._pairs import AbstractPairPart as AbstractPairPart
@@ -52,8 +50,10 @@ from ._weighed_values import deviation_moments as deviation_moments
 from ._weighed_values import sinh_thresholds as sinh_thresholds
 from ._weighed_values import upper_tails as upper_tails
 from ._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
+from ._weight_statistics import OwnTokenStatistics as OwnTokenStatistics
 from ._weight_statistics import WeightStatistics as WeightStatistics
 from ._weight_statistics import checked_sharpness as checked_sharpness
 from ._weight_statistics import max_sharpness as max_sharpness
+from ._weight_statistics import own_token_statistics as own_token_statistics
 from ._weight_statistics import some_statistics as some_statistics
 from ._weight_statistics import weight_statistics as weight_statistics

@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
-from promptlimit.weights._gaussian_score import log_from
 from promptlimit.weights._score_law import (
     EPSILON,
     LARGEST_EXPONENT,
     NEGLIGIBLE,
-    SMALLEST,
     AbstractProducts,
     AbstractScoreLaw,
     PartitionMeans,
     Scores,
     SquareMeans,
     even_and_odd,
+    listed_score_means,
+    log_from,
     require_near,
 )
-from promptlimit.weights._score_means import listed_score_means
 
 _ENTRIES_AT_ONCE = 2**20
 _ROUNDING = 8.0 * EPSILON
@@ -108,9 +107,7 @@ class Atoms(AbstractScoreLaw):
         for part in self._blocks(u):
             power = self._powers(u[part])
             phi, complement = np.exp(-power) @ self.masses, -np.expm1(-power) @ self.masses
-            near_one = complement < 0.5
-            small = np.log(np.maximum(phi, SMALLEST))
-            log_phi[part] = np.where(near_one, np.log1p(-np.minimum(complement, 0.5)), small)
+            log_phi[part] = log_from(phi, complement)
             mass[part] = (power * np.exp(-power)) @ self.masses
         rounding = _ROUNDING * np.minimum(np.abs(log_phi), 1.0)
         return Scores(u, log_phi, rounding, mass)

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.weights._gaussian_score import GaussianScore, blocked_product, log_from
+from promptlimit.weights._gaussian_score import GaussianScore, blocked_product
+from promptlimit.weights._score_law import log_from
 
 Integrands = Mapping[int, NDArray[np.float64]]
 

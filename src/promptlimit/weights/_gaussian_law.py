@@ -26,9 +26,10 @@ from promptlimit.weights._score_law import (
     PartitionMeans,
     Scores,
     SquareMeans,
+    assembled,
+    listed_score_means,
     require_near,
 )
-from promptlimit.weights._score_means import assembled, listed_score_means
 
 _SHARPEST = 150.0
 """Standard deviation of scores beyond which the integrals take too long."""

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri_exp
 
 from promptlimit._arrays import Array
-from promptlimit.weights._score_law import LARGEST_EXPONENT, SMALLEST
+from promptlimit.weights._score_law import LARGEST_EXPONENT, exponential_rest, log_from
 
 _NARROW = 0.5
 """Sharpness up to which sums run over g; beyond, over t."""
@@ -229,22 +229,6 @@ class MixtureScore:
         missing = self.weights[:, None] * np.stack([part.missing for part in self.parts])
         direct = mass.sum(axis=0) <= missing.sum(axis=0)
         return np.where(direct, levels @ mass, -(levels @ missing))
-
-
-def log_from(phi: Array, complement: Array) -> Array:
-    r"""Return $\log\varphi$ from whichever of $\varphi$, $1-\varphi$ is small."""
-    small = complement < 0.5
-    logarithm = np.log(np.maximum(phi, SMALLEST))  # finite: the power 0 of it must be 1
-    return np.where(small, np.log1p(-np.where(small, complement, 0.0)), logarithm)
-
-
-def exponential_rest(y: Array) -> Array:
-    r"""Return $e^{-y}-1+y$, without cancellation."""
-    near = np.clip(y, -0.05, 0.05)
-    series = np.zeros_like(near)
-    for divisor in (40320.0, -5040.0, 720.0, -120.0, 24.0, -6.0, 2.0):
-        series = 1.0 / divisor + near * series
-    return np.where(np.abs(y) <= 0.05, near**2 * series, np.expm1(-y) + y)
 
 
 def exponential_rise(x: Array) -> Array:
