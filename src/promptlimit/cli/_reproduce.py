@@ -4,6 +4,7 @@ import difflib
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -167,7 +168,7 @@ def _at_seeds(
         setting = studies.Setting(quick=quick, protocol=protocol)
         verdicts = studies.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
-        print_json({"seeds": list(seeds), "claims": [verdict.to_dict() for verdict in verdicts]})
+        print_json({"seeds": list(seeds), "claims": [asdict(verdict) for verdict in verdicts]})
     else:
         _print_seeds(verdicts, len(seeds))
     if any(verdict.differing for verdict in verdicts):
@@ -185,8 +186,8 @@ def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
         for verdict in decided
     )
     for verdict in verdicts:
-        for seed in verdict.differing:
-            typer.echo(f"{verdict.study}/{verdict.name} at seed {seed}: {verdict.reason(seed)}")
+        for seed, reason in verdict.differing.items():
+            typer.echo(f"{verdict.study}/{verdict.name} at seed {seed}: {reason}")
     well = sum(not verdict.differing for verdict in decided)
     left = len(verdicts) - len(decided)
     undecided = f"; {left} claims not decided in quick mode" if left else ""

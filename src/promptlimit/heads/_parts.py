@@ -20,7 +20,7 @@ class Parts:
         self._run = run
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """Return a stored part; None if there is none."""
+        """Return a stored part, or None before it has been stored."""
         stored = None if self._run is None else self._run.resume(name=name)
         return None if stored is None else _nested(stored)
 

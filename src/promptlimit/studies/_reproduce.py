@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from promptlimit._cores import usable_cores
-from promptlimit.claims import ClaimResult, ReportFolder, StoredClaim
+from promptlimit.claims import ReportFolder, StoredClaim
 from promptlimit.storage import environment
 from promptlimit.studies._stored import engine_hash
 from promptlimit.studies._study import Claim, Figure, Item, Setting, Study
@@ -169,54 +169,20 @@ class SeedVerdicts:
         study: the name of its study.
         name: the name of the claim.
         expected: the verdict on record.
-        results: the decided claim at each seed; None where deciding it failed.
-        problems: the reason for each failure, by seed.
+        verdicts: by seed; "failed" where deciding the claim raised an error.
+        differing: the reason for each verdict that is not the one on record, by seed.
     """
 
     study: str
     name: str
     expected: str
-    results: dict[int, ClaimResult | None]
-    problems: dict[int, str]
+    verdicts: dict[str, str]
+    differing: dict[str, str]
 
     @property
     def decided(self) -> bool:
         """Whether the claim was decided at any seed; quick mode leaves some claims out."""
-        return any(result is None or result.decided for result in self.results.values())
-
-    @property
-    def differing(self) -> tuple[int, ...]:
-        """The seeds at which the verdict is not the one on record."""
-        return tuple(
-            seed
-            for seed, result in sorted(self.results.items())
-            if result is None or not result.as_expected
-        )
-
-    def to_dict(self) -> dict[str, object]:
-        """Return verdicts by seed, and the checks that failed where a verdict differs."""
-        return {
-            "study": self.study,
-            "name": self.name,
-            "expected": self.expected,
-            "verdicts": {
-                str(seed): "failed" if result is None else result.verdict
-                for seed, result in sorted(self.results.items())
-            },
-            "differing": {str(seed): self.reason(seed) for seed in self.differing},
-        }
-
-    def reason(self, seed: int) -> str:
-        """Return why the verdict at a seed is not the one on record."""
-        result = self.results[seed]
-        if result is None:
-            return self.problems[seed]
-        failed = [
-            f"{check.name}: {check.value:.3g}, must be {check.relation} {check.tolerance:.3g}"
-            for check in result.checks
-            if not check.passed
-        ]
-        return f"{result.verdict} ({'; '.join(failed) or 'every check passed'})"
+        return set(self.verdicts.values()) != {"not decided in quick mode"}
 
 
 def decide_at_seeds(
@@ -271,12 +237,20 @@ def _outcomes(work: Sequence[Work], folder: ReportFolder) -> list[Outcome]:
 
 
 def _seed_verdicts(study: Study, claim: Claim, outcomes: Mapping[int, Outcome]) -> SeedVerdicts:
-    results = {
-        seed: end.stored.result if isinstance(end.stored, StoredClaim) else None
-        for seed, end in outcomes.items()
-    }
-    problems = {seed: end.problem for seed, end in outcomes.items() if end.problem}
-    return SeedVerdicts(study.name, claim.name, claim.expected, results, problems)
+    verdicts, differing = {}, {}
+    for seed, end in sorted(outcomes.items()):
+        result = end.stored.result if isinstance(end.stored, StoredClaim) else None
+        verdicts[str(seed)] = "failed" if result is None else result.verdict
+        if result is None:
+            differing[str(seed)] = end.problem
+        elif not result.as_expected:
+            failed = "; ".join(
+                f"{check.name}: {check.value:.3g}, must be {check.relation} {check.tolerance:.3g}"
+                for check in result.checks
+                if not check.passed
+            )
+            differing[str(seed)] = f"{result.verdict} ({failed or 'every check passed'})"
+    return SeedVerdicts(study.name, claim.name, claim.expected, verdicts, differing)
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
