@@ -151,15 +151,16 @@ def draw_train_and_test(data: Mapping[str, np.ndarray]) -> Figure:
     tables = data["softmax"], data["linear"]
     norm = LogNorm(min(one.min() for one in tables), max(one.max() for one in tables))
     better = tables[0] < tables[1]
+    images = []
     for axis, table, title in zip(axes, tables, ("softmax", "linear"), strict=True):
-        image = axis.imshow(table, norm=norm, cmap="viridis", aspect="auto")
+        images.append(axis.imshow(table, norm=norm, cmap="viridis", aspect="auto"))
         _write_cells(axis, table, norm)
         axis.set_title(f"{title} attention")
         axis.set_xticks(range(table.shape[1]), [_length(one) for one in data["test_lengths"]])
         axis.set_yticks(range(table.shape[0]), [_length(one) for one in data["train_lengths"]])
         axis.set_xlabel("tested at $L'$")
         axis.grid(visible=False)
-        painted(image, *axis.texts)
+        painted(images[-1], *axis.texts)
     for row, column in np.argwhere(better):
         frame = Rectangle(
             (column - 0.47, row - 0.44), 0.94, 0.88, fill=False, edgecolor=CONTRAST, linewidth=2.5
@@ -167,7 +168,7 @@ def draw_train_and_test(data: Mapping[str, np.ndarray]) -> Figure:
         axes[0].add_patch(frame)
         painted(frame)
     axes[0].set_ylabel("trained at $L$")
-    bar = figure.colorbar(image, ax=axes)
+    bar = figure.colorbar(images[0], ax=axes)
     bar.ax.set_title("error above\nthe noise", fontsize=9)
     painted(bar)
     return figure

@@ -103,7 +103,7 @@ def leaving_time(length: Number, far: Number) -> float:
     def left(_: float, state: np.ndarray) -> float:
         return float(distance(*state)) - far
 
-    left.direction, left.terminal = 1, True  # ty: ignore[unresolved-attribute]
+    left.direction, left.terminal = 1, True  # ty: ignore[missing-attribute]
     found = solve_ivp(
         _slopes(length, "softmax"), (0.0, 10 * length + 1e4), np.array(_START), events=left,
         method="LSODA", rtol=_TOLERANCE, atol=1e-3 * _TOLERANCE,

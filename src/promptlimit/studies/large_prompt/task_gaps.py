@@ -111,8 +111,9 @@ def task_averages(setting: Setting) -> Iterator[Check]:
     scores do not read labels, it is a power of $L$. If they do, with a label row $u \ne 0$ in $U$,
     it falls more slowly than every power: $-\ln\mathrm{gap}_L \sim \sqrt{2\ln L}/\rho$ with $\rho =
     \tau({\|\Sigma\|}\,u^\top\Sigma u)^{1/2}$, which is the form of the integral in Appendix F.1
-    (derived here by large deviations, not proved). At the random starts of the experiments this
-    shows only beyond $L = 10^{27}$, so that Figure 1 keeps its slope of $-1$.
+    (derived here by large deviations, not proved). At all but at most one in a thousand random
+    starts of the experiments this shows only beyond $L = 10^{27}$, so that Figure 1 keeps its slope
+    of $-1$.
     """
     lengths = _LENGTHS[[0, 2, 4, 6, 7]] if setting.quick else _LENGTHS
     rho = 0.5
