@@ -57,14 +57,14 @@ def risk(
 ) -> Risk:
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
-    On `LinearRegression` it is half the mean squared error of the last output coordinate. Where a
-    rule computes the risk exactly, no prompt is simulated; `print(promptlimit.tasks.RISK.table())`
-    lists the rules, and `explain(risk, ...)` gives the one that applies. Other attentions and tasks
-    are simulated, which requires a `key`. For the risk as a function to differentiate, see
-    `risk_function` and `risk_gradient`.
+    On `LinearRegression` it is half the mean squared error of the last output coordinate, or of the
+    last m for labels in $\mathbb R^m$. Where a rule computes the risk exactly, no prompt is
+    simulated; `print(promptlimit.tasks.RISK.table())` lists the rules, and `explain(risk, ...)`
+    gives the one that applies. Other attentions and tasks are simulated, which requires a `key`.
+    For the risk as a function to differentiate, see `risk_function` and `risk_gradient`.
 
     Args:
-        attention: $T$; on regressions its last output coordinate predicts.
+        attention: $T$; on regressions its last output coordinate predicts, one per label.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         rtol: the relative error at which points are enough.
