@@ -142,7 +142,7 @@ def gradients_with_the_query_in_the_prompt(setting: Setting) -> Iterator[Check]:
 
 _DIM, _NOISE, _PRIOR = 5, 0.1, 0.2
 _COVARIANCE = ar1_covariance(_DIM, 0.5)
-_QUERY_LENGTHS = (40, 1000, 1e6)
+_QUERY_LENGTHS = (40.0, 1e3, 1e6)
 
 
 def _regression(query: np.ndarray, prompt: np.ndarray = _COVARIANCE) -> LinearRegression:
@@ -178,8 +178,8 @@ def _two_valued_distances(seed: int, samples: int) -> list[float]:
         prior_variance=_PRIOR,
         query_covariates=Affine(Rademacher(np.ones(_DIM)), np.sqrt(covariance)),
     )
-    found = risk(_trained(40), task, 40, key=jax.random.key(seed), samples=samples)
-    shrinkage = _shrinkage(40)
+    found = risk(_trained(40.0), task, 40, key=jax.random.key(seed), samples=samples)
+    shrinkage = _shrinkage(40.0)
     formulas = [_PRIOR * float(np.trace(H @ shrinkage)) for H in (covariance, _COVARIANCE)]
     return [float(found.mse - _NOISE - formula) / (2 * found.error) for formula in formulas]
 
@@ -331,7 +331,7 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
             basis="rounding error, with a margin of $10^6$",
         )
     samples = 20_000 if setting.quick else 100_000
-    distances = _generic_distances(setting.seed, samples, [10, 1])
+    distances = _generic_distances(setting.seed, samples, [10.0, 1.0])
     yield within_errors(
         "heads off the blocks, two labels: exact risk compared with simulated prompts",
         distances[:, 0],
