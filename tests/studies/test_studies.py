@@ -97,7 +97,7 @@ def test_the_studies_of_the_library_are_found_and_come_in_their_order() -> None:
         study.require_complete()
         assert study.summary
         assert study.key_figure in [figure.name for figure in study.figures]
-    assert STUDY.description.claims == len(STUDY.claims) == 24
+    assert STUDY.description.claims == len(STUDY.claims) == 27
 
 
 def test_the_entry_points_of_the_library_are_its_studies() -> None:

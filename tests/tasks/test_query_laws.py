@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from tasks.cases import block, kms
 
 KMS = kms(5, 0.5)
 SPREAD = np.diag([3.0, 1.0, 1.0, 1.0, 0.2])
-SETTINGS = {"noise_variance": 0.1, "prior_variance": 0.2}
+SETTINGS: dict[str, Any] = {"noise_variance": 0.1, "prior_variance": 0.2}
 
 
 def regression(covariance=KMS, **options):
@@ -83,7 +84,7 @@ def test_linear_attention_depends_on_the_second_moment_of_the_query_alone(x64, l
     )
     if math.isfinite(length):
         drawn = pl.risk(head, task, length, kind="estimate", key=jax.random.key(0))
-        assert abs(drawn.value - found.value) < 4 * drawn.error
+        assert np.abs(drawn.value - found.value) < 4 * drawn.error
 
 
 def test_queries_on_a_sphere_have_one_sharpness(x64):
@@ -101,7 +102,7 @@ def test_queries_on_a_sphere_have_one_sharpness(x64):
         assert found.kind == "exact"
         assert_allclose(found.mse, mse, rtol=1e-7)
     # Control: Gaussian queries of the same covariance have another risk.
-    assert abs(pl.risk(head, regression(np.eye(5)), length).mse / mse - 1) > 0.02
+    assert np.abs(pl.risk(head, regression(np.eye(5)), length).mse / mse - 1) > 0.02
 
 
 def test_listed_queries_have_the_risk_of_simulated_prompts(x64):

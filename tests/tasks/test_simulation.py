@@ -1,6 +1,7 @@
 """Any task, any attention: simulated risks and gradients, with error bars that cover."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def test_several_heads_are_simulated():
 
 
 def test_covariates_of_any_law_include_gaussian_ones():
-    numbers = {"noise_variance": 0.2, "prior_variance": 0.5}
+    numbers: dict[str, Any] = {"noise_variance": 0.2, "prior_variance": 0.5}
     law = pl.Gaussian(np.zeros(3), ANISOTROPIC)
     for length, query_covariance in ((10, ANISOTROPIC), (math.inf, 0.3 * np.eye(3))):
         query = pl.Gaussian(np.zeros(3), query_covariance)

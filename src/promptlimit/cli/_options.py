@@ -301,8 +301,9 @@ class CovarianceChoice(NamedTuple):
         if not self.matrices:
             require_room(dim)
             return protocol_task(self.law, dim, self.correlation, noise)
+        given: dict[str, Any] = {**self.matrices}
         return LinearRegression(
-            **self.matrices,
+            **given,
             noise_variance=noise,
             prior_variance=1.0 / max((1, *self.matrices["covariance"].shape[:1])),
         )

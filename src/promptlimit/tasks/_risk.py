@@ -57,11 +57,11 @@ def risk(
 ) -> Risk:
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
-    On `LinearRegression` it is half the mean squared error of the last output coordinate. If a rule
-    computes the risk exactly, no prompt is simulated; `print(promptlimit.tasks.RISK.table())` lists
-    the rules, and `explain(risk, ...)` shows the one that applies. Otherwise prompts are simulated,
-    which requires a `key`. Use `risk_gradient` for gradients, and `risk_function` for a
-    differentiable function.
+    On `LinearRegression` it is half the mean squared error of the last output coordinate, or of the
+    last m for labels in $\mathbb R^m$. If a rule computes the risk exactly, no prompt is simulated;
+    `print(promptlimit.tasks.RISK.table())` lists the rules, and `explain(risk, ...)` shows the one
+    that applies. Otherwise prompts are simulated, which requires a `key`. Use `risk_gradient` for
+    gradients, and `risk_function` for a differentiable function.
 
     Args:
         attention: $T$; on regressions its last output coordinate is the prediction.

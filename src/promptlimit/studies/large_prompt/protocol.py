@@ -1,6 +1,7 @@
 """The training protocol of the paper's experiments (section 6)."""
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def protocol_task(
     1.0 1.433 0.0
     """
     require_choice("name", name, ("identity", "kms", "kms-as-coded"))
-    settings = {"noise_variance": noise, "prior_variance": 1.0 / dim}
+    settings: dict[str, Any] = {"noise_variance": noise, "prior_variance": 1.0 / dim}
     if name == "identity":
         return LinearRegression(np.eye(dim), **settings)
     sigma = ar1_covariance(dim, correlation)

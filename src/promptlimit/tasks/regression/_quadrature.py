@@ -303,18 +303,20 @@ def line_risk(head: Regressor) -> Estimate | None:
     """
     if head.task.covariance.size > 1:
         return None
-    value, change = math.nan, math.inf
-    for step in _LINE_STEPS:
-        found = _on_line(head, step)
-        if found is None:
+    found = _on_line(head, _LINE_STEPS[0])
+    change = math.inf
+    for step in _LINE_STEPS[1:]:
+        finer = None if found is None else _on_line(head, step)
+        if found is None or finer is None:
             return None
-        change = abs(found.value - value)
-        value = found.value
-        if change <= _CLOSE * value:
+        change, found = abs(finer.value - found.value), finer
+        if change <= _CLOSE * found.value:
             break
+    if found is None:
+        return None
     # The relative error is squared from one step to the next.
-    error = change * min(1.0, change / value) if math.isfinite(change) else math.inf
-    return Estimate(value, error + found.error, found.points)
+    error = change * min(1.0, change / found.value)
+    return found._replace(error=error + found.error)
 
 
 def _on_line(head: Regressor, step: float) -> Estimate | None:

@@ -222,7 +222,7 @@ class RotatedRegression(AbstractGaussianRegression):
         return self.spectrum.size + 1
 
     @property
-    def label_dim(self) -> int:
+    def label_dim(self) -> int:  # ty: ignore[incompatible-property-override]
         """1."""
         return 1
 
@@ -299,7 +299,7 @@ class CovariateRegression(AbstractRegression):
         return self.covariates.dim + 1
 
     @property
-    def label_dim(self) -> int:
+    def label_dim(self) -> int:  # ty: ignore[incompatible-property-override]
         """1."""
         return 1
 

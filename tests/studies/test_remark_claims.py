@@ -1,0 +1,50 @@
+"""Claims on remarks of the large-prompt paper: each notices a planted error."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.dynamics import block_limit
+from promptlimit.studies import Setting, decide
+from promptlimit.studies.large_prompt import STUDY, remarks
+from promptlimit.tasks import linear_optimum
+
+CLAIMS = {claim.name: claim for claim in STUDY.claims}
+
+
+def query_too_heavy(*problem, including_query: bool = False, **options):
+    found = pl.gradient_moments(*problem, including_query=including_query, **options)
+    extra = 1e-3 if including_query and options.get("kind") != "estimate" else 0.0
+    return dataclasses.replace(found, value=found.value * (1 + extra))
+
+
+def best_for_other_lengths(task, lengths, *args, **options):
+    return linear_optimum(task, 1.1 * np.asarray(lengths) // 1, *args, **options)
+
+
+def limit_of_one_label(task, alpha, theta=None):
+    one = pl.LinearRegression(task.covariance)
+    b = float(block_limit(one, alpha, theta).value[-1, -1])
+    right = block_limit(task, alpha, theta)
+    labels = task.label_dim
+    value = np.zeros_like(right.value)
+    value[-labels:, -labels:] = b * np.eye(labels)
+    return pl.SoftmaxAttention(right.key_query, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "planted"),
+    [
+        ("gradients-with-the-query-in-the-prompt", "gradient_moments", query_too_heavy),
+        ("queries-of-another-law", "linear_optimum", best_for_other_lengths),
+        ("labels-of-several-dimensions", "block_limit", limit_of_one_label),
+    ],
+)
+def test_a_planted_error_turns_a_remark_red(
+    name: str, function: str, planted: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remarks, function, planted)
+    assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"
