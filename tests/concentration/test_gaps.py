@@ -500,18 +500,18 @@ def test_exponents_of_every_case(x64):
 BAD = [
     (
         {"queries": np.ones((3, 2))},
-        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
-        "parameters take), got shape (3, 2).",
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (as the "
+        "attention expects), got shape (3, 2).",
     ),
     (
         {"queries": np.ones((0, 1))},
-        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
-        "parameters take), got shape (0, 1).",
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (as the "
+        "attention expects), got shape (0, 1).",
     ),
     (
         {"queries": normal(2)},
-        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
-        "parameters take), got a measure of dimension 2.",
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (as the "
+        "attention expects), got a measure of dimension 2.",
     ),
     ({"lengths": [10, 10]}, "`lengths` must increase, got 10 after 10. Sort them, each once."),
     (
@@ -525,8 +525,8 @@ BAD = [
     ),
     (
         {"queries": [0.5, 1.0]},
-        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
-        "parameters take), got shape (2,).",
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (as the "
+        "attention expects), got shape (2,).",
     ),
     (
         {"samples": 0},

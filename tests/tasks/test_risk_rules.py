@@ -45,7 +45,7 @@ def chosen(function, *arguments, **keywords):
     ("function", "arguments", "kind", "scope"),
     [
         (pl.risk, (SOFTMAX, REGRESSION, [10, INF]), "exact", "`LinearRegression`, one softmax"),
-        (pl.risk, (LINEAR, REGRESSION, 10), "exact", "a rule of `tasks.OBJECTIVE`"),
+        (pl.risk, (LINEAR, REGRESSION, 10), "exact", "any problem with an exact rule"),
         (pl.risk, (STACK, REGRESSION, 10), "exact", "Gaussian regression, a stack"),
         (pl.risk, (LINEAR, ROTATED, 10), "exact", "Gaussian regression, a stack"),
         (pl.risk, (LAYER, MIXTURE, 10), "exact", "`Denoising`, softmax heads"),
@@ -54,7 +54,7 @@ def chosen(function, *arguments, **keywords):
         (pl.risk, (CLASSES.bayes_head(), CLASSES, 10), "exact", "`Discrimination`, one softmax"),
         (pl.risk, (CLASSES.bayes_head(), CLASSES, INF), "limit", "`Discrimination`, one head"),
         (pl.risk_gradient, (SOFTMAX, REGRESSION, 10), "exact", "`LinearRegression`, one softmax"),
-        (pl.risk_gradient, (LAYER, TURNED, INF), "exact", "a rule of `tasks.OBJECTIVE`"),
+        (pl.risk_gradient, (LAYER, TURNED, INF), "exact", "any problem with an exact rule"),
         (pl.bayes_risk, (REGRESSION, 10), "exact", "`LinearRegression` and `RotatedRegression`"),
         (pl.bayes_risk, (TURNED, INF), "limit", "`InContextDenoising`, all lengths infinite"),
         (pl.bayes_excess, (LAYER, MIXTURE, 10), "exact", "`Denoising`, softmax heads"),

@@ -504,8 +504,8 @@ def _require_fitting(attention: AbstractAttention, prompt: Prompt) -> None:
     if prompt.dim != attention.token_dim:
         raise ArgumentError(
             "measure",
-            f"must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {prompt.dim}.",
+            f"must have tokens of dimension {attention.token_dim} (as the "
+            f"attention expects), got {prompt.dim}.",
         )
 
 

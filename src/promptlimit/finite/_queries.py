@@ -120,8 +120,8 @@ def checked_queries(queries: AbstractMeasure | ArrayLike | None, dim: int) -> Qu
 def _wrong_dimension(dim: int, got: str) -> ArgumentError:
     return ArgumentError(
         "queries",
-        f"must be a measure of dimension {dim} or an array [n, {dim}] (what the "
-        f"attention's parameters take), got {got}.",
+        f"must be a measure of dimension {dim} or an array [n, {dim}] (as the "
+        f"attention expects), got {got}.",
     )
 
 
