@@ -364,13 +364,13 @@ def _variances(noise_variance: Number, prior_variance: Number) -> tuple[float, f
     if not 0.0 <= noise < math.inf:
         raise ArgumentError(
             "noise_variance",
-            f"must be finite and not negative, got {noise}. "
+            f"must be finite and not negative, got {noise_variance}. "
             "It is the variance of a label given its covariates.",
         )
     if not 0.0 < prior < math.inf:
         raise ArgumentError(
             "prior_variance",
-            f"must be finite and positive, got {prior}. "
+            f"must be finite and positive, got {prior_variance}. "
             "It is the variance of an entry of the weights.",
         )
     return noise, prior
