@@ -301,7 +301,8 @@ def test_what_does_not_fit_is_one_sentence(call):
 def test_several_heads_agree_with_enumeration():
     second = pl.SoftmaxAttention([[-0.4, 0.9], [0.2, 0.5]], V[::-1])
     third = pl.SoftmaxAttention([[0.1, 0.3], [-0.8, 0.2]], -0.5 * V)
-    heads = pl.MultiHead([HEAD, second, third])
+    listed = [HEAD, second, third]
+    heads = pl.MultiHead(listed)
     prompt = pl.Prompt(LAW, fixed=FIXED, sinks=SINKS, offset=-0.3)
     for law, known, sinks, offset in (
         (LAW, FIXED[:0], SINKS[:0], 0.0),
@@ -314,7 +315,7 @@ def test_several_heads_agree_with_enumeration():
             outputs, masses = [], []
             for mass, tokens in independent(TOKENS, WEIGHTS, length):
                 everything, output = np.concatenate([tokens, known]), 0.0
-                for head in heads.heads:
+                for head in listed:
                     tilt = np.asarray(head.key_query) @ QUERY
                     scores = np.concatenate([tokens @ tilt + offset, known @ tilt, sinks])
                     p = np.exp(scores) / np.exp(scores).sum()

@@ -25,6 +25,7 @@ from promptlimit.weights import (
     Spacing,
     pair_integrals,
     pair_law,
+    total_of,
 )
 
 _LENGTHS_AT_ONCE = 32
@@ -80,8 +81,8 @@ def heads_moments(
         with np.errstate(divide="ignore", invalid="ignore"):
             overlap_errors[h, h] = np.where(rows.mse > 0.0, rows.error / rows.mse, 0.0)
         overlap_errors[h, h] *= rows.participation
-    cov = sum(rows.cov for rows in single)
-    error = sum(rows.error for rows in single)
+    cov = total_of(rows.cov for rows in single)
+    error = total_of(rows.error for rows in single)
     for h, k in itertools.combinations(range(len(heads)), 2):
         if not finite.any():
             break
@@ -101,7 +102,7 @@ def heads_moments(
             scale = np.sqrt(single[h].mse[block] * single[k].mse[block])
             numerical = (found.mass_error + law.rounding(lengths[block])) * scale
             error[block] += 2.0 * np.maximum(found.error, numerical)
-    bias, limit = sum(rows.bias for rows in single), sum(rows.limit for rows in single)
+    bias, limit = (total_of(getattr(rows, name) for rows in single) for name in ("bias", "limit"))
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
     unknown, weights = np.full(lengths.size, np.nan), np.full((lengths.size, known.size), np.nan)
     rows = MomentRows(limit, bias, cov, mse, unknown, error, fixed_weights=weights)

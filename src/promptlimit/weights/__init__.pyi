@@ -15,6 +15,7 @@ from ._functional import by_rules as by_rules
 from ._functional import nodes_of as nodes_of
 from ._functional import prompt_integrals as prompt_integrals
 from ._functional import rule_error as rule_error
+from ._functional import total_of as total_of
 from ._gaussian_law import GaussianLaw as GaussianLaw
 from ._gaussian_score import GaussianScore as GaussianScore
 from ._gaussian_score import score_window as score_window

@@ -603,24 +603,24 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
     with np.errstate(over="ignore", under="ignore"):
         step = min(part.step for part in parts)
         nodes = _nodes(parts, step)
-        log_psi = _total(part.log_psi for part in nodes)
+        log_psi = total_of(part.log_psi for part in nodes)
         kept = _last_that_counts(log_psi)
         weights = 2.0 * step * np.exp(log_psi[:, :kept])
-        blur = _total(part.rounding for part in nodes)[:, :kept]
+        blur = total_of(part.rounding for part in nodes)[:, :kept]
         terms = [part.terms(weights) for part in nodes]
         mass, squares, first = (
-            _total(getattr(term, name) for term in terms) for name in ("mass", "squares", "first")
+            total_of(getattr(term, name) for term in terms) for name in ("mass", "squares", "first")
         )
 
         def second(origin: Array, away: Array) -> Array:
             """Return the second moment of values measured from `origin` + `away`."""
-            moved = _total(term.about(origin) for term in terms) - mass[..., None] * away[:, None]
+            moved = total_of(term.about(origin) for term in terms) - mass[..., None] * away[:, None]
             rules = []
             for rule in (0, 1):
                 at = slice(rule, None, 2)
                 rows = zip(weights[:, at], moved[:, at], strict=True)
                 pairs = np.stack([(w[:, None] * m).T @ m for w, m in rows])
-                rules.append(pairs + _total(term.second(rule, origin + away) for term in terms))
+                rules.append(pairs + total_of(term.second(rule, origin + away) for term in terms))
             return np.stack(rules)
 
         masses, participations, biases = (by_rules(weights, f) for f in (mass, squares, first))
@@ -628,9 +628,9 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         seconds = second(np.zeros_like(bias), np.zeros_like(bias))
         # Where a known token has most of the weight, the output hardly differs from its value.
         known = [term for term in terms if isinstance(term, KnownTerms)]
-        origin = _total([np.zeros_like(bias), *(term.dominant() for term in known)])
+        origin = total_of([np.zeros_like(bias), *(term.dominant() for term in known)])
         attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
-        away = by_rules(weights, _total(term.about(origin) for term in terms)).mean(axis=0)
+        away = by_rules(weights, total_of(term.about(origin) for term in terms)).mean(axis=0)
         cov = second(origin, away).mean(axis=0)
         mse = np.trace(seconds.mean(axis=0), axis1=1, axis2=2)
         share = weights * np.abs(squares)
@@ -643,7 +643,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
                 rule_error(participations, participation) / participation * mse,
                 rule_error(seconds, mse),
                 rule_error(biases, scale) * scale,
-                _total(term.rounding for term in terms) + tilt * mse,
+                total_of(term.rounding for term in terms) + tilt * mse,
             ],
             axis=0,
         )
@@ -708,6 +708,6 @@ def rule_error(rules: Array, size: Array) -> Array:
     return apart * np.minimum(1.0, apart / np.maximum(size, _UNDERFLOW))
 
 
-def _total(arrays: Iterable[Array]) -> Array:
+def total_of(arrays: Iterable[Array]) -> Array:
     """Return the sum of the parts."""
     return functools.reduce(np.add, arrays)

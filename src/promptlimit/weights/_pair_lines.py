@@ -63,11 +63,6 @@ class LinePairs(AbstractPairLaw):
     measure: AbstractMeasure
     pair: HeadPair
 
-    @property
-    def maps(self) -> Array:  # ty: ignore[invalid-attribute-override]
-        """The features are values."""
-        return np.stack([np.eye(len(self.pair.values[0]))] * 2)
-
     @cached_property
     def laws(self) -> tuple[AbstractScoreLaw, AbstractScoreLaw]:
         """The laws of a token along each tilt."""
@@ -100,7 +95,7 @@ def pair_law(
     """
     parts = measure.gaussian_parts()
     if parts is None:
-        return LinePairs(measure, pair)
+        return LinePairs(np.stack([np.eye(len(pair.values[0]))] * 2), measure, pair)
     return listed_pairs(parts, pair, spacing, by_values=by_values)
 
 
@@ -259,7 +254,8 @@ def _groups(
         stop, real = start + runs[best], float(_LINES[best])
         step = _NODE_STEP if real > _FAR else 2.0 * _NODE_STEP
         last = round(_HIGHEST / step)
-        c = real + 1j * step * np.arange(0 if is_half else -last, last + 1)
+        heights = step * np.arange(0 if is_half else -last, last + 1)
+        c = (real + 1j * heights).astype(np.complex128)
         weights = np.full(c.size, step / (2.0 * np.pi) * (2.0 if is_half else 1.0))
         if is_half:
             weights[0] *= 0.5
@@ -277,7 +273,7 @@ def _moments(
     At $c_1t_1+c_2t_2$ for all pairs of nodes, [j, k, ...]. Parallel tilts need one multiple of the
     first tilt, and opposite ones have few different multiples.
     """
-    (t1, t2), values = law.pair.tilts, law.pair.values
+    t1, t2 = law.pair.tilts
     first, second = (grid.ravel() for grid in np.meshgrid(one, two, indexing="ij"))
     inverse = np.arange(first.size)
     ratio = float(t1 @ t2) / max(float(t1 @ t1), 1e-300)
@@ -291,7 +287,8 @@ def _moments(
         for row, multiples in zip(rows, (first, second), strict=True):
             row[:count] = multiples[start : start + count]
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-            found = _pair_derivatives(law.measure, t1, t2, *values, *rows)
+            arrays = [[jnp.asarray(one) for one in both] for both in (*law.pair, rows)]
+            found = _pair_derivatives(law.measure, *arrays)
             pieces.append([np.asarray(part)[:count] for part in found])
     columns = (np.concatenate(column)[inverse] for column in zip(*pieces, strict=True))
     log_mass, *slopes, mixed = (
@@ -301,15 +298,14 @@ def _moments(
 
 
 @eqx.filter_jit
-def _pair_derivatives(  # noqa: PLR0917 - the symbols of the formula
+def _pair_derivatives(
     measure: AbstractMeasure,
-    t1: JaxArray,
-    t2: JaxArray,
-    v1: JaxArray,
-    v2: JaxArray,
-    c1: JaxArray,
-    c2: JaxArray,
+    tilts: list[JaxArray],
+    values: list[JaxArray],
+    multiples: list[JaxArray],
 ) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
+    (t1, t2), (v1, v2) = tilts, values
+
     def at(one: JaxArray, two: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
         def moved(a: JaxArray, b: JaxArray) -> JaxArray:
             return measure.log_laplace(one * t1 + two * t2 + a @ v1 + b @ v2)
@@ -320,4 +316,4 @@ def _pair_derivatives(  # noqa: PLR0917 - the symbols of the formula
         mixed = jax.jacfwd(left, argnums=1, holomorphic=True)(a, b)
         return moved(a, b), left(a, b), right(a, b), mixed
 
-    return jax.vmap(at)(c1, c2)
+    return jax.vmap(at)(*multiples)

@@ -38,6 +38,7 @@ from scipy.special import logsumexp
 from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
 from promptlimit.measures import GaussianParts, sqrtm_psd
+from promptlimit.weights._functional import total_of
 from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT
 
 _NEGLIGIBLE = 36.0
@@ -128,7 +129,7 @@ class Seconds(NamedTuple):
     """
 
     features: Array
-    within: Array | float
+    within: Array
     overlap: Array
 
 
@@ -168,9 +169,10 @@ class KnownPairs(AbstractPairPart, AbstractPairGrid):
         )
 
     def second(self, weights: Array) -> Seconds:
-        outputs = self.values.shape[2] + 1
+        shape, outputs = weights.shape[:2], self.values.shape[2]
+        still = np.zeros((*shape, outputs + 1, outputs + 1))
         overlap = np.einsum("nruv,uf,vf->nr", weights, *self.rates, optimize=True)
-        return Seconds(np.zeros((*weights.shape[:2], outputs, outputs)), 0.0, overlap)
+        return Seconds(still, still[..., 1:, 1:], overlap)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,10 +255,12 @@ class AbstractPairTransforms(abc.ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True)
 class AbstractPairLaw(abc.ABC):
     """The law of one token along two tilts, with scores of log-mean zero.
 
-    Values are linear in a few features: `maps`, [2, q, e], are their matrices.
+    Attributes:
+        maps: the matrices of values as functions of a few features, [2, q, e].
     """
 
     maps: Array
@@ -286,7 +290,6 @@ class ListedPairs(AbstractPairLaw):
         weights: of the nodes, [j].
         scores: of the nodes for each head, [2, j].
         features: for each head, functions of a node of mean zero under its tilt, [2, j, q].
-        maps: from features to values, [2, q, e].
         part: the part of the law that each node belongs to, [j].
         within: the covariance of the values within each part, [parts, e, e].
     """
@@ -294,7 +297,6 @@ class ListedPairs(AbstractPairLaw):
     weights: Array
     scores: Array
     features: Array
-    maps: Array
     part: NDArray[np.int64]
     within: Array
 
@@ -499,7 +501,7 @@ def listed_pairs(
     features = [own - share @ own for own, share in zip(read, shares, strict=True)]
     part = np.repeat(np.arange(len(pieces)), [piece.masses.size for piece in pieces])
     within = np.stack([piece.within for piece in pieces])
-    return ListedPairs(masses, scores, np.stack(features), np.stack(maps), part, within)
+    return ListedPairs(np.stack(maps), masses, scores, np.stack(features), part, within)
 
 
 def _pieces(parts: GaussianParts, pair: HeadPair, spacing: Spacing) -> list[_Piece]:
@@ -597,20 +599,21 @@ def pair_integrals(
         is_even = (np.arange(u.size)[:, None] + np.arange(v.size)) % 2 == 0
         rules = 2.0 * step**2 * np.stack([is_even, ~is_even])
         weights = np.stack(
-            [rules * np.exp(sum(grid.log_psi(n) for grid in grids)) for n in range(count)]
+            [rules * np.exp(total_of(grid.log_psi(n) for grid in grids)) for n in range(count)]
         )
         weights[weights < math.exp(-4.0 * _NEGLIGIBLE)] = 0.0
         seconds = [grid.second(weights) for grid in grids]
-        total = sum(second.features for second in seconds)
-        overlaps = sum(second.overlap for second in seconds)
+        total = total_of(second.features for second in seconds)
+        overlaps = total_of(second.overlap for second in seconds)
         for n in range(count):
             left, right = (
-                sum(grid.first(n, head) for grid in grids).reshape(-1, u.size * v.size)
+                total_of(grid.first(n, head) for grid in grids).reshape(-1, u.size * v.size)
                 for head in (0, 1)
             )
             for rule in (0, 1):
                 total[n, rule] += (left * weights[n, rule].ravel()) @ right.T
-    moments = maps[0].T @ total[..., :-1, :-1] @ maps[1] + sum(one.within for one in seconds)
+    moments = maps[0].T @ total[..., :-1, :-1] @ maps[1]
+    moments = total_of([moments, *(second.within for second in seconds)])
     apart = 0.5 * (moments[:, 0] - moments[:, 1])
     error = np.maximum(
         np.abs(np.trace(apart, axis1=1, axis2=2)), np.linalg.norm(apart, axis=(1, 2))

@@ -14,7 +14,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -39,7 +39,6 @@ from promptlimit.tasks._problem import RISK, RiskProblem, on
 from promptlimit.tasks.regression._quadrature import require_accuracy
 from promptlimit.tasks.regression._risk import reads_labels
 from promptlimit.tasks.regression._task import (
-    AbstractRegression,
     CovariateRegression,
     LinearRegression,
     several_labels,
@@ -114,6 +113,9 @@ def _is_multiple(matrix: Array) -> bool:
     return np.array_equal(matrix, matrix[0, 0] * np.eye(len(matrix)))
 
 
+Task: TypeAlias = LinearRegression | CovariateRegression
+
+
 class _Queries(NamedTuple):
     """Queries $x_q$, [n, d], and their weights, of sum one."""
 
@@ -121,7 +123,7 @@ class _Queries(NamedTuple):
     weights: Array
 
 
-def _covariates(task: AbstractRegression) -> tuple[AbstractMeasure, AbstractMeasure]:
+def _covariates(task: Task) -> tuple[AbstractMeasure, AbstractMeasure]:
     """Return the laws of x and of $x_q$."""
     if isinstance(task, CovariateRegression):
         return task.covariates, task.query_covariates
@@ -197,7 +199,7 @@ class _MeanSquares:
         tolerance: the relative error that is small enough.
     """
 
-    task: AbstractRegression
+    task: Task
     law: AbstractMeasure
     heads: _Heads
     lengths: Array
@@ -245,7 +247,7 @@ class _MeanSquares:
 
 
 def _query_sets(
-    task: AbstractRegression,
+    task: Task,
     law: AbstractMeasure,
     queries: AbstractMeasure,
     heads: _Heads,
