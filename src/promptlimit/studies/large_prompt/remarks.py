@@ -90,7 +90,7 @@ def _averaged_slopes(key_query: float, variance: float, nodes: int) -> tuple[flo
     return slopes[0], slopes[1]
 
 
-@STUDY.claim(60, reference="Remark 3.2 for Proposition 3.4")
+@STUDY.claim(25, reference="Remark 3.2 for Proposition 3.4")
 def gradients_with_the_query_in_the_prompt(setting: Setting) -> Iterator[Check]:
     r"""If queries have the law of the tokens, including the query among the tokens of its own
     prompt does not change the rate at which gradients converge, in $V$ and in $U$: for a fixed
@@ -184,7 +184,7 @@ def _two_valued_distances(seed: int, samples: int) -> list[float]:
     return [float(found.mse - _NOISE - formula) / (2 * found.error) for formula in formulas]
 
 
-@STUDY.claim(61, reference="Remark 4.1")
+@STUDY.claim(26, reference="Remark 4.1")
 def queries_of_another_law(setting: Setting) -> Iterator[Check]:
     r"""Queries of another law than the tokens add a bias to the risk. For the best linear
     attention over $L$ tokens the excess is $\tau^2\mathrm{tr}(H(I-\Sigma\Gamma_L^{-1}))$ with
@@ -316,7 +316,7 @@ def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.
     return np.array(distances)
 
 
-@STUDY.claim(62, reference="Section 5, for labels in $\\mathbb{R}^m$")
+@STUDY.claim(27, reference="Section 5, for labels in $\\mathbb{R}^m$")
 def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
     r"""For labels $y = Wx + \text{noise}$ in $\mathbb{R}^m$, block heads with $B = bI$ have $m$
     times the risk of one label, for both attentions and at every length; so have the Bayes
