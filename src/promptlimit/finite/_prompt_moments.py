@@ -84,7 +84,8 @@ def prompt_moments(
     has NaN for `limit`, `bias` and `mse`; `bias_error` is then the standard error of the mean.
 
     Softmax heads are exact over every measure of the library, and over your own if its
-    `log_laplace` is analytic; one linear head is exact, and other sums are simulated. `auto` is `exact` where possible and `estimate` elsewhere. All rules:
+    `log_laplace` is analytic; one linear head is exact, and other sums are simulated. `auto` is
+    `exact` where possible and `estimate` elsewhere. All rules:
     `print(promptlimit.finite.PROMPT_MOMENTS.table())`.
 
     Args:
