@@ -83,8 +83,9 @@ def prompt_moments(
     `kind="estimate"` simulates mean and covariance of finite prompts, warns (`NoLimitWarning`) and
     has NaN for `limit`, `bias` and `mse`; `bias_error` is then the standard error of the mean.
 
-    One head is exact over every measure of the library, and over your own if its `log_laplace` is
-    analytic; `auto` is `exact` where possible and `estimate` elsewhere. All rules:
+    Softmax heads are exact over every measure of the library, and over your own if its
+    `log_laplace` is analytic; one linear head is exact, and other sums are simulated. `auto` is
+    `exact` where possible and `estimate` elsewhere. All rules:
     `print(promptlimit.finite.PROMPT_MOMENTS.table())`.
 
     Args:
