@@ -7,8 +7,7 @@ STUDY = Study(
     citation="Boursier and Boyer, ICML 2026, arXiv:2512.11784",
     link="https://arxiv.org/abs/2512.11784",
     summary="The statements of the paper are decided one by one; most hold as stated, five hold "
-    "with "
-    "a change. Beyond the paper: averaged over tasks, the squared gap is a power of the "
+    "with a change. Beyond the paper: averaged over tasks, the squared gap is a power of the "
     "length $L$ if the scores do not read labels and falls more slowly than every power if "
     "they do, although at nearly all of the paper's starts this shows only beyond $10^{27}$ "
     "tokens. Long training and long prompts do not commute: at times of order $L$ the "
