@@ -22,7 +22,7 @@ def query_too_heavy(*problem, including_query: bool = False, **options):
 
 
 def best_for_other_lengths(task, lengths, *args, **options):
-    return linear_optimum(task, 1.1 * np.asarray(lengths) // 1, *args, **options)
+    return linear_optimum(task, np.ceil(1.1 * np.asarray(lengths)), *args, **options)
 
 
 def limit_of_one_label(task, alpha, theta=None):
