@@ -191,6 +191,7 @@ EXAMPLES = {
     "CausalAtlas": causal_atlas,
     "DenoisingReport": denoising,
     "DepthFlow": lambda: pl.depth_flow(pl.LinearAttention([[0.5]], [[1.0]]), ONE, [0.0, 0.5, 9.0]),
+    "EffectiveTokens": lambda: pl.lengths.effective_tokens(1.0, LENGTHS),
     "EntropyPrediction": lambda: pl.lengths.entropy_prediction(
         np.linspace(-1.0, 1.0, 64), [100, 1000]
     ),
@@ -209,6 +210,7 @@ EXAMPLES = {
     "InverseTemperatures": lambda: pl.inverse_temperature(
         1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5
     ),
+    "ImportanceSampling": lambda: pl.lengths.importance_sampling(ONE, ONE, [10, 100]),
     "LawCheck": lambda: pl.check_law(ONE, key=jax.random.key(0)).checks[0],
     "LawReport": lambda: pl.check_law(ONE, key=jax.random.key(0)),
     "LengthStatistics": lambda: pl.length_statistics(1.0, LENGTHS, fixed_scores=[1.0, 2.0]),
