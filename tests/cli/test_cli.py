@@ -524,7 +524,7 @@ def test_a_stream_of_a_file_leaves_a_report_and_figures(
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).standard_normal((200, 2)))
     done = here("stream", "--tokens", "tokens.npy", "--dim", "2", "--queries", "2", "--out", "out")
     assert done.returncode == 0
-    assert "from the output on the whole prompt" in " ".join(done.stdout.split())
+    assert "from the output over the whole prompt" in " ".join(done.stdout.split())
     report = json.loads((tmp_path / "out" / "stream.json").read_text())
     assert report["streamed"]["lengths"] == [10, 32, 100, 200]
     assert report["square"][-1] == [0.0, 0.0]

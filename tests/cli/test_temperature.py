@@ -47,7 +47,7 @@ def test_what_no_temperature_keeps_is_a_note_and_an_empty_cell(here: Here) -> No
     assert rows["keep needle"] == []
     assert rows["none"][-1] == "never"
     assert_allclose(float(rows["YaRN"][0]), (1 + 0.1 * np.log(128)) ** 2, atol=1e-4)
-    assert "scores 13.4366 above the mean" in done.stdout
+    assert "the score of the needle exceeds the mean by 13.4366" in done.stdout
 
 
 def test_far_beyond_freezing_there_are_factors_and_no_statistics(here: Here) -> None:

@@ -109,9 +109,8 @@ def test_gradients_are_estimated_too():
 def test_several_heads_are_estimated():
     other = pl.SoftmaxAttention(2.0 * HEAD.key_query, HEAD.value)
     both = pl.MultiHead([HEAD, other])
-    found = pl.prompt_moments(both, LAW, QUERY, 8, key=KEY, samples=2000)
+    found = pl.prompt_moments(both, LAW, QUERY, 8, kind="estimate", key=KEY, samples=2000)
     parts = [pl.prompt_moments(head, LAW, QUERY, 8) for head in (HEAD, other)]
-    assert found.kind == "estimate"
     assert np.isnan(found.effective_tokens)
     spread = np.sqrt(np.diag(found.cov) / 2000)
     assert (np.abs(found.mean - parts[0].mean - parts[1].mean) < 4 * spread).all()

@@ -227,6 +227,7 @@ EXAMPLES = {
     "StreamReport": stream_report,
     "StreamedAttention": streamed,
     "TemperatureTable": lambda: pl.lengths.temperature_table(2.0, 8192, [16384, 131072]),
+    "TrainTestRisk": lambda: pl.tasks.train_test_risk(TASK, [10, 100], LENGTHS, kernel="linear"),
     "Training": runs,
     "TrainingCost": lambda: TrainingCost(
         np.array([5.0, 9.0]), np.array([0.0, 3.0]), np.array([True, False]), 4, 500.0

@@ -97,6 +97,12 @@ def test_arguments_that_cannot_be_trained_are_refused(paper) -> None:
     with pytest.raises(ArgumentError, match="multiple of the identity"):
         train_test_risk(tilted, 10, 20)
     assert train_test_risk(tilted, 10, 20, kernel="linear").value.shape == (1, 1)
+    pairs = pl.LinearRegression(np.eye(2), label_dim=2)
+    with pytest.raises(ArgumentError, match="must have one label and Gaussian queries"):
+        train_test_risk(pairs, 10, 20)
+    linear = train_test_risk(pairs, 10, [10, 20], kernel="linear")
+    one = train_test_risk(pl.LinearRegression(np.eye(2)), 10, [10, 20], kernel="linear")
+    np.testing.assert_allclose(linear.value, 2.0 * one.value, rtol=1e-12)
     with pytest.raises(ArgumentError, match="finite and at least 2"):
         train_test_risk(paper, [10, math.inf], 20)
     with pytest.raises(ArgumentError, match="kernel"):

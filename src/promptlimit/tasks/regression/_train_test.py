@@ -265,7 +265,7 @@ def _linear_risk(
     length: float,
 ) -> float:
     with jax.enable_x64(True):
-        head = to_device(key_query)[None], to_device(value_matrix)[None, -1]
+        head = to_device(key_query)[None], to_device(value_matrix)[None, -task.label_dim :]
         return float(linear_risk(task, to_device(length), *head))
 
 
@@ -276,6 +276,13 @@ def _block(size: int, a: float, b: float) -> tuple[NDArray[np.float64], NDArray[
 
 
 def _require_isotropic(task: LinearRegression) -> None:
+    if task.label_dim > 1 or task.query_covariates is not None:
+        raise ArgumentError(
+            "task",
+            "must have one label and Gaussian queries for softmax attention, got others. Train with "
+            "gradient_flow(start, task, train_lengths, [math.inf]) and test with "
+            "risk(head, task, test_lengths).",
+        )
     for name in ("covariance", "query_covariance"):
         matrix = getattr(task, name)
         if not np.array_equal(matrix, matrix[0, 0] * np.eye(len(matrix))):
