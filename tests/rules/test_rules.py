@@ -149,12 +149,12 @@ def test_a_reason_passes_through_the_rules_that_build_on_a_rule():
     def nothing(problem, effort):
         raise AssertionError
 
-    objective = pl.tasks.OBJECTIVE
+    objective, linear = pl.tasks.OBJECTIVE, pl.LinearAttention(np.eye(2), np.eye(2))
     objective.rule(kind="exact", scope="mine", method="mine", obstacle=not_points)(nothing)
     try:
         for task, head in (
             (Silent(), HEAD),
-            (pl.LinearRegression(np.eye(1)), pl.MultiHead([HEAD, HEAD])),
+            (pl.LinearRegression(np.eye(1)), pl.MultiHead([HEAD, linear])),
         ):
             with pytest.raises(ValueError, match="the tokens are not points"):
                 pl.risk(head, task, 4, kind="exact")

@@ -283,7 +283,7 @@ def test_few_points_are_refused_where_they_do_not_determine_a_risk():
     root = rng.normal(size=(4, 4)) * 0.6 + 0.4 * np.eye(4)
     head = pl.SoftmaxAttention(rng.normal(size=(5, 5)) * 0.7, rng.normal(size=(5, 5)) * 0.5)
     task = pl.LinearRegression(root @ root.T, noise_variance=0.2, prior_variance=1.0)
-    with pytest.raises(pl.errors.AccuracyError, match="Raise `points`"):
+    with pytest.raises(pl.errors.AccuracyError, match="Pass more `points`"):
         pl.risk(head, task, 20, points=64)
     found = pl.risk(head, task, 20, points=4096)
     # 7.909 with a standard error of 0.028 over simulated prompts

@@ -1,4 +1,6 @@
 from ._atoms import token_list as token_list
+from ._brackets import brackets as brackets
+from ._brackets import score_transforms as score_transforms
 from ._check_law import check_law as check_law
 from ._extremes import largest_weight as largest_weight
 from ._extremes import mean_effective_tokens as mean_effective_tokens

@@ -11,9 +11,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Gaussian
-from promptlimit.weights import nodes_of
-from promptlimit.weights._brackets import brackets, score_transforms
-from promptlimit.weights._gaussian_score import score_window
+from promptlimit.weights import brackets, nodes_of, score_transforms, score_window
 
 _STEP, _REACH = 0.1, 20.0
 """The step of the midpoint rule over queries, and its end in standard deviations."""

@@ -217,7 +217,7 @@ def train_test_risk(
     ...     found = pl.tasks.train_test_risk(task, [10, 100], [10, 1000, math.inf], kernel=kernel)
     ...     print((found.mse - 0.1).round(4).tolist())
     [[0.6089, 0.1655, 0.1121], [0.9809, 0.0337, 0.0164]]
-    [[0.3939, 0.1576, 0.1552], [0.5726, 0.0095, 0.0037]]
+    [[0.3939, 0.1576, 0.1552], [0.5768, 0.0095, 0.0037]]
     """
     require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
@@ -279,8 +279,8 @@ def _require_isotropic(task: LinearRegression) -> None:
     if task.label_dim > 1 or task.query_covariates is not None:
         raise ArgumentError(
             "task",
-            "must have one label and Gaussian queries for softmax attention, got others. Train with "
-            "gradient_flow(start, task, train_lengths, [math.inf]) and test with "
+            "must have one label and Gaussian queries for softmax attention, got others. Train "
+            "with gradient_flow(start, task, train_lengths, [math.inf]) and test with "
             "risk(head, task, test_lengths).",
         )
     for name in ("covariance", "query_covariance"):
