@@ -104,7 +104,7 @@ test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
 
 figures: $(PACKAGE) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report
-	for new in report/depth/figures/*.png report/lengths/figures/*.png report/large_prompt/figures/*.png; do \
+	for new in report/*/figures/*.png; do \
 	  shown=docs/figures/$$(basename $$new); if [ -e $$shown ]; then cp $$new $$shown; fi; done
 
 # The theme warns of a next version of MkDocs that hooks cannot follow; we stay below it.

@@ -257,7 +257,7 @@ def draw_effective_samples(data: Mapping[str, np.ndarray]) -> Figure:
         strict=True,
     )
     for colour, draws, inverse, mean, formula in rows:
-        label = f"n = {draws:g}"
+        label = f"$n = 10^{{{math.log10(draws):.0f}}}$"
         selectable(axis.plot(data["dims"], inverse, color=colour, label=label), label)
         axis.plot(data["dims"], mean, color=colour, dashes=(4, 2), linewidth=0.9)
         axis.plot(data["dims"], formula, color=colour, dashes=(1, 2), linewidth=0.9)
