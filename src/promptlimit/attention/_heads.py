@@ -21,9 +21,10 @@ HeadT = TypeVar("HeadT", bound=AbstractAttention)
 class GradientStructure(eqx.Module):
     r"""The structure of the gradient of $T=V\,r(\mu,Uz)$ in one matrix.
 
-    The squared distance of this gradient between two prompts, summed over the outputs, is a factor
-    times the squared distance of $Vr$, or of $KCV^\top$ for a score matrix, where
-    $C=\partial r/\partial t$. The factor is $|Fz|^2$ or a constant.
+    Compare this gradient over two prompts. For a value matrix, its squared distance summed over
+    outputs is a factor times the squared distance of $Vr$. For a score matrix it is a factor times
+    the squared distance of $KCV^\top$, $C=\partial r/\partial t$. The factor is $|Fz|^2$ or a
+    constant.
 
     Attributes:
         head: the head, with its value matrix replaced by the $V$ above.
@@ -39,7 +40,10 @@ class GradientStructure(eqx.Module):
 
 
 class AbstractHead(AbstractAttention):
-    r"""One head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$."""
+    r"""One head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$.
+
+    The kernel $r(\mu,t)$ is the softmax mean, or the linear one, of the tokens at the tilt t.
+    """
 
     key_query: eqx.AbstractVar[Float[Array, "token_dim query_dim"]]
     value: eqx.AbstractVar[Float[Array, "output_dim token_dim"]]
@@ -102,7 +106,7 @@ class AbstractHead(AbstractAttention):
         return _limit_of_head(self, prompt)
 
     def as_heads(self) -> "tuple[AbstractHead, ...]":
-        """Return the head itself."""
+        """Return a tuple that contains only this head."""
         return (self,)
 
     def with_value(self: HeadT, value: Float[Array, "output_dim token_dim"]) -> HeadT:

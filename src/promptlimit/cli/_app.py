@@ -114,7 +114,7 @@ def _add(command: FunctionType, *, resumes: bool = False) -> None:
 
 
 def _wrapped(command: Command, *, resumes: bool) -> Command:
-    """Return the command with the options of its groups as its own; its errors name options.
+    """Return the command with option groups flattened, and errors that name options.
 
     A group is a named tuple of options that several commands share.
     """
@@ -155,7 +155,7 @@ def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
 
 
 def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
-    """Return an error of the library that names the options instead of the arguments."""
+    """Return an error of the library with names of options in place of those of arguments."""
     if problem.argument == "key":
         return UsageError(
             "--samples must be at least 2 for a problem that can only be simulated, got 0",

@@ -152,7 +152,7 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
     kind: str,
     effort: Effort,
 ) -> GapCurve:
-    """Return the gap; a task does not take the arguments `given`, about queries and tails."""
+    """Return the gap; a task rejects the arguments in `given`."""
     if lengths is None:
         raise ArgumentError("lengths", "must be one prompt length or several, got none.")
     if isinstance(law, SupportsTasks):

@@ -64,12 +64,13 @@ def gradient_flow(
     key: PRNGKeyArray | None = None,
     folder: str | Path | None = None,
 ) -> Trajectory:
-    r"""Return the trajectory of $\theta'=-\nabla R_L(\theta)$, $\theta$ the arrays of `start`.
+    r"""Return the trajectory of $\dot\theta=-\nabla R_L(\theta)$ from the arrays of `start`.
 
-    Where the risk is exact, no prompt is simulated: on `LinearRegression`, at every length, the
-    risk is the closed form of linear heads and of $L=\infty$, or for one softmax head a variant of
+    If the risk is exact, no prompt is simulated. On `LinearRegression` it is a closed form for
+    linear heads and at $L=\infty$; for one softmax head at finite L it is a variant of
     `risk_function`. Otherwise it is the mean loss over simulated prompts, drawn once from `key`.
-    The flow stops where the gradient norm falls below `arrival`; later times repeat that state.
+    The flow stops when the gradient norm falls below `arrival` of the plan; later times repeat that
+    state.
 
     Args:
         start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead`, a
@@ -78,8 +79,8 @@ def gradient_flow(
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Many lengths give
             one trajectory whose arrays begin with an axis of lengths.
         plan: times at which to record the flow, or a `FlowPlan` with times, tolerances and points.
-        key: randomness, where prompts are simulated.
-        folder: where to keep finished flows, one per length; the same flow is then computed once.
+        key: the random key, if prompts are simulated.
+        folder: where to store finished flows, one per length; the same flow is then computed once.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.diag(jnp.array([1.0, 0.5])))
@@ -190,7 +191,7 @@ def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
 
 
 class _Attempt(NamedTuple):
-    """A flow computed with weight statistics up to some sharpness."""
+    """A flow computed with tables of weight statistics up to `max_sharpness`."""
 
     descent: Descent
     max_sharpness: float
@@ -198,13 +199,13 @@ class _Attempt(NamedTuple):
 
     @property
     def left_the_tables(self) -> bool:
-        """Whether the flow stopped at the end of the statistics or went far beyond it."""
+        """Whether the flow stopped at the end of the tables or went far beyond it."""
         stopped = not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
         return stopped or self.sharpness > _FAR * self.max_sharpness
 
 
 def _solution(request: FlowRequest) -> Trajectory:
-    """Return the trajectory; a large sharpness is computed again with wider weight statistics."""
+    """Return the trajectory, computed again with larger tables if the sharpness leaves them."""
     usual, widest = SHARPNESS_RANGES
     attempt = _attempt(request, usual)
     if attempt.left_the_tables:
@@ -303,7 +304,7 @@ def _warn_of_disagreement(value: float, error: float) -> None:
 def _parameter_error(
     request: FlowRequest, attempt: _Attempt, states: np.ndarray
 ) -> np.ndarray | None:
-    r"""Return $\|\theta-\theta'\|/\sqrt2$, $\theta'$ the flow over an independent point set.
+    r"""Return $\|\theta-\tilde\theta\|/\sqrt2$, $\tilde\theta$ the flow over another point set.
 
     This is the standard deviation of two values. The second flow takes coarser steps, which adds to
     the distance. NaN at times that the second flow does not reach.

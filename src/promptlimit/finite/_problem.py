@@ -64,7 +64,7 @@ class TiltedHead:
 
 @dataclasses.dataclass(frozen=True)
 class HeadProblem:
-    r"""What is compared between prompts, of one head: its output, or a parameter's gradient.
+    r"""What is compared between prompts: the output of one head, or the gradient in a parameter.
 
     The squared distance between two prompts at query z is $|Fz|^2$ (or `constant`) times that of
     $Vr$, or of $KCV^\top$ for a score matrix, $C=\partial r/\partial t$.
@@ -102,7 +102,7 @@ class KnownPart:
 
     Attributes:
         tokens: fixed tokens, then the query where it is a token, [k, d].
-        sinks: scores of value zero, [j].
+        sinks: the scores of the sinks, tokens whose value is zero, [j].
         offset: added to the scores of all other tokens.
     """
 
@@ -138,7 +138,8 @@ class Problem:
         attention: reads the prompts; in double precision.
         prompt: the law of a prompt, in double precision.
         queries: one query, several, or their law.
-        lengths: the numbers of random tokens, [n]; cut where a slope hides earlier positions.
+        lengths: the numbers of random tokens, [n]; smaller if a slope makes early tokens
+            negligible.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
         sub_gaussian: the sub-Gaussian constant of the tokens, where the user gave one.
@@ -187,7 +188,7 @@ class Problem:
 
     @property
     def known(self) -> KnownPart:
-        """The tokens and sinks that are in every prompt, the query included where it is one."""
+        """The known tokens and sinks of every prompt, and the query if it is in the prompt."""
         prompt, dim = self.prompt, self.prompt.dim
         fixed = np.zeros((0, dim)) if prompt.fixed is None else as_float64(prompt.fixed)
         sinks = np.zeros(0) if prompt.sinks is None else as_float64(prompt.sinks)

@@ -79,8 +79,8 @@ def atlas(
         clusters: the number of Gaussians in the limit "mixture".
         sinks: the number of tokens that the limit "sinks" keeps as atoms.
         seed: the seed of the clusters.
-        folder: a folder of run folders. Each measured layer is stored there, and the same call
-            resumes from it with identical bits.
+        folder: a folder for intermediate results. The same call resumes from them and gives
+            identical bits.
         progress: a function that is called after each step, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)

@@ -72,7 +72,7 @@ class Mixture(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether all components are finite everywhere."""
+        """Whether the log-Laplace transform of every component is finite everywhere."""
         return all(measure.finite_everywhere for measure in self.components)
 
     @full_precision

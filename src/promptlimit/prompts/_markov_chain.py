@@ -265,7 +265,7 @@ class _States:
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
-        """Return the condition on the last state over its probability, [k, n]; None for none."""
+        """Return the condition on the last state divided by its probability, [k, n], or None."""
         if self.last is None:
             return None
         first = self.stationary if self.first is None else self.first

@@ -243,7 +243,7 @@ class Result:
         return text.getvalue()
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows that commands print, by their headings: those of `rows` by default."""
+        """Yield the rows of the table that commands print, by headings: `rows` by default."""
         return self.rows()
 
     def notes(self) -> list[str]:
@@ -323,7 +323,7 @@ class Result:
         return index, columns
 
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
-        """Return (value - k error, value + k error); two mappings where `value` is one."""
+        """Return (value - k error, value + k error); two mappings if `value` is a mapping."""
         if not isinstance(k, Real) or not k >= 0:
             raise ArgumentError("k", f"must be a number of at least 0, got {k!r}.")
         value, error = (getattr(self, name, None) for name in ("value", "error"))
@@ -552,7 +552,7 @@ def plain(value: object) -> Any:
 
 
 def padded(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return values at the first of some lengths, NaN at the others."""
+    """Return values padded with NaN to the number of lengths."""
     return np.pad(values, (0, len(lengths) - len(values)), constant_values=np.nan)
 
 

@@ -1,4 +1,4 @@
-"""Attention on a prompt of any length, at many of its prefixes, in one pass; and exact theory."""
+"""Attention over a prompt of any length and its prefixes, in one pass, beside exact theory."""
 
 import math
 from collections.abc import Sequence
@@ -163,10 +163,10 @@ def stream_report(
     every: float = 30.0,
     watch: Watcher | bool | None = True,
 ) -> StreamReport:
-    """Return the attention on prefixes of a prompt, and what exact theory expects of such prompts.
+    """Return the attention over prefixes of a prompt, and the exact expected errors.
 
     Outputs on a `Generated` prompt are compared with the limit, those on other prompts with the
-    output on the whole prompt. Where exact theory does not apply, nothing is expected.
+    output on the whole prompt. Expected errors are None if no exact method applies.
 
     Args:
         attention: one head.

@@ -146,8 +146,7 @@ class Figure:
     def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Let a function draw this figure: a decorator.
 
-        It returns the function, so that figures drawn alike can share it: write one decorator
-        above the other.
+        It returns the function, so one function can draw several figures: stack the decorators.
         """
         self.draw = function
         return function
@@ -260,7 +259,7 @@ class Study:
         """Register a function as a claim: a decorator. Its docstring is the statement.
 
         Args:
-            number: see `Claim`, as for the other arguments.
+            number: see `Claim` for this and the other arguments.
             reference: where it is claimed.
             expected: the verdict on record.
             evidence: why that is not "holds".
@@ -302,7 +301,7 @@ class Study:
         Decorate the function that draws them with `NAME.drawing`, where NAME is the figure.
 
         Args:
-            title: see `Figure`, as for the other arguments.
+            title: see `Figure` for this and the other arguments.
             reference: the figure of the paper, or where the quantity is defined.
             section: whether the paper contains the figure.
             after_parts: whether it uses what the parts of the study compute.
@@ -321,7 +320,7 @@ class Study:
         return register
 
     def parts(self, function: Callable[[Setting], Iterable[Part]]) -> Callable:
-        """Let a function list what claims and figures share, in a setting: a decorator."""
+        """Register a function that lists the computations that claims and figures share."""
         self._parts = function
         return function
 

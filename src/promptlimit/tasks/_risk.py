@@ -67,9 +67,9 @@ def risk(
         attention: $T$; on regressions its last output coordinate is the prediction.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: the relative error at which the number of points is sufficient.
-        points: the number of points in each of eight replicates, a power of two, in place of
-            `rtol`.
+        rtol: quadrature points are added until the relative error is below this.
+        points: the number of quadrature points in each of eight independent sets, a power of two,
+            in place of `rtol`.
         key: the random key, if prompts are simulated.
         samples: the number of prompts to simulate; 16384 when None.
         kind: "auto", "exact", "estimate", or on `Discrimination` "asymptotic".
@@ -112,8 +112,8 @@ def risk_gradient(
         attention: $T$; all its matrices are differentiated.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: the number of points, a power of two, in each of eight replicates, which determine
-            the error.
+        points: the number of quadrature points, a power of two, in each of eight independent
+            sets; the error is determined from their differences.
         key: the random key, if prompts are simulated.
         samples: the number of prompts to simulate; 16384 when None.
         kind: "auto", "exact" or "estimate".
@@ -158,8 +158,8 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     Args:
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: the number of points, a power of two, in each of eight replicates, which determine
-            the error.
+        points: the number of quadrature points, a power of two, in each of eight independent
+            sets; the error is determined from their differences.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -191,9 +191,9 @@ def bayes_excess(
         attention: $T$.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: the relative error at which the number of points is sufficient.
-        points: the number of points in each of eight replicates, a power of two, in place of
-            `rtol`.
+        rtol: quadrature points are added until the relative error is below this.
+        points: the number of quadrature points in each of eight independent sets, a power of two,
+            in place of `rtol`.
 
     >>> import math, numpy as np, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)

@@ -10,8 +10,8 @@ The integral $Z^{-k}=\frac1{\Gamma(k)}\int e^{ku}e^{-e^uZ}du$ with $Z=\sum_le^{s
     E(T_L - T)             = int k_1 e^{k_0} du
     E(T_L - T)(T_L - T)'   = int (k_2 + k_1 k_1') e^{k_0} du.
 
-With 1 in place of y, $k_1$ integrates to one: the mass. With x in place of y it integrates to
-$E\,S_2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k_1$ and $k_2$ add:
+With 1 in place of y, $k_1e^{k_0}$ integrates to one, the mass of the weights; with x in place of y,
+to $E\,S_2=E\sum_lp_l^2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k_1$ and $k_2$ add:
 
 | part | $k_0$ | $k_1$ | $k_2$ |
 |---|---|---|---|
@@ -20,9 +20,9 @@ $E\,S_2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k
 
 Laws of other prompts state the three functions themselves (`Cumulants`).
 
-The integral over u is the trapezoidal rule of step `STEP`. Integrands are analytic for
-$|\mathrm{Im}\,u|<\pi/2$, so that the rules over even and over odd nodes, of twice the step, have
-relative errors of about $\epsilon$ where their mean has $\epsilon^2$: their distance measures it.
+The integral over u is a trapezoidal rule. Integrands are analytic for $|\mathrm{Im}\,u|<\pi/2$. If
+the rules over even nodes and over odd nodes each have a relative error of about $\epsilon$, their
+mean has one of about $\epsilon^2$. Half their difference estimates $\epsilon$.
 """  # noqa: E501  # a formula stays on one line
 
 import abc
@@ -59,7 +59,7 @@ class AbstractTerms(abc.ABC):
         mass: $k_1$ with 1 in place of y, [n, u].
         squares: $k_1$ with x in place of y, [n, u].
         first: $k_1$, [n, u, e].
-        rounding: the rounding error of the trace of the second moments that this part causes, [n].
+        rounding: the rounding error that this part causes in the trace of second moments, [n].
     """
 
     mass: Array
@@ -419,7 +419,7 @@ class Positions:
 
 
 def _strided(function: Array, stride: int) -> Array:
-    """Return the sums of every stride-th entry up to each entry."""
+    """Return cumulative sums over every stride-th entry."""
     size = -(-len(function) // stride) * stride
     padded = np.zeros((size, *function.shape[1:]))
     padded[: len(function)] = function
@@ -503,7 +503,7 @@ class Cumulants:
 
 @dataclasses.dataclass(frozen=True)
 class DependentTokens(AbstractPart):
-    r"""Tokens that are not independent of each other, by their cumulants.
+    r"""Dependent tokens, given by their cumulants.
 
     Attributes:
         cumulants: a function of the nodes.
@@ -595,7 +595,7 @@ class PromptIntegrals:
 def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
     """Return the moments over prompts made of independent parts.
 
-    The covariance is centred inside the integrals: sums of squares lose no digits to the bias.
+    Values are centred before they are squared, so the bias costs no digits of the covariance.
 
     Raises:
         AccuracyError: no node carries any weight.
@@ -660,7 +660,7 @@ def _nodes(parts: Sequence[AbstractPart], step: float) -> list[AbstractNodes]:
 def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Array:
     """Return an even number of nodes for a prompt whose parts have these windows.
 
-    The product ends where the first of its factors does, and starts where the first is not one.
+    They cover u from the smallest lower end of the windows to the smallest upper end.
     """
     lows, highs = zip(*windows, strict=True)
     high = min(highs)
@@ -672,7 +672,7 @@ def by_rules(weights: Array, integrand: Array) -> Array:
     """Return the integral by even and by odd nodes, [2, n, ...].
 
     Args:
-        weights: $2he^{k_0}$, h = `STEP`, [n, u].
+        weights: $2he^{k_0}$, h the step, [n, u].
         integrand: [n, u, ...].
     """
     rules = [(weights[:, rule::2], integrand[:, rule::2]) for rule in (0, 1)]
@@ -701,8 +701,8 @@ def _step_error(step: float) -> float:
 def rule_error(rules: Array, size: Array) -> Array:
     """Return the error of the mean of integrals by even and by odd nodes, [2, n, ...], as [n].
 
-    The relative error of the mean is the square of that of either; `size` is what it is relative
-    to, [n].
+    The relative error of the mean is the square of that of either. Errors are relative to `size`,
+    [n].
     """
     apart = 0.5 * np.abs(rules[0] - rules[1]).reshape(rules.shape[1], -1).max(axis=1)
     return apart * np.minimum(1.0, apart / np.maximum(size, _UNDERFLOW))

@@ -110,7 +110,7 @@ class Study:
 
     @property
     def claims(self) -> tuple[StoredClaim, ...]:
-        """Its decided claims."""
+        """Its claims, with their verdicts."""
         return self.results.claims
 
     @property
@@ -135,7 +135,7 @@ class Study:
 
     @property
     def tally(self) -> list[tuple[str, int]]:
-        """How many claims have each verdict, without those that no claim has."""
+        """The verdicts that occur, with their counts."""
         counts = [(verdict, self.count(verdict)) for verdict in get_args(Verdict)]
         return [(verdict, count) for verdict, count in counts if count]
 

@@ -30,8 +30,8 @@ class AbstractRegression(AbstractTask):
 
     Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$. The query is $(x_q, 0)$, the
     prediction is the last coordinate of the output, and the loss is half its squared error against
-    the noisy label $y_q$. Labels in $\mathbb R^m$ are $y=Wx+s\,\epsilon$, the entries of W like
-    those of w, and the last m coordinates of the output predict them.
+    the noisy label $y_q$. Labels in $\mathbb R^m$ are $y=Wx+s\,\epsilon$, where entries of W
+    have the law of those of w, and the last m coordinates of the output predict them.
     """
 
     noise_variance: eqx.AbstractVar[float]
@@ -54,7 +54,7 @@ class AbstractRegression(AbstractTask):
 
     @property
     def least_outputs(self) -> int:
-        """One coordinate per label."""
+        """The smallest output dimension: one coordinate per label."""
         return self.label_dim
 
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
@@ -87,8 +87,8 @@ class AbstractGaussianRegression(AbstractRegression):
 class LinearRegression(AbstractGaussianRegression):
     r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$ (section 5).
 
-    Tokens are Gaussian given $w$, so risks are exact at every length. Parameters are stored in
-    double precision.
+    Tokens are Gaussian given $w$, so risks of one head are exact at every length. Parameters are
+    stored in double precision.
 
     Args:
         covariance: $\Sigma$, shape `[d, d]`, positive semi-definite.
@@ -96,8 +96,8 @@ class LinearRegression(AbstractGaussianRegression):
         prior_variance: $\tau^2$, the variance of each entry of $w$.
         query_covariance: $\Sigma_q$, the covariance of $x_q$; $\Sigma$ when None (Remark 4.1).
         query_covariates: the law of $x_q$ if it is not $N(0,\Sigma_q)$. `query_covariance` is
-            then its second moment $E\,x_qx_q^\top$, on which exact risks of linear attention and of
-            infinite prompts depend alone.
+            then its second moment $E\,x_qx_q^\top$. Risks of linear attention and of infinite
+            prompts depend only on it.
         label_dim: $m$, for labels $y=Wx+s\,\epsilon$ in $\mathbb R^m$ with the prior on each entry
             of W and the noise in each label.
 
