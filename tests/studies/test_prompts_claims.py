@@ -10,7 +10,7 @@ from promptlimit.finite import prompt_moments
 from promptlimit.lengths import importance_sampling
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.prompts import STUDY
-from promptlimit.tasks import InContextBigram, SingleLocation
+from promptlimit.tasks import InContextBigram, SingleLocation, linear_optimum
 
 QUICK = Setting(quick=True)
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
@@ -53,9 +53,15 @@ def faster(*args, **options):
     )
 
 
+def one_token_fewer(task, lengths):
+    return linear_optimum(task, lengths - 1)
+
+
 @pytest.mark.parametrize(
     ("name", "function", "planted"),
     [
+        ("small-opposite-heads", "linear_optimum", one_token_fewer),
+        ("two-heads-miss", "linear_optimum", one_token_fewer),
         ("induction-sink", "InContextBigram", WrongSink),
         ("slope", "_LEADING", 1.5),
         ("chain", "prompt_moments", heavier_chain),

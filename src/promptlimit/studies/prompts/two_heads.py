@@ -1,0 +1,142 @@
+"""Claims on two softmax heads with opposite scores, on in-context linear regression."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from promptlimit.attention import MultiHead, SoftmaxAttention
+from promptlimit.reporting import CONTRAST, LIMIT, THIRD, selectable
+from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies.prompts import STUDY
+from promptlimit.tasks import LinearRegression, linear_optimum, risk, train_test_risk
+
+_DIM, _NOISE = 5, 0.1
+_TASK = LinearRegression(np.eye(_DIM), noise_variance=_NOISE, prior_variance=1.0 / _DIM)
+_CONSTANT = _DIM + 1.0 + _DIM * _NOISE
+"""The excess of linear attention over $L$ tokens is $c/(L+c)$, with this c."""
+
+
+def _two_heads(length: float, score: float) -> float:
+    r"""Return the least mean squared error of heads with scores $\pm u$ and gains $\pm b$, over b.
+
+    The error is quadratic in b, and $s^2+d\tau^2$ at b = 0.
+    """
+    at_zero, gain = _NOISE + 1.0, 0.5 / score
+
+    def above(b: float) -> float:
+        scores, values = np.diag([1.0] * _DIM + [0.0]), np.diag([0.0] * _DIM + [1.0])
+        with jax.enable_x64(True):
+            heads = [SoftmaxAttention(sign * score * scores, sign * b * values) for sign in (1, -1)]
+            return float(risk(MultiHead(heads), _TASK, length, rtol=2e-9).mse) - at_zero
+
+    once, twice = above(gain), above(2.0 * gain)
+    square, slope = (twice - 2.0 * once) / 2.0, (4.0 * once - twice) / 2.0
+    return at_zero - slope**2 / (4.0 * square)
+
+
+def _linear(length: float) -> float:
+    return float(linear_optimum(_TASK, length).mse)
+
+
+def _one_head(length: float) -> float:
+    return float(train_test_risk(_TASK, length, length).mse[0, 0])
+
+
+@STUDY.claim(1, reference="tasks.md, section 3; He et al., arXiv 2503.12734")
+def small_opposite_heads(setting: Setting) -> Iterator[Check]:
+    r"""Two softmax heads with scores $\pm u$ and opposite values, $u\to0$, predict with the
+    empirical covariance of $x$ and $y$. On isotropic regression their least error tends to that of
+    linear attention on $L-1$ tokens.
+    """
+    lengths = [40] if setting.quick else [10, 40, 100]
+    small = 0.01
+    distances = [abs(_two_heads(length, small) - _linear(length - 1)) for length in lengths]
+    halved = abs(_two_heads(40, 2.0 * small) - _linear(39)) / abs(
+        _two_heads(40, small) - _linear(39)
+    )
+    yield at_most(
+        f"$u$ = {small}: largest distance from linear attention on $L-1$ tokens",
+        max(distances),
+        1e-4,
+        basis="theory: $u^2=10^{-4}$",
+    )
+    yield at_most(
+        "$L$ = 40: distance of the order in $u$, from $u$ = 0.02 and 0.01, from 2",
+        abs(math.log2(halved) - 2.0),
+        0.1,
+        basis="theory: corrections of relative order $Lu^2=0.016$; margin 6",
+    )
+    yield control(
+        at_least(
+            "$L$ = 40: the same distance from linear attention on $L$ tokens",
+            abs(_two_heads(40, small) - _linear(40)),
+            1e-3,
+            basis="theory: $c/L^2=0.004$; margin 4",
+        )
+    )
+
+
+@STUDY.claim(2, reference="tasks.md, section 3")
+def two_heads_miss(setting: Setting) -> Iterator[Check]:
+    r"""Two opposite softmax heads miss the error of linear attention by $c/L^2$ to leading order,
+    $c=d+1+ds^2$ with $\tau^2=1/d$. One softmax head misses it by order $1/L$.
+    """
+    lengths = [1000] if setting.quick else [1000, 3000]
+    for length in lengths:
+        two = _two_heads(length, 0.4 / math.sqrt(length)) - _linear(length)
+        yield at_most(
+            f"$L$ = {length:,}: relative distance of $L^2$ times the difference from $c$",
+            abs(length**2 * two / _CONSTANT - 1.0),
+            3.0 * _CONSTANT / length,
+            basis="theory: corrections of relative order $2c/L$",
+        )
+    one = 1000 * (_one_head(1000) - _linear(1000)) / _CONSTANT
+    yield control(
+        at_least(
+            "$L$ = 1,000: the difference for one head, times $L/c$",
+            one,
+            0.1,
+            basis="theory: of order 1; $c/L=0.0065$ if it were of order $1/L^2$",
+        )
+    )
+
+
+@STUDY.figure("Heads on in-context regression", reference="tasks.md, section 3")
+def heads_on_regression(setting: Setting) -> dict[str, np.ndarray]:
+    r"""Mean squared error above the noise of the best softmax head, of two opposite softmax heads
+    with scores $\pm0.4/\sqrt L$ and the best gain, and of linear attention, for $d=5$ and
+    $s^2=0.1$. Two heads and linear attention differ by $c/L^2$. All numbers are exact.
+    """
+    lengths = np.array([10, 100] if setting.quick else [10, 20, 40, 70, 100, 200, 400, 1000])
+    return {
+        "lengths": lengths,
+        "one": np.array([_one_head(length) for length in lengths.tolist()]) - _NOISE,
+        "two": np.array([_two_heads(one, 0.4 / math.sqrt(one)) for one in lengths.tolist()])
+        - _NOISE,
+        "linear": np.array([_linear(length) for length in lengths.tolist()]) - _NOISE,
+    }
+
+
+@heads_on_regression.drawing
+def draw_heads_on_regression(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return the errors, and the distance of each from linear attention."""
+    figure = Figure(figsize=(8.6, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    lines = {
+        "one": ("one softmax head", THIRD),
+        "two": ("two softmax heads", CONTRAST),
+        "linear": ("linear attention", LIMIT),
+    }
+    for name, (label, colour) in lines.items():
+        dashes = {"dashes": (4, 2)} if name == "linear" else {}
+        drawn = left.plot(data["lengths"], data[name], color=colour, label=label, **dashes)
+        selectable(drawn, label)
+        if name != "linear":
+            right.plot(data["lengths"], data[name] - data["linear"], color=colour)
+    for axis, label in ((left, "error above the noise"), (right, "error above linear attention")):
+        axis.set(xscale="log", yscale="log", xlabel="length $L$ of the prompt", ylabel=label)
+    left.legend()
+    return figure
