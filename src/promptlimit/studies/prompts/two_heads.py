@@ -19,7 +19,7 @@ _CONSTANT = _DIM + 1.0 + _DIM * _NOISE
 """The excess of linear attention over $L$ tokens is $c/(L+c)$, with this c."""
 
 
-def _two_heads(length: float, score: float) -> float:
+def _two_heads(length: int, score: float) -> float:
     r"""Return the least mean squared error of heads with scores $\pm u$ and gains $\pm b$, over b.
 
     The error is quadratic in b, and $s^2+d\tau^2$ at b = 0.
@@ -37,11 +37,11 @@ def _two_heads(length: float, score: float) -> float:
     return at_zero - slope**2 / (4.0 * square)
 
 
-def _linear(length: float) -> float:
+def _linear(length: int) -> float:
     return float(linear_optimum(_TASK, length).mse)
 
 
-def _one_head(length: float) -> float:
+def _one_head(length: int) -> float:
     return float(train_test_risk(_TASK, length, length).mse[0, 0])
 
 
