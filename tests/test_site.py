@@ -141,7 +141,7 @@ def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -
     _require_drawn_formulas(site)
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     start = next(entry["text"] for entry in index["docs"] if entry["location"] == "index.html")
-    assert "a probability measure μ, and attention" in start  # a formula is read as text, once
+    assert "a probability measure μ on Rd. Softmax" in start  # a formula is read as text, once
 
 
 def _require_drawn_formulas(site: Path) -> None:
