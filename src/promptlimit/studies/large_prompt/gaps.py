@@ -1,7 +1,7 @@
 """Claims on gaps: how fast outputs and gradients approach their limits."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -159,22 +159,35 @@ _QUERY_LENGTHS = np.array([1e5, 1e6])
 
 
 def _slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
-    """Return the slopes of the exact gap over standard normal queries, outside and inside.
+    """Return the slopes of the exact gap over standard normal queries, outside and inside."""
+    attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
+
+    def gap(query: float, inside: bool) -> np.ndarray:
+        return prompt_moments(attention, law, [query], _QUERY_LENGTHS, including_query=inside).mse
+
+    return slopes_over_queries(gap, _QUERY_LENGTHS, nodes)
+
+
+def slopes_over_queries(
+    gap: Callable[[float, bool], np.ndarray], lengths: np.ndarray, nodes: int
+) -> tuple[float, float]:
+    """Return the slopes of a gap over standard normal queries, outside and inside the prompt.
 
     One dimension: the midpoint rule over queries converges geometrically, but for broad queries
     inside, of which it says no more than a first digit.
+
+    Args:
+        gap: the gap at the lengths, of a query and whether it is inside; even in the query.
+        lengths: two lengths.
+        nodes: the number of queries.
     """
-    attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
-    queries = 7.0 / nodes * (np.arange(nodes) + 0.5)  # the gap is even in the query
+    queries = 7.0 / nodes * (np.arange(nodes) + 0.5)
     density = np.exp(-(queries**2) / 2)
-    slopes = []
-    for inside in (False, True):
-        gaps = [
-            prompt_moments(attention, law, [query], _QUERY_LENGTHS, including_query=inside).mse
-            for query in queries
-        ]
-        slopes.append(float(local_slopes(density @ np.array(gaps), _QUERY_LENGTHS)[0]))
-    return slopes[0], slopes[1]
+    outside, inside = (
+        float(local_slopes(density @ np.array([gap(query, own) for query in queries]), lengths)[0])
+        for own in (False, True)
+    )
+    return outside, inside
 
 
 @STUDY.claim(6, reference="Remark 3.2")

@@ -27,6 +27,7 @@ from promptlimit.studies.large_prompt.gaps import (
     SHARPNESS,
     Simulated,
     local_slopes,
+    slopes_over_queries,
 )
 from promptlimit.tasks import (
     CovariateRegression,
@@ -76,18 +77,13 @@ def _simulated_distances(
 def _averaged_slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
     """Return slopes of the gap of the gradient in U over normal queries, outside and inside."""
     attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
-    queries = 7.0 / nodes * (np.arange(nodes) + 0.5)  # the gap is even in the query
-    density = np.exp(-(queries**2) / 2)
-    slopes = []
-    for inside in (False, True):
-        gaps = [
-            gradient_moments(
-                attention, law, [query], _FAR, wrt="key_query", including_query=inside
-            ).value
-            for query in queries
-        ]
-        slopes.append(float(local_slopes(density @ np.array(gaps), _FAR)[0]))
-    return slopes[0], slopes[1]
+
+    def gap(query: float, inside: bool) -> np.ndarray:
+        return gradient_moments(
+            attention, law, [query], _FAR, wrt="key_query", including_query=inside
+        ).value
+
+    return slopes_over_queries(gap, _FAR, nodes)
 
 
 @STUDY.claim(25, reference="Remark 3.2 for Proposition 3.4")
