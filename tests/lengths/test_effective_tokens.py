@@ -30,6 +30,7 @@ def test_lists_agree_with_all_prompts_summed(length: int) -> None:
     expected = enumerated(scores, weights, length)
     got = found.participation, found.mean_effective_tokens, found.largest
     np.testing.assert_allclose(got, expected, rtol=1e-13)
+    assert found.relative_error < 1e-12
 
 
 def test_a_law_by_its_transform_agrees_with_gauss_points(x64: None) -> None:

@@ -263,19 +263,16 @@ def label_row_head():
     return pl.SoftmaxAttention(key_query, value), task
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"),
-    [(10, 0.69766189), (1e4, 0.82817393), (1e10, 0.85326219), (1e12, 0.85373618)],
-)
-def test_a_label_row_keeps_its_tail_at_every_length(length, expected):
+def test_a_label_row_keeps_its_tail_at_every_length():
     """Expected values: quadrature over |x|, its angle, w along x and |w| across."""
     head, task = label_row_head()
-    found = pl.risk(head, task, length)
-    assert np.abs(found.value - expected) <= 4 * found.error
-    assert found.error <= 1e-3 * found.value
+    found = pl.risk(head, task, [10, 1e4, 1e10, 1e12])
+    expected = np.array([0.69766189, 0.82817393, 0.85326219, 0.85373618])
+    assert np.all(np.abs(found.value - expected) <= 4 * found.error)
+    assert np.all(found.error <= 1e-3 * found.value)
     # The tail of the longest prompts is resolved, not lost in the error.
     limit = pl.risk(head, task, math.inf).value
-    assert found.error < 0.3 * np.abs(limit - expected)
+    assert np.all(found.error < 0.3 * np.abs(limit - expected))
 
 
 def test_few_points_are_refused_where_they_do_not_determine_a_risk():

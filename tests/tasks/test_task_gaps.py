@@ -91,31 +91,33 @@ def numpy_gaps(head, task, length, prompts, seed):
     """Return squared gaps of outputs, values and the key-query matrix, of simulated prompts."""
     rng = np.random.default_rng(seed)
     U, V = np.asarray(head.key_query), np.asarray(head.value)
-    rows = []
-    for _ in range(prompts):
-        w = math.sqrt(task.prior_variance) * rng.normal(size=2)
-        x = rng.multivariate_normal(np.zeros(2), task.covariance, size=length)
-        y = x @ w + math.sqrt(task.noise_variance) * rng.normal(size=length)
-        tokens = np.column_stack([x, y])
-        query = np.append(rng.multivariate_normal(np.zeros(2), task.query_covariance), 0.0)
-        mixing = np.eye(3)
-        mixing[2, :2] = w
-        blocks = np.zeros((3, 3))
-        blocks[:2, :2], blocks[2, 2] = task.covariance, task.noise_variance
-        gamma, tilt = mixing @ blocks @ mixing.T, U @ query
-        scores = tokens @ tilt
-        p = np.exp(scores - scores.max())
-        p /= p.sum()
-        mean = p @ tokens
-        spread = (tokens - mean).T @ ((tokens - mean) * p[:, None])
-        rows.append(
-            (
-                np.sum((V @ (mean - gamma @ tilt)) ** 2),
-                len(V) * np.sum((mean - gamma @ tilt) ** 2),
-                np.sum(((spread - gamma) @ V.T) ** 2) * np.sum(query**2),
-            )
-        )
-    return np.array(rows)
+    w = math.sqrt(task.prior_variance) * rng.normal(size=(prompts, 2))
+    x = rng.multivariate_normal(np.zeros(2), task.covariance, size=(prompts, length))
+    noise = math.sqrt(task.noise_variance) * rng.normal(size=(prompts, length))
+    y = np.einsum("nld,nd->nl", x, w) + noise
+    tokens = np.concatenate([x, y[..., None]], axis=2)
+    query = np.zeros((prompts, 3))
+    query[:, :2] = rng.multivariate_normal(np.zeros(2), task.query_covariance, size=prompts)
+    mixing = np.tile(np.eye(3), (prompts, 1, 1))
+    mixing[:, 2, :2] = w
+    blocks = np.zeros((3, 3))
+    blocks[:2, :2], blocks[2, 2] = task.covariance, task.noise_variance
+    gamma, tilt = mixing @ blocks @ mixing.swapaxes(1, 2), query @ U.T
+    scores = np.einsum("nld,nd->nl", tokens, tilt)
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    mean = np.einsum("nl,nld->nd", p, tokens)
+    centred = tokens - mean[:, None]
+    spread = np.einsum("nl,nld,nle->nde", p, centred, centred)
+    gap = mean - np.einsum("nde,ne->nd", gamma, tilt)
+    return np.stack(
+        [
+            ((gap @ V.T) ** 2).sum(axis=1),
+            len(V) * (gap**2).sum(axis=1),
+            (((spread - gamma) @ V.T) ** 2).sum(axis=(1, 2)) * (query**2).sum(axis=1),
+        ],
+        axis=1,
+    )
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
