@@ -363,7 +363,12 @@ GAPS.rules.extend(
             _bound,
         ),
         Rule(
-            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+            "estimate",
+            "every problem",
+            "simulated prompts",
+            applies_always,
+            _estimate,
+            any_prompt=True,
         ),
     ]
 )

@@ -204,7 +204,7 @@ def _estimate(problem: Problem, effort: Effort) -> GradientRows:
 GRADIENT_MOMENTS.rules.extend(
     [
         Rule(
-            "limit", "anything, all lengths infinite", "zero", finite_length, _zero, any_prompt=True
+            "limit", "every problem, all lengths infinite", "zero", finite_length, _zero, any_prompt=True
         ),
         Rule(
             "exact",
@@ -251,7 +251,12 @@ GRADIENT_MOMENTS.rules.extend(
             partial(_spread, _leading_softmax_spread),
         ),
         Rule(
-            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+            "estimate",
+            "every problem",
+            "simulated prompts",
+            applies_always,
+            _estimate,
+            any_prompt=True,
         ),
     ]
 )

@@ -303,7 +303,7 @@ OUTPUT_LAW.rules.extend(
     [
         Rule(
             "limit",
-            "anything, all lengths infinite",
+            "every problem, all lengths infinite",
             "$T[\\mu](z)$",
             finite_length,
             _limit,
@@ -324,7 +324,12 @@ OUTPUT_LAW.rules.extend(
             partial(_of_gaussians, _ThirdOrderLaws),
         ),
         Rule(
-            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+            "estimate",
+            "every problem",
+            "simulated prompts",
+            applies_always,
+            _estimate,
+            any_prompt=True,
         ),
     ]
 )

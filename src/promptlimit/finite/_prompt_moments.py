@@ -437,19 +437,24 @@ PROMPT_MOMENTS.rules.extend(
         Rule(
             "estimate",
             "softmax layers with a leading order as above, few heads and layers",
-            "prompts simulated, with the first-order effect of their tokens as a control variate",
+            "simulated prompts, with the first-order effect of their tokens as a control variate",
             controlled_obstacle,
             controlled_moments,
         ),
         Rule(
             "estimate",
             "a stack over tokens that are neither Gaussian nor listed",
-            "prompts simulated, and a limit over quadrature nodes or particles",
+            "simulated prompts, and a limit over quadrature nodes or particles",
             without_particles,
             particle_moments,
         ),
         Rule(
-            "estimate", "anything", "prompts simulated", applies_always, _estimate, any_prompt=True
+            "estimate",
+            "every problem",
+            "simulated prompts",
+            applies_always,
+            _estimate,
+            any_prompt=True,
         ),
     ]
 )

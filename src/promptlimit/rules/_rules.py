@@ -341,7 +341,7 @@ class Quantity(Generic[ProblemT, Computed]):
     def table(self) -> str:
         """Return the rules as a table in Markdown."""
         rows = [f"| `{rule.kind}` | {rule.scope} | {rule.method} |" for rule in self.rules]
-        return "\n".join(["| kind | for | how |", "|---|---|---|", *rows])
+        return "\n".join(["| kind | applies to | method |", "|---|---|---|", *rows])
 
     def _explanation(self, problem: ProblemT, kind: str, effort: Effort) -> Explanation:
         obstacles = tuple((rule, rule.reason(problem)) for rule in self.rules)

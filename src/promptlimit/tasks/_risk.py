@@ -251,7 +251,7 @@ def _no_formula(problem: RiskProblem) -> str | None:
 @OBJECTIVE.rule(
     kind="exact",
     scope="a task with a method `closed_risk`",
-    method="that formula",
+    method="the formula of the task",
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
@@ -307,7 +307,7 @@ def _no_bayes_formula(problem: BayesProblem) -> str | None:
 @BAYES_RISK.rule(
     kind="exact",
     scope="a task with a method `bayes_risk`",
-    method="that formula",
+    method="the formula of the task",
     obstacle=_no_bayes_formula,
 )
 def _bayes_formulas(problem: BayesProblem, _effort: Effort) -> list[Estimate]:

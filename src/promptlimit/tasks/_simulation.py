@@ -41,14 +41,14 @@ class RiskSimulation(eqx.Module):
     length: float = eqx.field(static=True)
 
 
-@RISK.rule(kind="estimate", scope="anything", method="prompts simulated")
+@RISK.rule(kind="estimate", scope="every problem", method="simulated prompts")
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the mean loss over prompts and its standard error, at each length."""
     found = (_over_prompts(_losses, problem, length, effort) for length in problem.lengths.tolist())
     return [Estimate(float(means[0]), float(errors[0]), count) for (means, errors), count in found]
 
 
-@RISK_GRADIENT.rule(kind="estimate", scope="anything", method="prompts simulated")
+@RISK_GRADIENT.rule(kind="estimate", scope="every problem", method="simulated prompts")
 def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
     """Return means and standard errors of the gradient in each array of the attention."""
     return [
@@ -56,7 +56,7 @@ def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMom
     ]
 
 
-@TASK_GAPS.rule(kind="estimate", scope="any task", method="prompts simulated")
+@TASK_GAPS.rule(kind="estimate", scope="every task", method="simulated prompts")
 def _gaps(problem: TaskGapProblem, effort: Effort) -> GapValues:
     """Return the mean squared distance from the limit and its standard error, at each length."""
     if problem.wrt is not None and not hasattr(problem.attention, problem.wrt):
@@ -207,7 +207,9 @@ class SimulatedObjective(AbstractObjective):
         return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
 
 
-@OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
+@OBJECTIVE.rule(
+    kind="estimate", scope="every problem", method="prompts that are simulated once and then kept"
+)
 def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     """Return the mean loss over prompts drawn once, one set per replicate."""
     samples = USUAL_POINTS if effort.samples is None else effort.samples

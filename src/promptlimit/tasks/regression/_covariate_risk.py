@@ -153,9 +153,8 @@ def _no_moments(problem: RiskProblem) -> str | None:
 @RISK.rule(
     kind="exact",
     scope="`LinearRegression` and `CovariateRegression`, softmax heads and a residual, scores that "
-    "do not read labels",
-    method="the moments of the covariates at each query; a sum over listed queries, Gauss rules "
-    "or points for others",
+    "do not depend on labels",
+    method="exact moments at each query; averaged over queries by a sum, Gauss rules or points",
     obstacle=on(LinearRegression, CovariateRegression, obstacle=_no_moments),
 )
 def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
