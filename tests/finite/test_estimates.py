@@ -75,7 +75,7 @@ def test_an_estimate_stops_at_the_relative_error_asked_for():
 
 
 def test_an_estimate_that_stops_too_early_says_so():
-    message = r"^300 prompts reach a relative standard error of 0\.\d+, not the 0.001 asked for"
+    message = r"^300 prompts reach a relative standard error of 0\.\d+, not the requested 0\.001"
     with pytest.warns(UnreliableErrorWarning, match=message):
         pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, samples=300, rtol=0.001)
 
@@ -83,8 +83,8 @@ def test_an_estimate_that_stops_too_early_says_so():
 def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     message = (
         "The squared errors of 300 prompts are so uneven, worth 1.0 equal ones, that their "
-        "standard error cannot be trusted. Raise `samples`, or ask for kind='exact' where it is "
-        "possible."
+        "standard error cannot be trusted. Raise `samples`, or pass kind='exact' if it is "
+        "available."
     )
     rare = pl.Empirical([[0.0], [50.0]], [1.0 - 5e-5, 5e-5])
     squares = np.full(300, 1e-12)

@@ -1,10 +1,10 @@
 r"""Moments of one head in closed form: Gaussian tokens, linear attention, leading order in 1/L.
 
-All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights see a token
-only through its whitened coordinate $g=\langle e,\cdot\rangle$ along $e=\Gamma^{1/2}t/\sigma$,
-$\sigma^2=t'\Gamma t$; the other coordinates are independent of them. Linear attention averages:
-with $Y=Vz\langle z,t\rangle$ for one token, $T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ for L random
-tokens and k known ones.
+All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights depend on a
+token only through its whitened coordinate $g=\langle e,\cdot\rangle$ along
+$e=\Gamma^{1/2}t/\sigma$, $\sigma^2=t'\Gamma t$; the other coordinates are independent of the
+weights. Linear attention is a mean: with $Y=Vz\langle z,t\rangle$ for one token,
+$T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ for L random tokens and k known ones.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class MomentRows:
         cov: the covariance of $T_L$, [n, e, e].
         mse: $E|T_L - T|^2$, [n].
         participation: $E\sum_lp_l^2$, [n].
-        error: of `mse`, in its units, [n].
-        samples: how many prompts were simulated, [n]; None when none was.
-        limit_error: of `limit`, [e]; None when it is a closed form.
-        bias_error: one standard error of `bias`, [n, e]; None when no prompt was simulated.
-        mean: $E\,T_L$, [n, e], where no limit exists; None where it is limit and bias.
+        error: the absolute error of `mse`, [n].
+        samples: the number of simulated prompts, [n]; None without simulation.
+        limit_error: the error of `limit`, [e]; None if it is a closed form.
+        bias_error: one standard error of `bias`, [n, e]; None without simulation.
+        mean: $E\,T_L$, [n, e], if no limit exists; None if it is `limit` plus `bias`.
         fixed_weights: mean weights of known tokens and sinks, [n, k].
     """
 
@@ -58,12 +58,12 @@ class MomentRows:
 
     @property
     def value(self) -> Array:
-        """The mean square, which `error` is of."""
+        """The mean square, whose error is `error`."""
         return self.mse
 
     @staticmethod
     def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
-        """Return the rows of infinite prompts, with so many known tokens of weight zero."""
+        """Return the rows of infinite prompts, where known tokens have weight zero."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         zeros = (np.zeros(shape) for shape in shapes)
@@ -77,18 +77,18 @@ class MomentRows:
 
 
 def leading_error(lengths: Array) -> Array:
-    """Return the error of a leading order: NaN, and zero for infinite prompts."""
+    """Return the error of a leading order: NaN for finite and zero for infinite prompts."""
     return np.where(np.isinf(lengths), 0.0, np.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class WhitenedTokens:
-    r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, seen along a tilt.
+    r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, and a tilt in the coordinates x.
 
     Attributes:
         root: $\Gamma^{1/2}$, symmetric, [d, d].
         sharpness: $\sigma=|\Gamma^{1/2}t|$.
-        direction: $e=\Gamma^{1/2}t/\sigma$, [d]; some unit vector when $\sigma=0$.
+        direction: $e=\Gamma^{1/2}t/\sigma$, [d]; the first unit vector when $\sigma=0$.
     """
 
     root: Array
@@ -124,7 +124,7 @@ def gaussian_spread_error(
 
 
 def spread_products(inner: Array, outer: Array) -> dict[str, float]:
-    r"""Return what multiplies each statistic in $\mathrm{tr}(DP)$, N = `inner`, P = `outer`.
+    r"""Return the factor of each statistic in $\mathrm{tr}(DP)$, N = `inner`, P = `outer`.
 
     In a basis whose first vector is e, with $n_{11}, n_1, N_\perp$ the blocks of N,
 
@@ -193,7 +193,7 @@ def linear_spread_error(
 
 
 def second_moment(measure: AbstractMeasure) -> Array:
-    """Return E zz' of a token, column by column as linear attention reads it."""
+    """Return E zz' of a token, column by column as means of linear attention."""
     return np.stack([read_moments(measure, column)[0] for column in np.eye(measure.dim)], axis=1)
 
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.finite._head_moments import WhitenedTokens, spread_products
-from promptlimit.weights import checked_sharpness, own_token_moments
+from promptlimit.weights import checked_sharpness, weight_moments
 
 Polynomial = dict[str, float]
-"""Coefficients of the monomials of `own_token_moments`; the empty word is 1."""
+"""Coefficients of the words of `weight_moments`; the empty word is 1."""
 
 _OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}
 _DRIFT: Polynomial = {"B": 1.0}
@@ -57,7 +57,7 @@ def own_spread_error(
     finite = np.isfinite(lengths)
     if finite.any():
         sharpness = float(checked_sharpness(tokens.sharpness))
-        moments = own_token_moments(weights, sharpness, own_score, lengths[finite])
+        moments = weight_moments(weights, sharpness, lengths[finite], own_score)
         for word, weight in weights.items():
             result[finite] += weight * moments[word].value
             error[finite] += abs(weight) * moments[word].error

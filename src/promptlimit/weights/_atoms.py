@@ -23,7 +23,6 @@ from promptlimit.weights._score_law import (
     PartitionMeans,
     Scores,
     SquareMeans,
-    even_and_odd,
     listed_score_means,
     log_from,
     require_near,
@@ -33,6 +32,8 @@ _ENTRIES_AT_ONCE = 2**20
 _ROUNDING = 8.0 * EPSILON
 
 _CELL = 0.5
+"""The width of a cell of scores."""
+
 _NODES = 16
 """Chebyshev nodes per cell: they interpolate every kernel to 1e-16 of its peak."""
 
@@ -170,7 +171,8 @@ class Atoms(AbstractScoreLaw):
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
 
-        Measured from the token of largest tilted weight, to which T may be close: nothing cancels.
+        Tokens are measured from the one of largest tilted weight, so that no digits cancel if T is
+        close to it.
         """
         tilted = softmax(np.log(self.weights) + self.token_scores)
         apart = self.tokens - self.tokens[self.heaviest]
@@ -194,23 +196,21 @@ class AtomProducts(AbstractProducts):
     power: int
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum_uw\,x_i^ke^{-x_i}$ times $w_i$, by even and by odd u, and its error."""
+        r"""Return $\sum_uw\,x_i^ke^{-x_i}$ times $w_i$, and its error."""
         law = self.law
-        shares = np.zeros((2, weights.shape[0], law.places.size))
+        shares = np.zeros((len(weights), law.places.size))
         for part in law._blocks(self.u):
             x = law._powers(self.u[part])
-            kernel = x**self.power * np.exp(-x) * law.factors
-            here = weights[:, part]
-            shares += np.stack([here[:, at] @ kernel[at] for at in even_and_odd(part)])
-        return shares, _ROUNDING * shares.sum(axis=0)
+            shares += weights[:, part] @ (x**self.power * np.exp(-x) * law.factors)
+        return shares, _ROUNDING * shares
 
-    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002  # exact here
+    def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
         r"""Return $F_{k-1}$, [u, e], of f at the tokens, [j, e], and its error, [u].
 
         As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$: the smaller sum is taken.
         """
         law, below = self.law, self.power - 1
-        lowered, lost = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
+        lowered, errors = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
         size = np.linalg.norm(centred, axis=1)
         for part in law._blocks(self.u):
             x = law._powers(self.u[part])
@@ -219,15 +219,15 @@ class AtomProducts(AbstractProducts):
             sizes = direct @ size, other @ size
             smaller = sizes[0] <= sizes[1]
             lowered[part] = np.where(smaller[:, None], direct @ centred, -(other @ centred))
-            lost[part] = _ROUNDING * np.minimum(*sizes)
-        return lowered, lost
+            errors[part] = _ROUNDING * np.minimum(*sizes)
+        return lowered, errors
 
 
 def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
     """Return the law of listed tokens along a tilt, by cells of scores for a long list."""
     law = Atoms(weights, tokens, tilt)
-    reach = float(np.ptp(law.token_scores))
-    if weights.size > _SHORT * _NODES * (reach / _CELL + 1.0):
+    span = float(np.ptp(law.token_scores))
+    if weights.size > _SHORT * _NODES * (span / _CELL + 1.0):
         return ManyAtoms(weights, tokens, tilt)
     return law
 

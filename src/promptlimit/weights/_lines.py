@@ -4,9 +4,9 @@ By Mellin's inversion, with $s$ the score of a token and $x=e^{s+u}$,
 
     F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k,
 
-To the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are added. For
-each u the line crosses the real axis near the smallest modulus of the integrand there, so that
-hardly a digit cancels. A place is a multiple c of the tilt. Derived in docs/finite.md.
+On a line to the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are
+added. For each u the line crosses the real axis near the minimum of the integrand there, so that
+few digits cancel. A place is a multiple c of the tilt. Derived in docs/finite.md.
 """
 
 import dataclasses
@@ -41,7 +41,6 @@ from promptlimit.weights._score_law import (
     Scores,
     SquareMeans,
     assembled,
-    even_and_odd,
 )
 
 _SLACK = 4.0
@@ -274,13 +273,14 @@ class RayLaw(AbstractScoreLaw):
         pairs = np.stack([c, moved], axis=1).ravel()  # chunks are even, so that pairs stay together
         for part, slopes, curvatures in self.ray.derivatives(value, pairs):
             slope, curvature = slopes[::2], curvatures[::2]
-            lost = EPSILON * np.linalg.norm(slope, axis=1)  # the rounding error of the limit
-            blur = np.linalg.norm(slope - slopes[1::2], axis=1) + lost
+            limit_errors = EPSILON * np.linalg.norm(slope, axis=1)
+            errors = np.linalg.norm(slope - slopes[1::2], axis=1) + limit_errors
             centred = slope - limit
             squares = ((slopes - limit) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
-            shake = np.abs(squares[::2] - squares[1::2])
-            shake += lost * (2.0 * np.linalg.norm(centred, axis=1) + lost)
-            yield slice(part.start // 2, part.stop // 2), centred, curvature, blur, shake
+            second_errors = np.abs(squares[::2] - squares[1::2])
+            second_errors += limit_errors * (2.0 * np.linalg.norm(centred, axis=1) + limit_errors)
+            places = slice(part.start // 2, part.stop // 2)
+            yield places, centred, curvature, errors, second_errors
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""
@@ -389,26 +389,25 @@ class LineProducts(AbstractProducts):
         return np.concatenate([line.multiples for line in self.lines])
 
     def shares(self, weights: Array) -> tuple[Complex, Array]:
-        r"""Return $\sum_uw\,F_k$ as weights of the multiples, by even and odd u, and its error."""
+        r"""Return $\sum_uw\,F_k$ as weights of the multiples, and its error."""
         shares, roundings = [], []
         for line in self.lines:
             weighted = weights[:, line.part] * line.scale
-            halves = [weighted[:, at] @ line.waves[:, at].T for at in even_and_odd(line.part)]
-            shares.append(np.stack(halves) * line.upper)
+            shares.append((weighted @ line.waves.T) * line.upper)
             roundings.append((weighted @ line.rounding)[:, None] * np.abs(line.upper))
-        return np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
+        return np.concatenate(shares, axis=1), np.concatenate(roundings, axis=1)
 
-    def lower(self, centred: Complex, blur: Array) -> tuple[Array, Array]:
+    def lower(self, centred: Complex, mean_errors: Array) -> tuple[Array, Array]:
         r"""Return $F_{k-1}$, [u, e], of $E[fe^{cs}]/E[e^{cs}]$, [j, e], and its error, [u]."""
         lowered = np.empty((self.density.size, centred.shape[1]))
-        lost = np.empty(self.density.size)
+        errors = np.empty(self.density.size)
         for line in self.lines:
             terms = line.lower[:, None] * centred[line.place]
             lowered[line.part] = (terms.T @ line.waves).real.T * line.scale[:, None]
-            sizes = np.abs(line.lower) * blur[line.place], np.linalg.norm(terms, axis=1)
-            blurred, summed = (size @ np.abs(line.waves) for size in sizes)
-            lost[line.part] = (summed * line.rounding + blurred) * line.scale
-        return lowered, lost
+            sizes = np.linalg.norm(terms, axis=1), np.abs(line.lower) * mean_errors[line.place]
+            of_sums, of_means = (size @ np.abs(line.waves) for size in sizes)
+            errors[line.part] = (of_sums * line.rounding + of_means) * line.scale
+        return lowered, errors
 
 
 def _runs(good: np.ndarray) -> np.ndarray:
@@ -503,12 +502,12 @@ def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
     )
     delta = np.minimum(sums["complement"], 1.0)
     excess = np.maximum(sums["remainder"] - 0.5 * delta**2, SMALLEST)
-    lost = [
-        sums["remainder_lost"] / excess,
-        (1.0 + np.abs(level)) * sums["missing_lost"] / np.maximum(-sums["drift"], SMALLEST),
-        (1.0 + level**2) * sums["square_lost"] / np.maximum(sums["spread"], SMALLEST),
+    errors = [
+        sums["remainder_error"] / excess,
+        (1.0 + np.abs(level)) * sums["missing_error"] / np.maximum(-sums["drift"], SMALLEST),
+        (1.0 + level**2) * sums["square_error"] / np.maximum(sums["spread"], SMALLEST),
     ]
-    return assembled(u, once, tilted_mean, sums, np.max(lost, axis=0))
+    return assembled(u, once, tilted_mean, sums, np.max(errors, axis=0))
 
 
 def _add_first_powers(
@@ -520,7 +519,7 @@ def _add_first_powers(
 ) -> None:
     r"""Add the means of $e^{-x}$ and of $xe^{-x}$, $txe^{-x}$; `once` is $\Lambda,\Lambda'$."""
     names = ("phi", "complement", "remainder", "mass", "missing", "log_mass", "drift")
-    names += ("drift_missing", "remainder_lost", "missing_lost")
+    names += ("drift_missing", "remainder_error", "missing_error")
     sums |= {name: np.empty(u.size) for name in names}
     for line, integrand, part in law.integrands(0, u, pole=2):
         here = u[part]
@@ -542,11 +541,11 @@ def _add_first_powers(
             remainder, missing = x - complement, x - mass
             drift = log_mass - (here + once[1]) * mass
         phi = zeroth if line.real < 0.0 else 1.0 - complement
-        lost = (
-            _lost(line, here, terms, value)
+        errors = (
+            _rounding_error(line, here, terms, value)
             for terms, value in ((integrand, remainder), (rising, missing))
         )
-        rows = (phi, complement, remainder, mass, missing, log_mass, drift, drift, *lost)
+        rows = (phi, complement, remainder, mass, missing, log_mass, drift, drift, *errors)
         for name, row in zip(names, rows, strict=True):
             sums[name][part] = row
 
@@ -555,7 +554,7 @@ def _add_squares(
     law: RayLaw, u: Array, sums: dict[str, Array], twice: tuple[float, float, float]
 ) -> None:
     r"""Add the means of $t^jx^2e^{-x}$; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
-    names = ("square", "log_square", "log_squares", "square_lost")
+    names = ("square", "log_square", "log_squares", "square_error")
     sums |= {name: np.empty(u.size) for name in names}
     for line, integrand, part in law.integrands(2, u):
         here = u[part]
@@ -567,7 +566,7 @@ def _add_squares(
             level = here + twice[1]
             added = np.exp(2.0 * here + twice[0])
             rows = rows + added * np.stack([np.ones_like(level), level, level**2 + twice[2]])
-        rows = (*rows, _lost(line, here, integrand, rows[0]))
+        rows = (*rows, _rounding_error(line, here, integrand, rows[0]))
         for name, row in zip(names, rows, strict=True):
             sums[name][part] = row
 
@@ -577,8 +576,8 @@ def _along(line: Line, u: Array, integrands: list[Complex]) -> Array:
     return (np.stack(integrands) @ line.waves(u)).real * line.scale(u)
 
 
-def _lost(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
-    """Return the rounding error of an integral along a line, including the added terms."""
+def _rounding_error(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
+    """Return the rounding error of an integral along a line and of the terms added to it."""
     summed = line.rounding(u) * np.abs(integrand).sum() * line.scale(u)
     return summed + 4.0 * EPSILON * (1.0 + np.abs(u)) * np.abs(value)
 

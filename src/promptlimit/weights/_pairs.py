@@ -39,7 +39,7 @@ from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
 from promptlimit.measures import GaussianParts, sqrtm_psd
 from promptlimit.weights._functional import total_of
-from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT
+from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT, log_from
 
 _NEGLIGIBLE = 36.0
 """Minus the logarithm of the share of a prompt that is dropped at large u and v."""
@@ -331,16 +331,16 @@ class _Kernel:
 
     Attributes:
         rate: $e^{s+u}$.
-        lost: $1-e^{-e^{s+u}}$.
-        kept: $e^{-e^{s+u}}$.
+        complement: $1-e^{-e^{s+u}}$.
+        phi: $e^{-e^{s+u}}$.
         heat: $e^{s+u}e^{-e^{s+u}}$.
     """
 
     def __init__(self, scores: Array, places: Array):
         self.rate = np.exp(np.minimum(scores[:, None] + places, LARGEST_EXPONENT))
-        self.lost = -np.expm1(-self.rate)
-        self.kept = np.exp(-self.rate)
-        self.heat = self.rate * self.kept
+        self.complement = -np.expm1(-self.rate)
+        self.phi = np.exp(-self.rate)
+        self.heat = self.rate * self.phi
 
 
 class ListedTransforms(AbstractPairTransforms):
@@ -367,24 +367,21 @@ class ListedTransforms(AbstractPairTransforms):
         """
         shape, (a, b) = (self.u.size, self.v.size), self._near
         count = self.law.features.shape[2]
-        phi, missed = np.zeros(shape), np.zeros((a, b))
+        phi, complement = np.zeros(shape), np.ones(shape)
+        complement[:a, :b] = 0.0
         sums = [np.zeros((count + 1, *shape)) for _ in (0, 1)]
         for part, one, two in self._blocks():
             weights, (left, right) = self.law.weights[part, None], self.law.features[:, part]
-            kept = (one.kept * weights).T
-            phi += kept @ two.kept
-            missed += (one.lost[:, :a] * weights).sum(axis=0)[:, None]
-            missed += kept[:a] @ two.lost[:, :b]
-            sums[0][count] += (one.heat * weights).T @ two.kept
-            sums[1][count] += kept @ two.heat
+            left_phi = (one.phi * weights).T
+            phi += left_phi @ two.phi
+            complement[:a, :b] += (one.complement[:, :a] * weights).sum(axis=0)[:, None]
+            complement[:a, :b] += left_phi[:a] @ two.complement[:, :b]
+            sums[0][count] += (one.heat * weights).T @ two.phi
+            sums[1][count] += left_phi @ two.heat
             for q in range(count):
                 _add_drift(sums[0][q], one, two, weights * left[:, q, None], (a, b))
                 _add_drift(sums[1][q].T, two, one, weights * right[:, q, None], (b, a))
-        log_phi = np.log(np.maximum(phi, 1e-300))
-        log_phi[:a, :b] = np.where(
-            missed < 0.5, np.log1p(-np.minimum(missed, 0.5)), log_phi[:a, :b]
-        )
-        return log_phi, (sums[0], sums[1])
+        return log_from(phi, complement), (sums[0], sums[1])
 
     def second(self, weights: Array) -> tuple[Array, Array, Array]:
         law, count = self.law, self.law.features.shape[2]
@@ -439,11 +436,11 @@ def _add_drift(
     """Add sums of e y K, own places by the other's, for mass = weight times y, [j, 1]."""
     a, b = near
     heat = (own.heat * mass).T
-    total[a:] += heat[a:] @ other.kept
-    total[:a, b:] += heat[:a] @ other.kept[:, b:]
+    total[a:] += heat[a:] @ other.phi
+    total[:a, b:] += heat[:a] @ other.phi[:, b:]
     rate = own.rate[:, :a] * mass
-    total[:a, :b] -= (rate * own.lost[:, :a]).sum(axis=0)[:, None]
-    total[:a, :b] -= heat[:a] @ other.lost[:, :b]
+    total[:a, :b] -= (rate * own.complement[:, :a]).sum(axis=0)[:, None]
+    total[:a, :b] -= heat[:a] @ other.complement[:, :b]
 
 
 # ---------------------------------------------------------------- nodes
