@@ -114,3 +114,22 @@ def test_several_heads_are_estimated():
     assert np.isnan(found.effective_tokens)
     spread = np.sqrt(np.diag(found.cov) / 2000)
     assert (np.abs(found.mean - parts[0].mean - parts[1].mean) < 4 * spread).all()
+
+
+def test_large_tilts_keep_the_differences_of_scores():
+    tokens = np.array([[1.0, 0.0], [1.0, 1.0], [0.5, 3.0]])
+    known = pl.Prompt(pl.Empirical(tokens), fixed=[[1.0, 2.0]])
+    head = pl.SoftmaxAttention(np.diag([1e20, 1.0]), np.eye(2))
+    found = pl.prompt_moments(head, known, [1.0, 1.0], 1, kind="estimate", key=KEY, samples=512)
+    weights = 1.0 / (1.0 + np.exp(np.array([-2.0, -1.0, -np.inf])))
+    error = weights.std() / np.sqrt(512)
+    assert abs(found.fixed_weights[0] - weights.mean()) < 5.0 * error
+    rest = np.sum((1.0 - weights)[:, None] * tokens, axis=0) / 3.0
+    outputs = rest + weights.mean() * np.array([1.0, 2.0])
+    assert np.abs(found.mean - outputs).max() < 5.0 * found.bias_error.max()
+
+
+@pytest.mark.parametrize("rtol", [np.array([0.1, 0.2]), "0.1", -1.0])
+def test_an_accuracy_is_one_positive_number(rtol):
+    with pytest.raises(ValueError, match=r"^`rtol` must be a positive number, got "):
+        pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, rtol=rtol)

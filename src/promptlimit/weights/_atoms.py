@@ -23,6 +23,7 @@ from promptlimit.weights._score_law import (
     PartitionMeans,
     Scores,
     SquareMeans,
+    blocks,
     listed_score_means,
     log_from,
     require_near,
@@ -126,9 +127,7 @@ class Atoms(AbstractScoreLaw):
     def square_means(self, u: Array) -> SquareMeans:
         log_phi, root, mass = np.empty((3, u.size))
         doubled = 2.0 * self.token_scores
-        size = max(1, _ENTRIES_AT_ONCE // doubled.size)
-        for start in range(0, u.size, size):
-            part = slice(start, start + size)
+        for part in blocks(u.size, doubled.size, _ENTRIES_AT_ONCE):
             x = np.exp(np.minimum(u[part, None] + doubled, LARGEST_EXPONENT))
             left = np.exp(-x)
             log_phi[part] = log_from(left @ self.weights, -np.expm1(-x) @ self.weights)
@@ -159,14 +158,10 @@ class Atoms(AbstractScoreLaw):
         products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
         """Yield tokens and their Vz - T; the covariances are zero."""
-        count, outputs = self.weights.size, limit.size
-        centred = self._centred(value)
-        block = max(1, _ENTRIES_AT_ONCE // outputs**2)
-        for start in range(0, count, block):
-            part = slice(start, min(start + block, count))
-            still = np.zeros((part.stop - part.start, outputs, outputs))
-            exact = np.zeros(still.shape[0])
-            yield part, centred[part], still, exact, exact
+        centred, outputs = self._centred(value), limit.size
+        for part in blocks(self.weights.size, outputs**2, _ENTRIES_AT_ONCE):
+            zeros = np.zeros((part.stop - part.start, outputs, outputs))
+            yield part, centred[part], zeros, zeros[:, 0, 0], zeros[:, 0, 0]
 
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
@@ -182,9 +177,7 @@ class Atoms(AbstractScoreLaw):
         return np.exp(np.minimum(u[:, None] + self.places, LARGEST_EXPONENT))
 
     def _blocks(self, u: Array) -> Iterator[slice]:
-        size = max(1, _ENTRIES_AT_ONCE // self.places.size)
-        for start in range(0, u.size, size):
-            yield slice(start, min(start + size, u.size))
+        return blocks(u.size, self.places.size, _ENTRIES_AT_ONCE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,11 +266,10 @@ class ManyAtoms(Atoms):
             part = slice(start, start + _NODES)
             own, weights = self._cells.weights_of(start // _NODES)
             second = np.zeros((_NODES, outputs, outputs))
-            block = max(1, _ENTRIES_AT_ONCE // outputs**2)
-            for some in range(0, own.size, block):
-                y = centred[own[some : some + block]]
+            for some in blocks(own.size, outputs**2, _ENTRIES_AT_ONCE):
+                y = centred[own[some]]
                 pairs = (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)
-                second += (weights[some : some + block].T @ pairs).reshape(second.shape)
+                second += (weights[some].T @ pairs).reshape(second.shape)
             spread = second - first[part, :, None] * first[part, None, :]
             exact = np.zeros(_NODES)
             yield part, first[part], spread, exact, exact

@@ -13,7 +13,6 @@ $H(s,u)=E[e^{-x'};s'\le s]$, the largest score is at most s with the density $d_
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -30,6 +29,7 @@ from promptlimit.weights._score_law import (
     SMALLEST,
     STEP,
     AbstractScoreLaw,
+    blocks,
     log_from,
 )
 
@@ -90,7 +90,7 @@ def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
     scores, weights = law.token_scores[order], law.weights[order]
     above = np.append(np.cumsum(weights[:0:-1])[::-1], 0.0)  # the probability of larger scores
     found = np.empty((lengths.size, u.size))
-    for part in _blocks(u.size, scores.size):
+    for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
         x = np.exp(np.minimum(u[part, None] + scores, LARGEST_EXPONENT))
         terms = weights * np.exp(-x)
         total = np.maximum(np.cumsum(terms, axis=1), SMALLEST)
@@ -177,9 +177,3 @@ def _rule() -> tuple[Array, Array, Array]:
     coefficients = np.linalg.inv(legendre.legvander(points, _ORDER - 1))  # [degree, point]
     primitives = legendre.legint(coefficients, lbnd=-1.0, axis=0)
     return points, weights, as_float64(legendre.legval(points, primitives).T)
-
-
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, _ENTRIES_AT_ONCE // columns)
-    for start in range(0, rows, size):
-        yield slice(start, start + size)

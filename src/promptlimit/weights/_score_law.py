@@ -286,7 +286,7 @@ def _listed_sums(
     pieces = []
     apart = scores - centre[1]
     moments = weights[:, None] * apart[:, None] ** np.arange(3)
-    for part in _blocks(u.size, scores.size):
+    for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
         t = np.minimum(u[part, None] + scores, LARGEST_EXPONENT)
         x = np.exp(t)
         left = np.exp(-x)
@@ -342,8 +342,9 @@ def _damping_apart(left: Array, centre: Array, off: Array) -> Array:
     return np.where(centre <= _LARGEST_CENTRED, precise, left - np.exp(-centre))
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, _ENTRIES_AT_ONCE // columns)
+def blocks(rows: int, columns: int, entries: int) -> Iterator[slice]:
+    """Yield blocks of rows, of at most `entries` entries or of one row."""
+    size = max(1, entries // columns)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 
