@@ -89,9 +89,9 @@ def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.fl
     m = `label_dim`, the last m rows.
     """
     key_query, value = trajectory.merged()
-    below = key_query[..., -label_dim:, :-label_dim]
-    beside = value[..., -label_dim:, :-label_dim]
-    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=(-2, -1))
+    of_scores = key_query[..., -label_dim:, :-label_dim]
+    of_values = value[..., -label_dim:, :-label_dim]
+    return np.abs(np.concatenate([of_scores, of_values], axis=-1)).max(axis=(-2, -1))
 
 
 def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:

@@ -125,9 +125,10 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 
 
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
-    r"""Return the statistics if all free tokens have the same score, and those of infinite prompts.
+    r"""Return the statistics of infinite prompts, and those of free tokens with one score m.
 
-    $Z=Le^m+\sum_fe^{s_f}$. They are also valid for one free token, except the variance of $\ln Z$.
+    $Z=Le^m+\sum_fe^{s_f}$. They also hold for one free token of any law and no fixed tokens, except
+    the variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -156,8 +157,8 @@ def gaussian_statistics(
 ) -> PromptStatistics:
     """Return the statistics for scores N(0, sigma^2), [n]; prompts are grouped by sharpness.
 
-    `variances=False` omits the extrapolation at small sharpness, which takes twelve times as
-    long as the rest.
+    `variances=False` skips the extrapolation of variances to small sharpness, which takes twelve
+    times as long as the rest.
 
     Raises:
         AccuracyError: an error exceeds `TOLERANCE`; without fixed tokens, also one of a variance.
@@ -183,7 +184,7 @@ def gaussian_statistics(
 
 
 def _extrapolate(statistics: PromptStatistics, sigma: Array, lengths: Array, fixed: Array) -> None:
-    """Replace the variances at small sharpness, whose formulas cancel."""
+    """Replace the variances at small sharpness, where their formulas lose digits."""
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
     small = np.flatnonzero((sigma > 0.0) & (sigma < _SMALL) & np.isfinite(lengths) & ~alone)
     if small.size:
@@ -199,8 +200,8 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     r"""Return the variance of the entropy at small sharpness, and its relative error.
 
     It is $L(pR)^2\sigma^2+f\sigma^4$, p the weight of a free token and R the mean score at
-    $\sigma=0$, with a smooth function f of $\sigma^2$. Its formulas would cancel, so f is
-    extrapolated from $\sigma$ of 0.05 to 0.3 by a polynomial.
+    $\sigma=0$, with a smooth function f of $\sigma^2$. A polynomial extrapolates f from $\sigma$
+    between 0.05 and 0.3.
     """
     prompts, place = np.unique(np.column_stack([lengths, fixed]), axis=0, return_inverse=True)
     log_partition = np.logaddexp.reduce(
@@ -222,12 +223,11 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * doubts).sum(axis=0)
     linear = linear[np.ravel(place)]
     value = linear * sigma**2 + smooth * sigma**4
-    # Both leave out a factor of sigma^2, which may underflow.
+    # Both are divided by a power of sigma^2, which could underflow.
     leads = linear > 0.0
-    lost = np.where(leads, error * sigma**2, error)
-    left = np.where(leads, linear + smooth * sigma**2, smooth)
-    share = np.divide(lost, left, out=np.zeros_like(left), where=left != 0.0)
-    return value, share
+    errors = np.where(leads, error * sigma**2, error)
+    sizes = np.where(leads, linear + smooth * sigma**2, smooth)
+    return value, np.divide(errors, sizes, out=np.zeros_like(sizes), where=sizes != 0.0)
 
 
 def checked_fixed(fixed_scores: ArrayLike) -> Array:
@@ -238,7 +238,7 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
         raise ArgumentError(
             "fixed_scores",
             f"must lie between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
-            f"{wrong}. They count from the mean of the free scores.",
+            f"{wrong}. They are measured from the mean of the free scores.",
         )
     return fixed
 
@@ -315,7 +315,7 @@ def _expansion(scores: Array, lengths: Array) -> tuple[Array, Array]:
 
 
 def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tuple[Array, Array]:
-    """Return bias and standard error by leaving out every sixteenth score, from each offset."""
+    """Return bias and standard error by leaving out each of 16 groups of scores in turn."""
     without = np.stack(
         [
             length_statistics(

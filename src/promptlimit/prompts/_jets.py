@@ -1,10 +1,11 @@
 r"""Matrices with their first and second derivatives in several directions.
 
-A jet is $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$ up to terms of third order in a. The
-last direction has no second derivatives: g = f - 1.
+A jet is $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$ up to terms of third order in a, with f
+first derivatives. Second derivatives are those in the first g = f - 1 directions.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,15 +27,14 @@ class Jet:
     second: Array
 
     @staticmethod
-    def constant(value: Array, like: "Jet") -> "Jet":
-        """Return matrices whose derivatives in the directions of another jet are zero."""
-        return Jet.still(value, len(like.first))
-
-    @staticmethod
-    def still(value: Array, directions: int) -> "Jet":
+    def constant(value: Array, directions: int) -> "Jet":
         """Return matrices whose derivatives in a given number of directions are zero."""
         pairs = (directions - 1,) * 2
         return Jet(value, np.zeros((directions, *value.shape)), np.zeros((*pairs, *value.shape)))
+
+    def mapped(self, function: Callable[[Array], Array]) -> "Jet":
+        """Return the values and derivatives of a linear function that does not depend on a."""
+        return Jet(function(self.value), function(self.first), function(self.second))
 
     def __matmul__(self, other: "Jet") -> "Jet":
         count = len(self.second)
@@ -55,14 +55,9 @@ class Jet:
     def __sub__(self, other: "Jet") -> "Jet":
         return Jet(self.value - other.value, self.first - other.first, self.second - other.second)
 
-    def over(self, scale: Array) -> "Jet":
-        """Return the jet divided by numbers that do not depend on a."""
-        return Jet(self.value / scale, self.first / scale, self.second / scale)
-
     def part(self, rows: slice, columns: slice) -> "Jet":
         """Return blocks of the matrices."""
-        arrays = self.value, self.first, self.second
-        return Jet(*(array[..., rows, columns] for array in arrays))
+        return self.mapped(lambda array: array[..., rows, columns])
 
     def at(self, places: np.ndarray) -> "Jet":
         """Return some of the matrices, by their place on the axis before rows and columns."""
@@ -70,7 +65,7 @@ class Jet:
 
     def transposed(self) -> "Jet":
         """Return the transposed matrices."""
-        return Jet(*(a.swapaxes(-1, -2) for a in (self.value, self.first, self.second)))
+        return self.mapped(lambda array: array.swapaxes(-1, -2))
 
     def put(self, places: np.ndarray, other: "Jet", valid: np.ndarray) -> None:
         """Overwrite some of the matrices, where `valid`, [u], with those of another jet."""
@@ -91,11 +86,3 @@ class Jet:
         first, count = self.first / whole, len(self.second)
         squares = first[:count, None] * first[None, :count]
         return Jet(value, first, self.second / whole - squares)
-
-    def to(self, basis: Array) -> "Jet":
-        """Return the rows in another basis."""
-        return Jet(self.value @ basis, self.first @ basis, self.second @ basis)
-
-    def times(self, number: float) -> "Jet":
-        """Return a multiple."""
-        return Jet(number * self.value, number * self.first, number * self.second)

@@ -404,6 +404,15 @@ class Cumulants:
     second: Array
     rounding: Array
 
+    @staticmethod
+    def joined(parts: "Sequence[Cumulants]") -> "Cumulants":
+        """Return the cumulants at the nodes of several parts, in order."""
+        names = ("log_psi", "first", "second")
+        columns = (
+            np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names
+        )
+        return Cumulants(*columns, rounding=np.max([part.rounding for part in parts], axis=0))
+
 
 @dataclasses.dataclass(frozen=True)
 class DependentTokens(AbstractPart):
