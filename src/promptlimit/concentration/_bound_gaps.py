@@ -16,7 +16,7 @@ from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
-"""Relative error of the average of a bound; large, since a bound has a kink. It is added."""
+"""The relative error of the average of a bound, which is added to it; a bound has a kink."""
 
 
 @dataclasses.dataclass(frozen=True)

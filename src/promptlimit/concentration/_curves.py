@@ -163,12 +163,3 @@ def task_problem(
         return TaskGapProblem(
             in_double(attention), in_double(task), increasing_lengths(lengths), wrt
         )
-
-
-def task_exponent(
-    attention: AbstractAttention, task: SupportsTasks, queries: object
-) -> GapExponent:
-    """Return the rate of the output gap on a task."""
-    problem = task_problem(attention, task, np.array([np.inf]), None, {"queries": queries})
-    rule = TASK_EXPONENTS.choose(problem, "auto", Effort())
-    return rule.compute(problem, Effort())

@@ -16,7 +16,7 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._curves import SupportsTasks, task_exponent
+from promptlimit.concentration._curves import TASK_EXPONENTS, SupportsTasks, task_problem
 from promptlimit.concentration._sharpness_law import (
     Product,
     over_queries,
@@ -27,7 +27,7 @@ from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapExponent
-from promptlimit.rules import unwrap
+from promptlimit.rules import Effort, unwrap
 from promptlimit.weights import (
     MAX_SHARPNESS,
     max_sharpness,
@@ -264,7 +264,9 @@ def gap_exponent(
     GapExponent(kind='limit', value=0.618034, tau=1, rho=0, law='power', onset=inf)
     """
     if isinstance(measure, SupportsTasks):
-        return task_exponent(attention, measure, queries)
+        unused = {"queries": queries}
+        of_task = task_problem(attention, measure, np.array([np.inf]), None, unused)
+        return TASK_EXPONENTS.choose(of_task, "auto", Effort()).compute(of_task, Effort())
     if queries is None:
         raise ArgumentError("queries", "must be a measure or an array [n, query_dim], got none.")
     problem = checked_problem(attention, measure, np.ones(0), queries=queries)

@@ -98,30 +98,21 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Exponential:
-    r"""The kernel $x^ke^{-x}$, whose Mellin transform is $\Gamma(k-c)$.
+class _Kernel:
+    r"""The kernel $x^ke^{-x^n}$, whose Mellin transform is $\frac1n\Gamma((k-c)/n)$.
 
     Attributes:
         power: k.
-        most: lines are to the left of it.
+        exponent: n.
+        most: the largest real part of a line.
     """
 
     power: int
+    exponent: int = 1
     most: float = math.inf
 
     def log_transform(self, c: Complex) -> Complex:
-        return loggamma(self.power - c)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Normal(_Exponential):
-    r"""The kernel $x^ke^{-x^2}$, whose Mellin transform is $\frac12\Gamma((k-c)/2)$."""
-
-    def log_transform(self, c: Complex) -> Complex:
-        return loggamma(0.5 * (self.power - c)) - math.log(2.0)
-
-
-_Kernel = _Exponential
+        return loggamma((self.power - c) / self.exponent) - math.log(self.exponent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +175,7 @@ class RayLaw(AbstractScoreLaw):
         right = ((-NEGLIGIBLE / shortest - 4.0 - size) / points[below]).min()
         return float(left), float(right)
 
-    def _lines(self, kernel: "_Kernel", low: float, high: float, pole: int) -> list[Line]:
+    def _lines(self, kernel: _Kernel, low: float, high: float, pole: int) -> list[Line]:
         r"""Return lines for the mean of a kernel that cover every u from `low` to `high`."""
         points, log_laplace, at_poles = self._axis
         power, allowed = kernel.power, points < kernel.most
@@ -215,19 +206,13 @@ class RayLaw(AbstractScoreLaw):
             start += int(runs[start, at])
         return lines
 
-    def integrands(
-        self, power: int, u: Array, pole: int | None = None
-    ) -> list[tuple[Line, Complex, slice]]:
-        r"""Return lines with the nodes that count, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and their u.
+    def integrands(self, kernel: _Kernel, u: Array, pole: int) -> list[tuple[Line, Complex, slice]]:
+        r"""Return lines, integrands at their nodes, and the u that use each line.
 
-        To the right of `pole` (by default k, or 1 for $\varphi$) the term added back is the
-        largest.
+        An integrand is the Mellin transform of the kernel times $e^{\Lambda(ct)}$; nodes where it
+        is negligible are left out. On a line to the right of `pole` the term of that pole is added,
+        which is larger than the integral.
         """
-        return self._integrands(_Exponential(power), u, pole or max(power, 1))
-
-    def _integrands(
-        self, kernel: "_Kernel", u: Array, pole: int
-    ) -> list[tuple[Line, Complex, slice]]:
         lines = self._lines(kernel, u[0], u[-1], pole)
         multiples = np.concatenate([line.multiples for line in lines])
         exponent = self.ray.log_laplace(multiples) + kernel.log_transform(multiples)
@@ -286,7 +271,7 @@ class RayLaw(AbstractScoreLaw):
         """Return the transforms of one score at evenly spaced u."""
         at_poles = self.at_poles
         log_phi, rounding, mass = np.empty((3, u.size))
-        for line, integrand, part in self.integrands(0, u):
+        for line, integrand, part in self.integrands(_Kernel(0), u, 1):
             here = u[part]
             waves, scale = line.waves(here), line.scale(here)
             zeroth = (integrand @ waves).real * scale
@@ -320,7 +305,7 @@ class RayLaw(AbstractScoreLaw):
         """
         found = np.empty((3, u.size))
         for power, most in ((0, 2.0), (1, 1.0), (2, 2.0)):
-            for line, integrand, part in self._integrands(_Normal(power, most), 0.5 * u, 2):
+            for line, integrand, part in self.integrands(_Kernel(power, 2, most), 0.5 * u, 2):
                 here = 0.5 * u[part]
                 value = (integrand @ line.waves(here)).real * line.scale(here)
                 if power == 0:
@@ -332,7 +317,7 @@ class RayLaw(AbstractScoreLaw):
     def products(self, power: int, u: Array) -> "LineProducts":
         """Return $F_k$, k = `power`, at evenly spaced u."""
         density, start, lines = np.empty(u.size), 0, []
-        for line, integrand, part in self.integrands(power, u):
+        for line, integrand, part in self.integrands(_Kernel(power), u, power):
             here = u[part]
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
             upper, lower = integrand, integrand / (power - 1.0 - c)
@@ -433,7 +418,7 @@ def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
     return np.stack([side.min(axis=1) for side in sides])
 
 
-def _line(kernel: "_Kernel", real: float, log_size: float, period: float, start: float) -> Line:
+def _line(kernel: _Kernel, real: float, log_size: float, period: float, start: float) -> Line:
     step = 2.0 * math.pi / max(period, 2.0)
     height = np.arange(0.0, _HIGHEST, step)
     if height.size > _MOST_NODES:
@@ -521,7 +506,7 @@ def _add_first_powers(
     names = ("phi", "complement", "remainder", "mass", "missing", "log_mass", "drift")
     names += ("drift_missing", "remainder_error", "missing_error")
     sums |= {name: np.empty(u.size) for name in names}
-    for line, integrand, part in law.integrands(0, u, pole=2):
+    for line, integrand, part in law.integrands(_Kernel(0), u, 2):
         here = u[part]
         c, x = line.multiples, np.exp(here + once[0])
         rising = -c * integrand
@@ -556,7 +541,7 @@ def _add_squares(
     r"""Add the means of $t^jx^2e^{-x}$; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
     names = ("square", "log_square", "log_squares", "square_error")
     sums |= {name: np.empty(u.size) for name in names}
-    for line, integrand, part in law.integrands(2, u):
+    for line, integrand, part in law.integrands(_Kernel(2), u, 2):
         here = u[part]
         slope, curvature = digamma(2.0 - line.multiples), trigamma(2.0 - line.multiples)
         rows = _along(

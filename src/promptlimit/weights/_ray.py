@@ -175,7 +175,6 @@ class Ray:
                 self.measure.tilted_mean(to_device(self.tilt))  # raises where it is infinite
         self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
-        self.require_digits()
         step = _STEP / (1.0 + np.abs(axis).max())
         steps = step * np.array([1.0, -1.0, 1j, -1j])
         near = (_PROBES[:, None] + steps).ravel()
@@ -203,17 +202,8 @@ class Ray:
                 "the transform of a probability measure"
             )
 
-    def require_digits(self) -> None:
-        """Raise NotAnalyticError if the transform is too large to be exponentiated."""
-        size = float(self.on_points[np.searchsorted(POINTS, 1.0)])
-        if abs(size) > _LARGEST:
-            raise NotAnalyticError(
-                f"the log-Laplace transform is {size:.3g} at the tilt, too large to keep digits "
-                f"(at most {_LARGEST:g}); scale the scores down"
-            )
-
     def _require_transform(self, inside: NDArray[np.bool_]) -> None:
-        """Raise NotAnalyticError unless the transform is zero at zero and convex along the tilt."""
+        """Raise NotAnalyticError unless the transform is 0 at 0, convex, and not too large."""
         at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
         if abs(at_zero) > _TOLERANCE * 1e-5:
             raise NotAnalyticError(
@@ -223,6 +213,12 @@ class Ray:
         if np.any(np.diff(slopes) < -_TOLERANCE * (1.0 + np.abs(slopes[1:]))):
             raise NotAnalyticError(
                 "its `log_laplace` is not convex along the tilt, as that of a probability is"
+            )
+        size = float(self.on_points[np.searchsorted(POINTS, 1.0)])
+        if abs(size) > _LARGEST:
+            raise NotAnalyticError(
+                f"the log-Laplace transform is {size:.3g} at the tilt, too large to keep digits "
+                f"(at most {_LARGEST:g}); scale the scores down"
             )
 
 
