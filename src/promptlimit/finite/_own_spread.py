@@ -94,7 +94,7 @@ def _coefficients(
         "participation_square": (_Q, _Q),
         "coupling": (_COUPLING,),
     }
-    for name, factor in spread_products(N, P).items():
+    for name, factor in spread_products(N, P, np.eye(len(N))[0]).items():
         add(factor, *statistics[name])
     add(2.0 * k[0] * n[0], _OWN, _REST, _M)
     add(-2.0 * float(k[1:] @ n[1:]), _OWN, _REST, _Q)
