@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections.abc import Iterator
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -123,12 +125,22 @@ def test_large_tilts_keep_the_differences_of_scores():
     found = pl.prompt_moments(head, known, [1.0, 1.0], 1, kind="estimate", key=KEY, samples=512)
     weights = 1.0 / (1.0 + np.exp(np.array([-2.0, -1.0, -np.inf])))
     error = weights.std() / np.sqrt(512)
+    assert found.fixed_weights is not None
     assert abs(found.fixed_weights[0] - weights.mean()) < 5.0 * error
     rest = np.sum((1.0 - weights)[:, None] * tokens, axis=0) / 3.0
     outputs = rest + weights.mean() * np.array([1.0, 2.0])
     assert np.abs(found.mean - outputs).max() < 5.0 * found.bias_error.max()
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Call functions as users do, without the type checks of the tests."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("rtol", [np.array([0.1, 0.2]), "0.1", -1.0])
 def test_an_accuracy_is_one_positive_number(rtol):
     with pytest.raises(ValueError, match=r"^`rtol` must be a positive number, got "):

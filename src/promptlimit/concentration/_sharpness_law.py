@@ -146,7 +146,7 @@ class SharpnessLaw:
         return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
-        """Return the step along the path for each s, and how many steps reach the end of all."""
+        """Return the step along the path for each s, and the number of steps for all s."""
         lam, shift = self._seen()
         narrow = 1.0 - 2.0 * lam * saddle[:, None]
         curvature = (scale / _SLOPE) ** 2 * np.sum(
@@ -433,7 +433,7 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
     """Return the range of radii of the integral, from a scan of its approximate size.
 
-    Geometric steps find broad laws, and even steps around the mean radius find narrow ones.
+    Geometric steps resolve broad laws, and even steps near the mean radius resolve narrow ones.
     """
     spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
     broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)

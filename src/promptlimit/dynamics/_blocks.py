@@ -97,7 +97,7 @@ def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.fl
 def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:
     r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time, which the infinite flow conserves in blocks.
 
-    B is the block of V that reads labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
+    B is the block of V for the labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
     the products of their entries, so $(A,B)\to(A/\lambda,\lambda B)$ is a symmetry, and gradient
     flow conserves the corresponding quantity.
     """

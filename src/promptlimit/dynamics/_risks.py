@@ -44,8 +44,8 @@ _FEW = 64
 class Parametrisation:
     """The map from trained arrays to an attention, and to U and V for one head.
 
-    Two parametrisations of one head are equal if they are the same program, so a softmax head and
-    a linear head share what is compiled. Others are equal if their trees and shapes are.
+    Two parametrisations of one head are equal if their jaxprs are, so that a softmax head and a
+    linear head share compiled programs. Others are equal if their trees and shapes are.
 
     Attributes:
         shapes: the shapes of the arrays, in order.

@@ -1,12 +1,12 @@
 r"""The gradient in a score matrix over Gaussian tokens, with the query as one more token.
 
-The softmax covariance of all tokens is, with $r=z-m-\Gamma t$ the query seen from the tilted mean,
-$p_0$ its weight, and $a$, $J+I$ the whitened mean and covariance of the other tokens,
+Let $r=z-m-\Gamma t$ be the query minus the tilted mean, $p_0$ its weight, and $a$ and $J+I$ the
+whitened mean and covariance of the other tokens. The softmax covariance of all tokens is
 
 $$\hat C-\Gamma=\Gamma^{1/2}J\Gamma^{1/2}+p_0(1-p_0)rr^\top
 -p_0\big(\Gamma^{1/2}ar^\top+ra^\top\Gamma^{1/2}\big).$$
 
-Squared and averaged, it is a sum of moments of weights times products of matrices. Derived in
+The mean of its square is a sum of moments of weights times products of matrices. Derived in
 docs/finite.md.
 """
 

@@ -136,7 +136,7 @@ class Problem:
     Methods of the attention and of the law are called here, in double precision, once.
 
     Attributes:
-        attention: reads the prompts; in double precision.
+        attention: the attention over the prompts, in double precision.
         prompt: the law of a prompt, in double precision.
         queries: one query, several, or their law.
         lengths: the numbers of random tokens, [n]; smaller if a slope makes early tokens

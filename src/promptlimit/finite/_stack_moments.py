@@ -6,12 +6,12 @@ is replaced by atoms of a quadrature in one and two dimensions, and by particles
 docs/depth-theory.md.
 
 To leading order in 1/L the covariance of softmax layers over Gaussian tokens is C / L and their
-bias b / L, both in closed form (`promptlimit.depth`). Where tokens attend to themselves so much
-that b is not reached at any practical length, the bias of two layers includes the exact errors of
-the tokens at that length, and that of more layers is NaN. The same holds at lengths where a sharp
-layer keeps b from being reached (`promptlimit.depth.reached_share`), and a warning names the length
-from which it is reached. Under a causal mask the bias falls as $(\ln L)^{K-1}/L$ with a constant
-that the first tokens decide: NaN too.
+bias b / L, both in closed form (`promptlimit.depth`). If tokens attend to themselves so strongly,
+or a layer is so sharp, that L times the bias is far from b at a length
+(`promptlimit.depth.reached_share`), the bias of two layers is computed from the exact errors of the
+tokens at that length. For more layers it is NaN, and a warning names the length from which b / L
+holds. Under a causal mask the bias falls as $(\ln L)^{K-1}/L$ with a constant that depends on the
+first tokens, and it is NaN.
 """
 
 import dataclasses
@@ -281,10 +281,10 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
     r"""Return the moments of simulated prompts, with the first order k as a control variate.
 
     The mean k of the influences of a prompt's tokens has mean zero and covariance $C/L$: the bias
-    is the mean of $T_L-T-k$, and the mean squared error $\mathrm{tr}\,C/L$ more than that of
-    $|T_L-T|^2-|k|^2$. Both have less noise by a factor $L^{-1/2}$. Under a causal mask the token at
-    place i reaches the query through p others $\frac1{p!}(\sum_{j\ge i}1/j)^p$ as often; k has mean
-    zero still, and its square is not used.
+    is the mean of $T_L-T-k$, and the mean squared error is $\mathrm{tr}\,C/L$ plus the mean of
+    $|T_L-T|^2-|k|^2$. Both have less noise by a factor $L^{-1/2}$. Under a causal mask the
+    influence of token i through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$;
+    k still has mean zero, and its square is not used.
     """
     limit, kernel = problem.limit(), _kernel(problem)
     try:

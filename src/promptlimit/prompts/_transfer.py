@@ -65,7 +65,7 @@ class Chain:
 
         Args:
             x: [u, n, n].
-            y: features, of which all but the last two have mean zero, [f, u, n, n].
+            y: features, [f, u, n, n]; all except the last two have mean zero.
         """
         basis, inverse = self.basis
         plain, complement = self.plain_matrices(x, y), -np.expm1(-x)
@@ -104,7 +104,7 @@ class Walk:
     Attributes:
         chain: P and its stationary law.
         x: on transitions, [u, n, n].
-        y: features, of which all but the last two have mean zero, [f, u, n, n].
+        y: features, [f, u, n, n]; all except the last two have mean zero.
         row: r, [u, 1, n]; the stationary law when None.
         columns: c for each m, [k, n]; ones when None.
         steps: m, [k].
@@ -189,7 +189,7 @@ def _with_one(matrix: Jet) -> Jet:
 
 
 def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
-    """Return ones, of a negligible scale, in place of numbers that are zero to rounding."""
+    """Replace numbers that are zero to rounding by ones with a negligible scale."""
     kept = product.value > np.finfo(np.float64).tiny
     arrays = (product.value, 1.0), (product.first, 0.0), (product.second, 0.0)
     jet = Jet(*(np.where(kept, array, other) for array, other in arrays))

@@ -171,7 +171,7 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
     scale = own**owns / math.factorial(weights - 1)
     total: dict[int, Array] = {}
     for blocks, count in _patterns(letters).items():
-        product = count * scale
+        product = np.asarray(count * scale)
         for block in blocks:
             product = product * _block(block, transforms)
         total[len(blocks)] = total.get(len(blocks), 0.0) + product
@@ -205,7 +205,7 @@ def _block(letters: str, transforms: ScoreTransforms) -> Array:
     if letters == "Y":
         return sigma**2 * (a[3, 0] - a[2, 0])
     power, coefficients = _product(letters)
-    return sum(c * a[power, j] for j, c in enumerate(coefficients) if c)
+    return np.sum([c * a[power, j] for j, c in enumerate(coefficients) if c], axis=0)
 
 
 @functools.cache

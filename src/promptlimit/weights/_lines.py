@@ -44,7 +44,7 @@ from promptlimit.weights._score_law import (
 )
 
 _SLACK = 4.0
-"""How far the logarithm of an integrand on the real axis may exceed its minimum."""
+"""The largest excess of the logarithm of an integrand on the real axis over its minimum."""
 
 _COARSE = 0.5
 """Spacing in u of the grid on which lines are chosen."""
@@ -58,7 +58,7 @@ _MOST_PARTS = 64
 _FIXED_COST = 20.0
 _MOST_NODES = 2**15
 _MOST_WAVES = 2**23
-"""Nodes times u on one line: reached where scores are about 500 apart."""
+"""The largest number of nodes times u on one line, for scores that differ by up to about 500."""
 
 _SHIFTS = 12
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)

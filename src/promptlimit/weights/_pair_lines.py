@@ -43,7 +43,7 @@ _NODE_STEP = 0.1
 
 _FAR = -1.0
 _SLACK = 4.0
-"""How far the logarithm of an integrand on the real axis may exceed its minimum."""
+"""The largest excess of the logarithm of an integrand on the real axis over its minimum."""
 
 _HIGHEST = 28.0
 """The largest imaginary part of a node: beyond it Gamma is negligible."""

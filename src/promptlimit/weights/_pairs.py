@@ -501,8 +501,8 @@ def _plane_nodes(
 ) -> tuple[Array, Array, Array]:
     r"""Return nodes for N(0, I) in the span of the whitened tilts: coordinates, masses, basis.
 
-    The rows of the basis are the principal axes of the two tilts, so that nodes are far apart along
-    an axis on which scores hardly depend, and parallel tilts need one axis.
+    The rows of the basis are the principal axes of the two tilts: the step is large along an axis
+    on which scores hardly depend, and parallel tilts need one axis.
     """
     both = np.stack([root @ tilt for tilt in tilts])
     _, sizes, axes = np.linalg.svd(both, full_matrices=False)

@@ -1,9 +1,10 @@
 r"""The moments of selection between two components, as differentiable functions inside jit.
 
-Training evaluates them at new tilts in every step. For two components they depend on two numbers:
-for whitened tokens, the component a of the tilt along the line between the means and the length b
-of the rest, $\sigma^2=a^2+b^2$. They are even in b, so $b^2$ is the variable, and smooth at a tilt
-of zero. The tables are quintic splines on a lattice that is fine near zero and coarse far out.
+Training evaluates them at new tilts in every step. For two components and whitened tokens they
+depend on two numbers: the component a of the tilt along the line between the means, and the norm b
+of the orthogonal component, $\sigma^2=a^2+b^2$. They are even in b, so $b^2$ is the variable, in
+which they are smooth at zero. The tables are quintic splines on a lattice that is fine near zero
+and coarse at large tilts.
 """
 
 import functools

@@ -303,7 +303,7 @@ def _choose_spread_forms(
 
 
 def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return what the error of a statistic is relative to."""
+    """Return the number by which an error of a statistic is divided."""
     if name == "spread_participation":
         return np.asarray(np.sqrt(statistics["spread_error"] * statistics["participation_square"]))
     return statistics[name]
