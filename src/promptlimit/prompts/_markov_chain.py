@@ -23,8 +23,7 @@ from promptlimit._inputs import (
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.prompts._abstract import AbstractPrompt, Leading, Readout
-from promptlimit.prompts._jets import Jet
-from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Walk
+from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Jet, Walk
 from promptlimit.weights import Cumulants
 
 
