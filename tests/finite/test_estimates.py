@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections.abc import Iterator
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -75,7 +77,7 @@ def test_an_estimate_stops_at_the_relative_error_asked_for():
 
 
 def test_an_estimate_that_stops_too_early_says_so():
-    message = r"^300 prompts reach a relative standard error of 0\.\d+, not the 0.001 asked for"
+    message = r"^300 prompts reach a relative standard error of 0\.\d+, not the requested 0\.001"
     with pytest.warns(UnreliableErrorWarning, match=message):
         pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, samples=300, rtol=0.001)
 
@@ -83,8 +85,8 @@ def test_an_estimate_that_stops_too_early_says_so():
 def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     message = (
         "The squared errors of 300 prompts are so uneven, worth 1.0 equal ones, that their "
-        "standard error cannot be trusted. Raise `samples`, or ask for kind='exact' where it is "
-        "possible."
+        "standard error cannot be trusted. Raise `samples`, or pass kind='exact' if it is "
+        "available."
     )
     rare = pl.Empirical([[0.0], [50.0]], [1.0 - 5e-5, 5e-5])
     squares = np.full(300, 1e-12)
@@ -114,3 +116,32 @@ def test_several_heads_are_estimated():
     assert np.isnan(found.effective_tokens)
     spread = np.sqrt(np.diag(found.cov) / 2000)
     assert (np.abs(found.mean - parts[0].mean - parts[1].mean) < 4 * spread).all()
+
+
+def test_large_tilts_keep_the_differences_of_scores():
+    tokens = np.array([[1.0, 0.0], [1.0, 1.0], [0.5, 3.0]])
+    known = pl.Prompt(pl.Empirical(tokens), fixed=[[1.0, 2.0]])
+    head = pl.SoftmaxAttention(np.diag([1e20, 1.0]), np.eye(2))
+    found = pl.prompt_moments(head, known, [1.0, 1.0], 1, kind="estimate", key=KEY, samples=512)
+    weights = 1.0 / (1.0 + np.exp(np.array([-2.0, -1.0, -np.inf])))
+    error = weights.std() / np.sqrt(512)
+    assert found.fixed_weights is not None
+    assert abs(found.fixed_weights[0] - weights.mean()) < 5.0 * error
+    rest = np.sum((1.0 - weights)[:, None] * tokens, axis=0) / 3.0
+    outputs = rest + weights.mean() * np.array([1.0, 2.0])
+    assert np.abs(found.mean - outputs).max() < 5.0 * found.bias_error.max()
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Call functions as users do, without the type checks of the tests."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rtol", [np.array([0.1, 0.2]), "0.1", -1.0])
+def test_an_accuracy_is_one_positive_number(rtol):
+    with pytest.raises(ValueError, match=r"^`rtol` must be a positive number, got "):
+        pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, rtol=rtol)

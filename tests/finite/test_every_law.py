@@ -236,7 +236,7 @@ def test_a_users_own_law_is_exact(x64, tilt):
     [
         (lambda t: jnp.log(jnp.cosh(jnp.abs(t[0]))), "returns real numbers at complex tilts"),
         (lambda t: jnp.log(jnp.cosh(t[0].real)) + 0.0 * t[0], "is not analytic"),
-        (lambda t: jax.scipy.special.i0(t[0]) - 1.0, "does not take complex tilts"),
+        (lambda t: jax.scipy.special.i0(t[0]) - 1.0, "does not accept complex tilts"),
         (lambda t: 1.0 + 0.5 * t[0] ** 2, "is 1 at zero, where that of a probability is 0"),
         (lambda t: 0.5 * t[0] ** 2 - 0.25 * t[0] ** 4, "is not convex along the tilt"),
         (lambda t: 0.5 * t**2, re.escape("returns shape (1,), not a number")),

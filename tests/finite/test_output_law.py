@@ -215,7 +215,7 @@ def test_far_thresholds_are_bounded_where_they_cannot_be_integrated():
         (
             {"measure": pl.Rademacher([1.0, 1.0, 1.0]), "kind": "exact"},
             "`kind` must be 'estimate' for SoftmaxAttention over Rademacher tokens, got 'exact': "
-            "the tokens are no mixture of Gaussians.",
+            "the tokens are not a mixture of Gaussians.",
         ),
         (
             {"query": 20 * TILT, "kind": "exact"},
@@ -239,7 +239,9 @@ def test_what_does_not_fit_is_refused(change, sentence):
 def test_an_output_that_no_prompt_moves_has_no_law():
     law = pl.Gaussian([0.0, 0.0], np.eye(2))
     head = pl.SoftmaxAttention(np.eye(2), [[0.0, 0.0], [1.0, 0.0]])
-    words = "`coordinate` must be one that the prompt moves, got 0: its row of the value matrix"
+    words = (
+        "`coordinate` must be one that depends on the prompt, got 0: its row of the value matrix"
+    )
     with pytest.raises(ValueError, match=words):
         pl.output_law(head, law, [1.0, 0.0], 10, coordinate=0)
     assert pl.output_law(head, law, [1.0, 0.0], 10, coordinate=1).kind == "exact"

@@ -432,7 +432,7 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
         (
             (SOFTMAX, NORMAL, [1.0], 5),
             {"rtol": 0.0},
-            "`rtol` must be positive, got 0.0. It is a relative standard error.",
+            "`rtol` must be a positive number, got 0.0. It is a relative standard error.",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], 5),
@@ -443,7 +443,7 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
             (SOFTMAX, NORMAL, [1.0], 1e10),
             {"kind": "estimate", "key": jax.random.key(0)},
             "`length` must be at most 33554432 to simulate prompts of dimension 1, got 1e+10. "
-            "Ask for a kind that does not simulate.",
+            "Choose a kind that does not simulate prompts.",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_quadrature_says_what_the_last_doubling_moved(monkeypatch: pytest.Monk
         "For Stack over Mixture tokens, the last doubling of the atoms moves the limit by a share "
     )
     assert str(refusal.value).endswith(
-        ": the tilts reach beyond them. Ask for kind='estimate' with a key."
+        ": the tilted law is not covered. Pass kind='estimate' and a key."
     )
 
 
@@ -274,13 +274,13 @@ CUBE = pl.UniformCube([1.0])
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "a mask over one head": (
         lambda: pl.prompt_moments(TWO.layers[0], NORMAL, [1.0], 10, causal=True),
-        "`causal` must be False for Layer, which is one layer: its query sees all tokens, got "
-        "True. Pass a promptlimit.Stack.",
+        "`causal` must be False for Layer, which is one layer: its query attends to all tokens, "
+        "got True. Pass a promptlimit.Stack.",
     ),
     "a query inside a masked stack": (
         lambda: pl.prompt_moments(TWO, NORMAL, [1.0], 10, causal=True, including_query=True),
         "`including_query` must be False under a causal mask, got True. The query is at the "
-        "end and sees every token; let it be one of them without the mask.",
+        "end and attends to every token. Include it without the mask.",
     ),
     "no key for a law without a closed limit": (
         lambda: pl.prompt_moments(TWO, CUBE, [1.0], math.inf),

@@ -356,8 +356,8 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics(1.0, 3, fixed_scores=[math.inf]),
-            "`fixed_scores` must lie between -2000 and 2000, got inf. They count from the mean of "
-            "the free scores.",
+            "`fixed_scores` must lie between -2000 and 2000, got inf. They are measured from "
+            "the mean of the free scores.",
         ),
         (
             lambda: pl.length_statistics([1.0, 2.0], [1, 2, 3]),

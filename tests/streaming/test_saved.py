@@ -141,7 +141,7 @@ def test_blocks_that_end_before_the_checkpoint_are_refused(
 def test_blocks_skipped_on_the_way_to_the_checkpoint_are_not_kept() -> None:
     with jax.enable_x64(True):
         prompt = as_prompt((np.ones((1000, 2)) for _ in range(100)), 1)
-    assert prompt.reach(90_000, 95_000) == 95_000
+    assert prompt.available(90_000, 95_000) == 95_000
     (kept,) = (each for each in vars(prompt).values() if isinstance(each, list))
     assert sum(map(len, kept)) == 5000
 

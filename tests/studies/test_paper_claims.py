@@ -10,7 +10,10 @@ import pytest
 import promptlimit as pl
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.large_prompt import STUDY, lemmas, order_of_limits, task_gaps
-from promptlimit.studies.large_prompt._fourth_moments import mean_fourth_moment, weight_moments
+from promptlimit.studies.large_prompt._fourth_moments import (
+    fourth_weight_moments,
+    mean_fourth_moment,
+)
 from promptlimit.studies.large_prompt.length_transfer import without_division
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -102,7 +105,7 @@ def test_fourth_moments_of_weights_are_those_of_simulated_prompts() -> None:
     p /= p.sum(axis=1, keepdims=True)
     B, S2 = (p * g).sum(axis=1) - sigma, (p**2).sum(axis=1)
     drawn = np.stack([B**4, B**2 * S2, S2**2])
-    exact = weight_moments(sigma, np.array([12.0]))[:, 0]
+    exact = fourth_weight_moments(sigma, np.array([12.0]))[:, 0]
     error = drawn.std(axis=1) / 200.0
     assert (np.abs(drawn.mean(axis=1) - exact) < 5 * error).all()
 

@@ -121,28 +121,139 @@ class Narrow(Normal):
         return jax.random.normal(key, (length,))
 
 
+class Gapped(Normal):
+    """A transform whose domain is not an interval."""
+
+    def log_laplace(self, tilt):
+        inside = (jnp.abs(tilt[0]) < 1.0) | (jnp.abs(tilt[0]) > 3.0)
+        return jnp.where(inside, 0.5 * tilt[0] ** 2, jnp.nan)
+
+
+class Infinite(Normal):
+    def sample(self, length, *, key):
+        return jax.random.normal(key, (length, 1)).at[0].set(jnp.inf)
+
+
+ALONG = "standard deviations along coordinate 0"
+DIFFER = (
+    r"`log_laplace` gives {} and the samples differ by {}\d* \(\d+\.?\d* standard errors, at most "
+    r"6\.\d+ are allowed\)"
+)
 WRONG = {
-    "mean": (Normal(shift=0.05), "mean"),
-    "scaled sampler": (Normal(scale=1.03), "covariance"),
-    "covariance of two coordinates": (Correlated(), "covariance"),
-    "tail": (Normal(straight=0.8), "transform"),
-    "zero": (Normal(offset=0.01), "domain"),
-    "gradient": (Slanted(), "derivatives"),
-    "curvature": (Curved(), "derivatives"),
-    "end of the domain": (Bounded(), "domain"),
-    "beyond the domain": (Beyond(), "convexity"),
-    "continuation": (Continued(), "continuation"),
-    "parts": (Parted(), "Gaussian parts"),
-    "proxy": (Light(), "variance proxy"),
-    "shape": (Narrow(), "samples"),
+    "mean": (Normal(shift=0.05), "mean", r"coordinate 0, " + DIFFER.format(0, r"\+0\.0")),
+    "scaled sampler": (Normal(scale=1.03), "covariance", DIFFER.format(1, r"\+0\.0")),
+    "covariance of two coordinates": (Correlated(), "covariance", DIFFER.format(1, r"\+0\.0")),
+    "tail": (Normal(straight=0.8), "transform", f"{ALONG}, " + DIFFER.format(1, r"\+0\.0")),
+    "zero": (Normal(offset=0.01), "domain", "`log_laplace` is 0.01 at zero, not 0"),
+    "gradient": (
+        Slanted(),
+        "derivatives",
+        f"`tilted_mean` is 0.303 at 0.3 {ALONG}, where differences of `log_laplace` give 0.3",
+    ),
+    "curvature": (
+        Curved(),
+        "derivatives",
+        f"`tilted_cov` is 1.0072 at 0.6 {ALONG}, where differences of `log_laplace` give 1",
+    ),
+    "end of the domain": (
+        Bounded(),
+        "domain",
+        f"`finite_everywhere` is True and `log_laplace` is not finite at -6 {ALONG}",
+    ),
+    "gap in the domain": (
+        Gapped(),
+        "domain",
+        "`log_laplace` is not finite on an interval along coordinate 0",
+    ),
+    "beyond the domain": (
+        Beyond(),
+        "convexity",
+        rf"`log_laplace` is not convex at -?\d\.?\d* {ALONG}",
+    ),
+    "continuation": (
+        Continued(),
+        "continuation",
+        rf"the real part at 0\+1j times 1.2 {ALONG}, " + DIFFER.format(r"0\.507363", r"-0\.0"),
+    ),
+    "parts": (
+        Parted(),
+        "Gaussian parts",
+        f"at -1.2 {ALONG} `log_laplace` is 0.72 and `gaussian_parts` give 0.72072",
+    ),
+    "proxy": (
+        Light(),
+        "variance proxy",
+        f"at -1.2 {ALONG} `log_laplace` is 0.72, more than the 0.7128 of `variance_proxy`",
+    ),
+    "shape": (
+        Narrow(),
+        "samples",
+        r"`sample` returns shape \(1024,\) for 1024 tokens of dimension 1",
+    ),
+    "infinite tokens": (Infinite(), "samples", "`sample` returns tokens that are not finite"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_law_that_contradicts_itself_is_refused_by_the_check_that_finds_it(case: str) -> None:
-    law, check = WRONG[case]
-    with pytest.raises(pl.errors.LawMismatchError, match=rf"^`law` must .* the check '{check}': "):
+    law, check, message = WRONG[case]
+    with pytest.raises(
+        pl.errors.LawMismatchError, match=rf"^`law` must .* the check '{check}': .*{message}"
+    ):
         pl.check_law(law, key=KEY)
+
+
+class Scaled(Normal):
+    """Methods that are wrong by a given factor."""
+
+    factor: float = 1.0
+
+    def tilted_mean(self, tilt):
+        return self.factor * tilt
+
+    def gaussian_parts(self):
+        cov = np.full((1, 1, 1), 1.0 + 0.02 * (self.factor - 1.0))
+        return pl.measures.GaussianParts(np.ones(1), np.zeros((1, 1)), cov)
+
+
+def test_deviations_are_shares_of_the_allowed_ones() -> None:
+    report = pl.check_law(Scaled(factor=1.001, offset=9e-7), key=KEY)
+    assert report["domain"].largest == pytest.approx(0.9, rel=1e-6)
+    assert report["derivatives"].largest == pytest.approx(0.001 / 0.002, rel=1e-3)
+    pull = 0.5 * 1.2**2
+    share = (0.02 * 0.001 * pull - 9e-7) / (1e-5 * (1.0 + pull))
+    assert report["Gaussian parts"].largest == pytest.approx(share, rel=1e-3)
+    with pytest.raises(pl.errors.LawMismatchError, match="the check 'domain'"):
+        pl.check_law(Normal(offset=1.1e-6), key=KEY)
+
+
+@pytest.mark.parametrize(("samples", "left_out"), [(2**17, 4), (2**12, 6), (2**10, 10)])
+def test_tilts_whose_weights_are_too_skewed_are_left_out(samples: int, left_out: int) -> None:
+    # e^{3 s^2 / 2} is at most 0.03 times the root of the number of samples.
+    scales = np.array([0.3, 0.6, 1.2, 2.4, 4.8])
+    assert 2 * int((np.exp(1.5 * scales**2) > 0.03 * np.sqrt(samples)).sum()) == left_out
+    report = pl.check_law(Normal(), key=KEY, samples=samples)
+    assert report["tilts left out"].note == f"{left_out} of 10: too few samples for them"
+
+
+def test_laws_without_a_transform_or_a_continuation_get_a_note() -> None:
+    class Heavy(pl.AbstractMeasure):
+        @property
+        def dim(self):
+            return 1
+
+        def sample(self, length, *, key):
+            return jax.random.cauchy(key, (length, 1))
+
+    class Real(Normal):
+        def log_laplace(self, tilt):
+            return 0.5 * jnp.abs(tilt[0]) ** 2
+
+    domain = pl.check_law(Heavy(), key=KEY)["domain"]
+    assert (domain.comparisons, domain.note) == (0, "no transform away from zero: no limit exists")
+    continuation = pl.check_law(Real(), key=KEY)["continuation"]
+    assert continuation.comparisons == 0
+    assert continuation.note.startswith("no exact results: its `log_laplace` ")
 
 
 def test_an_error_beyond_the_centre_alone_leaves_mean_and_covariance_right() -> None:

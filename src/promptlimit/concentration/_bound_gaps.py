@@ -2,7 +2,7 @@ r"""Proved bounds on gaps, averaged over queries.
 
 Softmax gaps are invariant under $z\to z/s$, $U\to sU$, $V\to sV$, $K\to sK$ and under shifts of the
 tokens. Tokens can therefore be assumed centred and 1-sub-Gaussian: Gaussian tokens are whitened,
-others divided by their constant. See docs/bounds.md.
+and other tokens are divided by their sub-Gaussian constant. See docs/bounds.md.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
-"""Relative error of the average of a bound; large, since a bound has a kink. It is added."""
+"""The relative error of the average of a bound, which is added to it; a bound has a kink."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class _Reduced:
     Attributes:
         dim: the rank of the covariance of the tokens.
         transform: $U$ for those tokens.
-        scale: the factor of the bound at one query, apart from the size of the query.
-        size: the size $|Fz|^2$ of the query; empty if the gap does not depend on it.
+        scale: the factor of the bound that does not depend on the query.
+        size: the factor $|Fz|^2$ that does; empty if there is none.
         of_covariance: whether $\hat C-C$ is bounded rather than $\hat m-m$.
     """
 
@@ -38,7 +38,7 @@ class _Reduced:
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
-        """Return the bound at one query, apart from the size of the query, [n, lengths]."""
+        """Return the bound at queries of a sharpness, without the factor `size`, [n, lengths]."""
         bound = covariance_bound if self.of_covariance else mean_bound
         return self.scale * bound(
             lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]

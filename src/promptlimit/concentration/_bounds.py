@@ -16,12 +16,12 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers, require_whole
 from promptlimit.errors import ArgumentError
 
-# One number or an array of them; NumPy makes scalars of arrays without axes.
+# NumPy converts arrays without axes to scalars.
 Numbers: TypeAlias = Array | float
 
 _NODES = 1000
-_LARGEST = 1e75  # of a sharpness whose fourth power is a double
-_SMALLEST = 1e-100  # a larger norm only makes the bound larger, and zero has no logarithm
+_LARGEST = 1e75  # the fourth power of a larger sharpness overflows
+_SMALLEST = 1e-100  # replaces smaller norms: the bound only grows, and zero has no logarithm
 
 
 def mean_bound(
@@ -166,7 +166,7 @@ def _averaged(length: float, d: int, s: float, tau: float) -> float:
 
 
 def _nodes(length: float, d: int, tau: float) -> Array:
-    """Return positive nodes, dense where the bound rises and where the tail of queries falls."""
+    """Return positive nodes, dense where the bound or the tail of the queries changes fast."""
     roots = np.arange(1, _NODES + 1) / _NODES
     top = tau**2 * (40 + 2 * d + 8 * np.log(length))
     climb = (np.log(length) / 2 + 3) * roots**2

@@ -1,4 +1,4 @@
-"""A gap at several lengths: what rules return and the result made of it, and gaps on tasks.
+"""Values of a gap at several lengths, their conversion into a result, and gaps on tasks.
 
 Tasks are built on this package, so their rules are registered where the tasks are.
 """
@@ -135,7 +135,7 @@ class SupportsTasks(Protocol):
         """Return the laws of the prompt's tokens and of the query."""
 
     def query_of(self, token: Any) -> Any:
-        """Return the query as the attention reads it."""
+        """Return the query of the attention from a query token."""
 
 
 def task_problem(
@@ -163,12 +163,3 @@ def task_problem(
         return TaskGapProblem(
             in_double(attention), in_double(task), increasing_lengths(lengths), wrt
         )
-
-
-def task_exponent(
-    attention: AbstractAttention, task: SupportsTasks, queries: object
-) -> GapExponent:
-    """Return the rate of the output gap on a task."""
-    problem = task_problem(attention, task, np.array([np.inf]), None, {"queries": queries})
-    rule = TASK_EXPONENTS.choose(problem, "auto", Effort())
-    return rule.compute(problem, Effort())

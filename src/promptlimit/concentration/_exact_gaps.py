@@ -16,7 +16,7 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._curves import SupportsTasks, task_exponent
+from promptlimit.concentration._curves import TASK_EXPONENTS, SupportsTasks, task_problem
 from promptlimit.concentration._sharpness_law import (
     Product,
     over_queries,
@@ -24,10 +24,10 @@ from promptlimit.concentration._sharpness_law import (
     sharpness_law,
 )
 from promptlimit.errors import ArgumentError, KindUnavailableError
-from promptlimit.finite import Problem, Queries, checked_problem
+from promptlimit.finite import Problem, Queries, checked_problem, spread_terms
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapExponent
-from promptlimit.rules import unwrap
+from promptlimit.rules import Effort, unwrap
 from promptlimit.weights import (
     MAX_SHARPNESS,
     max_sharpness,
@@ -89,36 +89,17 @@ def _square(factor: Array) -> Array:
 
 
 def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> GaussianGap:
-    r"""Return the gap of $KCV'$: $\mathrm{tr}(DP)$ with D as in `gaussian_spread_error`.
-
-    With $p=e'Pe$, $n=e'Ne$, $x=e'PNe$, the statistics are multiplied by
-
-        E m^2:    p n
-        E rho:    (tr N - n) p + n (tr P - p) + 2 (x - p n)
-        E[m S_2]: -2 (x - p n)
-        E S_2^2:  tr PN - 2 x + p n
-        E tr W^2: tr PN - 2 x + p n + (tr N - n)(tr P - p)
-    """
+    r"""Return the gap of $KCV'$, a sum of statistics times the forms of `spread_terms`."""
     p_matrix, n_matrix = _square(outer), _square(inner)
     both = p_matrix @ n_matrix
     p, n = _square(outer @ transform), _square(inner @ transform)
     x = transform.T @ (0.5 * (both + both.T)) @ transform
     tp, tn, tx = (float(np.trace(matrix)) for matrix in (p_matrix, n_matrix, both))
-    one, of_p, of_n, of_x, of_pn = range(5)
     return GaussianGap(
         transform,
         products=(size, (*size, p), (*size, n), (*size, x), (*size, p, n)),
         orders=(0, 1, 1, 1, 2),
-        terms={
-            "spread_error": ((1.0, of_pn),),
-            "residual": ((tn, of_p), (tp, of_n), (2.0, of_x), (-4.0, of_pn)),
-            "spread_participation": ((-2.0, of_x), (2.0, of_pn)),
-            "participation_square": ((tx, one), (-2.0, of_x), (1.0, of_pn)),
-            "coupling": (
-                *((tx + tn * tp, one), (-2.0, of_x), (2.0, of_pn)),
-                *((-tn, of_p), (-tp, of_n)),
-            ),
-        },
+        terms=spread_terms(tn, tp, tx),
         leading=(
             (tn * tp + tx, size),
             *((tn, (*size, p)), (tp, (*size, n)), (2.0, (*size, x)), (1.0, (*size, p, n))),
@@ -264,7 +245,9 @@ def gap_exponent(
     GapExponent(kind='limit', value=0.618034, tau=1, rho=0, law='power', onset=inf)
     """
     if isinstance(measure, SupportsTasks):
-        return task_exponent(attention, measure, queries)
+        unused = {"queries": queries}
+        of_task = task_problem(attention, measure, np.array([np.inf]), None, unused)
+        return TASK_EXPONENTS.choose(of_task, "auto", Effort()).compute(of_task, Effort())
     if queries is None:
         raise ArgumentError("queries", "must be a measure or an array [n, query_dim], got none.")
     problem = checked_problem(attention, measure, np.ones(0), queries=queries)

@@ -18,7 +18,7 @@ from promptlimit.errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
-"""The largest reach of the local exponent in a power law."""
+"""The largest `reach`, the range of the local exponents, in a power law."""
 
 _BAD_FIT = 0.2
 """The line is rejected at this share of 1 - level: 1% at a level of 0.95."""

@@ -9,7 +9,7 @@ plane:
 
 where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law tilted by
 $e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
-$\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as large as its
+$\theta\ge1/(2\lambda_1)$ through the saddle point. There the integrand is about as large as the
 integral, so that even small densities keep their digits. Derived in docs/gaps.md.
 
 A gap at a query is a sum of products of a function of the sharpness and of such forms. Its average
@@ -39,9 +39,9 @@ _STEP = 0.4
 _WIDEST_STEP = 0.1
 """The largest step: singularities are at distance 1."""
 _DECAY = 40.0
-"""The path ends where the integrand has fallen by this many e-folds."""
+"""The path ends where the integrand has fallen by a factor of e to this power."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
-"""Steps along the path among which its end is searched."""
+"""Numbers of steps at which the size of the integrand is computed to find its end."""
 _LARGEST = 1e70
 _CONDITION = 1e5
 """The largest accepted ratio of the sum of absolute values to the sum."""
@@ -63,7 +63,7 @@ _SCAN_POINTS = 128
 _SCAN_START = 1e-9
 _DROPPED = 80.0
 _CUT = 34.0
-"""The range ends where the integrand is below its maximum by this many e-folds."""
+"""The range ends where the integrand is below its maximum by a factor of e to this power."""
 
 
 Product = tuple[Array, ...]
@@ -146,7 +146,7 @@ class SharpnessLaw:
         return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
-        """Return the step along the path for each s, and how many steps reach the end of all."""
+        """Return the step along the path for each s, and the number of steps for all s."""
         lam, shift = self._seen()
         narrow = 1.0 - 2.0 * lam * saddle[:, None]
         curvature = (scale / _SLOPE) ** 2 * np.sum(
@@ -433,7 +433,7 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
     """Return the range of radii of the integral, from a scan of its approximate size.
 
-    Geometric steps find broad laws, and even steps around the mean radius find narrow ones.
+    Geometric steps resolve broad laws, and even steps near the mean radius resolve narrow ones.
     """
     spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
     broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)

@@ -89,15 +89,15 @@ def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.fl
     m = `label_dim`, the last m rows.
     """
     key_query, value = trajectory.merged()
-    below = key_query[..., -label_dim:, :-label_dim]
-    beside = value[..., -label_dim:, :-label_dim]
-    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=(-2, -1))
+    of_scores = key_query[..., -label_dim:, :-label_dim]
+    of_values = value[..., -label_dim:, :-label_dim]
+    return np.abs(np.concatenate([of_scores, of_values], axis=-1)).max(axis=(-2, -1))
 
 
 def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:
     r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time, which the infinite flow conserves in blocks.
 
-    B is the block of V that reads labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
+    B is the block of V for the labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
     the products of their entries, so $(A,B)\to(A/\lambda,\lambda B)$ is a symmetry, and gradient
     flow conserves the corresponding quantity.
     """

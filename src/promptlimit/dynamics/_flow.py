@@ -43,11 +43,23 @@ from promptlimit.tasks import (
 )
 
 _STABILISED_FROM = 1e-7
+"""The smallest tolerance at which the stabilised solver is the default."""
+
 _FOREVER = 1e15
+"""The latest time of a flow that is followed to its limit."""
+
 _PADDING = 96
+"""The number of recorded times is padded to a multiple of this, so that few programs compile."""
+
 _UNRELIABLE = 0.2
+"""The relative standard error of the last risk above which a warning is given."""
+
 _COARSER = 300.0
+"""The ratio of the tolerance of the second flow, for `parameter_error`, to that of the first."""
+
 _FAR = 1.5
+"""The ratio of the sharpness to the end of the tables above which a flow has left them."""
+
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
 _OPTIONAL = ("key_query", "value_matrix", "parameter_error")
@@ -224,7 +236,7 @@ def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
 
 
 def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Descent:
-    """Return the flow; times are padded to a common number, so that few programs compile."""
+    """Return the flow at the requested times."""
     plan, times = request.plan, request.times
     finite = times[np.isfinite(times)]
     end = finite[-1] if finite.size == times.size else _FOREVER
@@ -306,8 +318,8 @@ def _parameter_error(
 ) -> np.ndarray | None:
     r"""Return $\|\theta-\tilde\theta\|/\sqrt2$, $\tilde\theta$ the flow over another point set.
 
-    This is the standard deviation of two values. The second flow takes coarser steps, which adds to
-    the distance. NaN at times that the second flow does not reach.
+    This is the standard deviation of the two values. The second flow takes coarser steps, which
+    increases the distance. At times after the end of the second flow it is NaN.
     """
     if request.risk.exact is None or not request.plan.parameter_error:
         return None

@@ -35,14 +35,17 @@ _ROUNDING = 1e-12
 RISK_SETS = 5
 """Independent sets of points or prompts that recorded risks are computed on."""
 _LARGE = 2.0
-_FEW = 64  # states for which computing gradients costs less than compiling without them
+"""The largest ratio of the error of a risk to the risk."""
+
+_FEW = 64
+"""The largest number of states for which gradients cost less time than another compilation."""
 
 
 class Parametrisation:
     """The map from trained arrays to an attention, and to U and V for one head.
 
-    Two parametrisations of one head are equal if they are the same program, so a softmax head and
-    a linear head share what is compiled. Others are equal if their trees and shapes are.
+    Two parametrisations of one head are equal if their jaxprs are, so that a softmax head and a
+    linear head share compiled programs. Others are equal if their trees and shapes are.
 
     Attributes:
         shapes: the shapes of the arrays, in order.
@@ -243,11 +246,11 @@ class TrainedRisk:
         start: an attention, in double precision.
         task: the task, in double precision.
         length: the number of tokens.
-        points: quadrature points of a set, where a rule computes the risk without simulation.
-        effort: the prompts of a set, where none does.
+        points: quadrature points of a set, if a rule computes the risk without simulation.
+        effort: the number of prompts of a set, and the key, if the risk is simulated.
         first_set: the number of the first set.
-        together: lengths whose tables are computed together with those of this one.
-        simulates: whether to simulate prompts in any case.
+        together: lengths whose tables are computed together with those of this length.
+        simulates: whether to simulate prompts even if a rule computes the risk.
     """
 
     start: AbstractAttention
@@ -313,22 +316,23 @@ class TrainedRisk:
             sets: the number of sets.
         """
         states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
-        well = np.all(np.isfinite(states), axis=1)
-        safe = np.where(well[:, None], states, 0.0).astype(np.float64)
+        is_finite = np.all(np.isfinite(states), axis=1)
+        safe = np.where(is_finite[:, None], states, 0.0).astype(np.float64)
         usual, widest = SHARPNESS_RANGES
         moments = self.moments(safe, usual, sets)
-        if not np.isfinite(moments.risks[0, well]).all():
+        if not np.isfinite(moments.risks[0, is_finite]).all():
             moments = self.moments(safe, widest, sets)
         mean, error = moments.risks.mean(axis=0), moments.error
         risk = np.where(np.isnan(mean), moments.risks[0], mean)
         if self.exact is not None:
-            risk[well] = require_risks(moments.lower_bound, risk[well], error[well])
+            kept = require_risks(moments.lower_bound, risk[is_finite], error[is_finite])
+            risk[is_finite] = kept
 
-        def of_the_well(column: np.ndarray) -> np.ndarray:
-            return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
+        def or_nan(column: np.ndarray) -> np.ndarray:
+            return np.where(is_finite.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
 
         found = moments.first._replace(risk=risk), error / math.sqrt(len(moments.risks))
-        return jax.tree.map(of_the_well, found)
+        return jax.tree.map(or_nan, found)
 
 
 def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.ndarray:

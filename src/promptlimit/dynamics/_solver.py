@@ -24,7 +24,7 @@ _SAFETY = 1.25
 _FIRST_LOOKS = 23
 _NUDGE = 1e-6  # of the order of the square root of the rounding error
 _FEWEST = 3
-_EVERY = 4  # steps between two updates of the largest eigenvalue
+_EVERY = 4  # the number of steps between two updates of the largest eigenvalue
 _UNSEEN = -1  # the age of an eigenvalue before the first estimate
 MAX_STAGES = 250
 

@@ -208,7 +208,7 @@ class RunGroup:
 
 
 class TrainingState(NamedTuple):
-    """The state of runs at a step: enough to resume to the identical bits.
+    """The state of runs at a step, from which training resumes with identical bits.
 
     Attributes:
         parameters: the trained arrays, each [sequences, runs, ...].
@@ -249,8 +249,8 @@ def take_steps(
             update = jax.vmap(jax.vmap(optimiser.update))
             changes, memory = update(slopes, state.optimiser, state.parameters)
             parameters = optax.apply_updates(state.parameters, changes)
-        lost = (state.diverged < 0) & ~_finite(parameters)
-        diverged = jnp.where(lost, step.astype(jnp.int32) + 1, state.diverged)
+        is_new = (state.diverged < 0) & ~_finite(parameters)
+        diverged = jnp.where(is_new, step.astype(jnp.int32) + 1, state.diverged)
         return TrainingState(parameters, memory, diverged)
 
     return jax.lax.fori_loop(bounds[0], bounds[1], next_state, first)

@@ -2,6 +2,7 @@ from ._gradient_moments import GRADIENT_MOMENTS as GRADIENT_MOMENTS
 from ._gradient_moments import GradientRows as GradientRows
 from ._gradient_moments import gradient_moments as gradient_moments
 from ._head_moments import MomentRows as MomentRows
+from ._head_moments import spread_terms as spread_terms
 from ._output_law import OUTPUT_LAW as OUTPUT_LAW
 from ._output_law import AbstractScalarLaws as AbstractScalarLaws
 from ._output_law import output_law as output_law

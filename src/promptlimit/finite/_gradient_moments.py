@@ -1,8 +1,9 @@
-r"""The mean square of what a finite prompt changes in parameter gradients.
+r"""The mean squared change of parameter gradients that a finite prompt causes.
 
-A head reads $Vr$, $r$ = the tilted mean (softmax) or $E[z\langle z,t\rangle]$ (linear), and
-$\partial r/\partial t = C$, the tilted covariance or the second moment. So the gradient in a value
-matrix is made of $r$, and that in a score matrix of $C$: one factor per parameter is all it takes.
+The output of a head is $Vr$, with r the tilted mean (softmax) or $E[z\langle z,t\rangle]$ (linear),
+and $\partial r/\partial t=C$ is the tilted covariance or the second moment. The gradient in a value
+matrix depends on the prompt through r and that in a score matrix through C, times one factor per
+parameter.
 """
 
 import dataclasses
@@ -53,9 +54,9 @@ def gradient_moments(
 ) -> GradientMoments:
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
-    The sum over all outputs i, so the whole Jacobian: for `value` it is `output_dim` times
-    $E|\hat m-m|^2$, the error of one output's gradient; for `key_query` it is
-    $|z|^2E\|(\hat C-C)V^\top\|_F^2$. Derived in docs/finite.md.
+    The sum is over all outputs i. For `value` it is `output_dim` times $E|\hat m-m|^2$, the error
+    of the gradient of one output; for `key_query` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$. Derived
+    in docs/finite.md.
 
     Exact for linear heads over any measure, and for softmax heads: value matrices wherever
     `prompt_moments` is exact, score matrices over Gaussian tokens, the query inside or outside.
@@ -108,11 +109,11 @@ class GradientRows:
 
 
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
-    """Return why a gradient is not a multiple of an output whose moments are of this kind."""
+    """Return why a gradient is not a multiple of an output with moments of this kind."""
     if problem.reading is None:
         return problem.no_head_reason
     if problem.reading.left is not None:
-        return "the gradient in a score matrix reads covariances"
+        return "the gradient in a score matrix depends on covariances"
     rule = PROMPT_MOMENTS.first(problem, kind)
     return rule if isinstance(rule, str) else None
 
@@ -124,13 +125,13 @@ def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
 
 
 def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
-    """Return why a gradient does not read the covariances of one head of this kernel."""
+    """Return why a gradient does not depend on the covariances of one head of this kernel."""
     reading = problem.reading
     if reading is None:
         return problem.no_head_reason
     return first_obstacle(
-        (reading.left is None, "the gradient in a value matrix reads means"),
-        (reading.kernel != kernel, f"it is no {kernel} head"),
+        (reading.left is None, "the gradient in a value matrix depends on means"),
+        (reading.kernel != kernel, f"it is not a {kernel} head"),
     )
 
 

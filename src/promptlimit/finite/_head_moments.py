@@ -1,10 +1,10 @@
 r"""Moments of one head in closed form: Gaussian tokens, linear attention, leading order in 1/L.
 
-All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights see a token
-only through its whitened coordinate $g=\langle e,\cdot\rangle$ along $e=\Gamma^{1/2}t/\sigma$,
-$\sigma^2=t'\Gamma t$; the other coordinates are independent of them. Linear attention averages:
-with $Y=Vz\langle z,t\rangle$ for one token, $T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ for L random
-tokens and k known ones.
+All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights depend on a
+token only through its whitened coordinate $g=\langle e,\cdot\rangle$ along
+$e=\Gamma^{1/2}t/\sigma$, $\sigma^2=t'\Gamma t$; the other coordinates are independent of the
+weights. Linear attention is a mean: with $Y=Vz\langle z,t\rangle$ for one token,
+$T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ for L random tokens and k known ones.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class MomentRows:
         cov: the covariance of $T_L$, [n, e, e].
         mse: $E|T_L - T|^2$, [n].
         participation: $E\sum_lp_l^2$, [n].
-        error: of `mse`, in its units, [n].
-        samples: how many prompts were simulated, [n]; None when none was.
-        limit_error: of `limit`, [e]; None when it is a closed form.
-        bias_error: one standard error of `bias`, [n, e]; None when no prompt was simulated.
-        mean: $E\,T_L$, [n, e], where no limit exists; None where it is limit and bias.
+        error: the absolute error of `mse`, [n].
+        samples: the number of simulated prompts, [n]; None without simulation.
+        limit_error: the error of `limit`, [e]; None if it is a closed form.
+        bias_error: one standard error of `bias`, [n, e]; None without simulation.
+        mean: $E\,T_L$, [n, e], if no limit exists; None if it is `limit` plus `bias`.
         fixed_weights: mean weights of known tokens and sinks, [n, k].
     """
 
@@ -58,12 +58,12 @@ class MomentRows:
 
     @property
     def value(self) -> Array:
-        """The mean square, which `error` is of."""
+        """The mean square, whose error is `error`."""
         return self.mse
 
     @staticmethod
     def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
-        """Return the rows of infinite prompts, with so many known tokens of weight zero."""
+        """Return the rows of infinite prompts, where known tokens have weight zero."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         zeros = (np.zeros(shape) for shape in shapes)
@@ -77,18 +77,18 @@ class MomentRows:
 
 
 def leading_error(lengths: Array) -> Array:
-    """Return the error of a leading order: NaN, and zero for infinite prompts."""
+    """Return the error of a leading order: NaN for finite and zero for infinite prompts."""
     return np.where(np.isinf(lengths), 0.0, np.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class WhitenedTokens:
-    r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, seen along a tilt.
+    r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, and a tilt in the coordinates x.
 
     Attributes:
         root: $\Gamma^{1/2}$, symmetric, [d, d].
         sharpness: $\sigma=|\Gamma^{1/2}t|$.
-        direction: $e=\Gamma^{1/2}t/\sigma$, [d]; some unit vector when $\sigma=0$.
+        direction: $e=\Gamma^{1/2}t/\sigma$, [d]; the first unit vector when $\sigma=0$.
     """
 
     root: Array
@@ -115,34 +115,49 @@ def gaussian_spread_error(
     $\mathrm{tr}(BDB^\top)$.
     """
     statistics = weight_statistics(tokens.sharpness, length)
-    basis = np.linalg.qr(tokens.direction[:, None], mode="complete")[0]
-    inner = left @ tokens.root @ basis
-    outer = value @ tokens.root @ basis
-    products = spread_products(inner.T @ inner, outer.T @ outer)
+    inner, outer = left @ tokens.root, value @ tokens.root
+    products = spread_products(inner.T @ inner, outer.T @ outer, tokens.direction)
     terms = [getattr(statistics, name) * product for name, product in products.items()]
     return np.sum(terms, axis=0), statistics.relative_error * np.sum(np.abs(terms), axis=0)
 
 
-def spread_products(inner: Array, outer: Array) -> dict[str, float]:
-    r"""Return what multiplies each statistic in $\mathrm{tr}(DP)$, N = `inner`, P = `outer`.
+def spread_products(inner: Array, outer: Array, direction: Array) -> dict[str, float]:
+    r"""Return the factor of each statistic in $\mathrm{tr}(DP)$.
 
-    In a basis whose first vector is e, with $n_{11}, n_1, N_\perp$ the blocks of N,
-
-        D_11 = n11 E m^2 + E rho tr(N_perp)
-        D_1p = n1 (E rho - E[m S_2])
-        D_pp = n11 E rho I + E[S_2^2] N_perp + E[tr W^2] (N_perp + tr(N_perp) I).
+    Args:
+        inner: N, [d, d].
+        outer: P, [d, d].
+        direction: e, [d].
     """
-    n11, n1, n_perp = inner[0, 0], inner[0, 1:], inner[1:, 1:]
-    p11, p1, p_perp = outer[0, 0], outer[0, 1:], outer[1:, 1:]
-    mixed = 2.0 * float(n1 @ p1)
-    both = float(np.sum(n_perp * p_perp))
-    traces = float(np.trace(n_perp) * np.trace(p_perp))
+    both = outer @ inner
+    p, n, x = (float(direction @ matrix @ direction) for matrix in (outer, inner, both))
+    forms = 1.0, p, n, x, p * n
+    terms = spread_terms(*(float(np.trace(matrix)) for matrix in (inner, outer, both)))
+    return {name: sum(c * forms[form] for c, form in pairs) for name, pairs in terms.items()}
+
+
+def spread_terms(
+    inner_trace: float, outer_trace: float, product_trace: float
+) -> dict[str, tuple[tuple[float, int], ...]]:
+    r"""Return the factor of each statistic in $\mathrm{tr}(DP)$ as a polynomial.
+
+    It has (coefficient, form) pairs, where the forms are 1, $p=e'Pe$, $n=e'Ne$, $x=e'PNe$ and pn.
+    The arguments are the traces of N, P and PN, and the factors are
+
+        E m^2:    p n
+        E rho:    (tr N - n) p + n (tr P - p) + 2 (x - p n)
+        E[m S_2]: -2 (x - p n)
+        E S_2^2:  tr PN - 2 x + p n
+        E tr W^2: tr PN - 2 x + p n + (tr N - n)(tr P - p).
+    """
+    tn, tp, tx = inner_trace, outer_trace, product_trace
+    one, p, n, x, pn = range(5)
     return {
-        "spread_error": float(n11 * p11),
-        "residual": float(np.trace(n_perp) * p11 + n11 * np.trace(p_perp)) + mixed,
-        "spread_participation": -mixed,
-        "participation_square": both,
-        "coupling": both + traces,
+        "spread_error": ((1.0, pn),),
+        "residual": ((tn, p), (tp, n), (2.0, x), (-4.0, pn)),
+        "spread_participation": ((-2.0, x), (2.0, pn)),
+        "participation_square": ((tx, one), (-2.0, x), (1.0, pn)),
+        "coupling": ((tx + tn * tp, one), (-2.0, x), (2.0, pn), (-tn, p), (-tp, n)),
     }
 
 
@@ -193,7 +208,7 @@ def linear_spread_error(
 
 
 def second_moment(measure: AbstractMeasure) -> Array:
-    """Return E zz' of a token, column by column as linear attention reads it."""
+    """Return E zz' of a token, column by column as means of linear attention."""
     return np.stack([read_moments(measure, column)[0] for column in np.eye(measure.dim)], axis=1)
 
 

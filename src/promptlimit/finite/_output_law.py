@@ -52,15 +52,15 @@ class AbstractScalarLaws(abc.ABC):
 
     @abc.abstractmethod
     def hull(self, place: int) -> tuple[float, float]:
-        """Return between which values all probability lies."""
+        """Return an interval that contains all probability."""
 
     def samples(self, place: int) -> int:  # noqa: ARG002
-        """Return how many prompts were simulated at a length."""
+        """Return the number of simulated prompts at a length."""
         return 0
 
 
 ReadLaws = Callable[[int], AbstractScalarLaws]
-"""From a coordinate of the output to its laws."""
+"""A function of the coordinate of the output that returns its laws."""
 
 
 OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity(
@@ -88,8 +88,8 @@ def output_law(
 
     $f_L$ exceeds a threshold exactly if a sum of independent terms is positive. The probability
     is one integral over a characteristic function, at a cost independent of L. It gives exact
-    error rates of a classifier, and the mean of any loss (`OutputLaw.expectation`). All ways there
-    are: `print(promptlimit.finite.OUTPUT_LAW.table())`.
+    error rates of a classifier, and the mean of any loss (`OutputLaw.expectation`).
+    `print(promptlimit.finite.OUTPUT_LAW.table())` lists all methods.
 
     Args:
         attention: $T$.
@@ -97,7 +97,7 @@ def output_law(
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         thresholds: $c$, increasing; when None, as many as `expectation` needs, at each length.
-        coordinate: of the output, the last one by default.
+        coordinate: the index of the coordinate of the output.
         kind: "auto", "exact", "asymptotic" (normal, with a third cumulant) or "estimate".
         key: randomness, for `estimate`.
         samples: prompts to simulate, 65536 when None.
@@ -161,7 +161,7 @@ def _thresholds(laws: AbstractScalarLaws, place: int, own: Array | None) -> Arra
 
 
 def _padded(rows: tuple[Array, ...] | list[Array], size: int, shape: tuple[int, ...]) -> Array:
-    """Return rows of one size: the last threshold, where no probability is left, repeated."""
+    """Return rows of one size, by repeating the last entry of each."""
     full = [np.concatenate([row, np.repeat(row[-1:], size - row.size)]) for row in rows]
     return np.stack(full).reshape(shape)
 
@@ -188,7 +188,7 @@ class _ExactLaws(AbstractScalarLaws):
         tail, error = map(as_float64, upper_tails(self.tokens, length, thresholds))
         bias, variance, _ = self.moments[place]
         away = thresholds - self.limit - bias
-        far = variance / (variance + away**2)  # Cantelli: no more probability lies beyond
+        far = variance / (variance + away**2)  # Cantelli's bound of the tail
         beyond = far < error
         return as_float64(np.where(beyond, away < 0.0, tail)), as_float64(
             np.where(beyond, far, error)
@@ -206,7 +206,7 @@ class _ThirdOrderLaws(_ExactLaws):
     """
 
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
-        from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
+        from scipy.special import ndtr  # noqa: PLC0415  # slow to import
 
         bias, variance, third = self.moments[place]
         if variance <= 0.0:
@@ -217,7 +217,7 @@ class _ThirdOrderLaws(_ExactLaws):
         return ndtr(-z) + skew * (z**2 - 1.0) * density, np.full_like(z, np.nan)
 
     def hull(self, place: int) -> tuple[float, float]:
-        """Return where the normal ends."""
+        """Return nine standard deviations on both sides of the mean."""
         bias, variance, _ = self.moments[place]
         reach = 9.0 * math.sqrt(variance)
         return self.limit + bias - reach, self.limit + bias + reach
@@ -251,15 +251,15 @@ class _SimulatedLaws(AbstractScalarLaws):
 
 
 def _obstacle(problem: Problem) -> str | None:
-    """Return why scores and values are no Gaussians of one softmax head."""
+    """Return why the problem is not one softmax head over a mixture of Gaussians."""
     head = problem.head
     if head is None:
         return problem.no_head_reason
     if head.kernel != "softmax":
-        return "it is no softmax head"
+        return "it is not a softmax head"
     parts = problem.parts
     if parts is None or parts.covs is None:
-        return "the tokens are no mixture of Gaussians"
+        return "the tokens are not a mixture of Gaussians"
     sharpness = float(np.sqrt(np.einsum("i,kij,j->k", head.tilt, parts.covs, head.tilt).max()))
     return first_obstacle(
         (sharpness > _SHARPEST, f"the sharpness {sharpness:.4g} exceeds {_SHARPEST:g}")
@@ -274,8 +274,8 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
         if not head.value[coordinate].any():
             raise ArgumentError(
                 "coordinate",
-                f"must be one that the prompt moves, got {coordinate}: its row of the "
-                f"value matrix is zero, and the output always {passed:g}.",
+                f"must be one that depends on the prompt, got {coordinate}: its row of the "
+                f"value matrix is zero, and the output is always {passed:g}.",
             )
         tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
         moved = dataclasses.replace(tokens, values=tokens.values + passed)

@@ -1,12 +1,12 @@
 r"""The gradient in a score matrix over Gaussian tokens, with the query as one more token.
 
-The softmax covariance of all tokens is, with $r=z-m-\Gamma t$ the query seen from the tilted mean,
-$p_0$ its weight, and $a$, $J+I$ the whitened mean and covariance of the other tokens,
+Let $r=z-m-\Gamma t$ be the query minus the tilted mean, $p_0$ its weight, and $a$ and $J+I$ the
+whitened mean and covariance of the other tokens. The softmax covariance of all tokens is
 
 $$\hat C-\Gamma=\Gamma^{1/2}J\Gamma^{1/2}+p_0(1-p_0)rr^\top
 -p_0\big(\Gamma^{1/2}ar^\top+ra^\top\Gamma^{1/2}\big).$$
 
-Squared and averaged, it is a sum of moments of weights times products of matrices. Derived in
+The mean of its square is a sum of moments of weights times products of matrices. Derived in
 docs/finite.md.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.finite._head_moments import WhitenedTokens, spread_products
-from promptlimit.weights import checked_sharpness, own_token_moments
+from promptlimit.weights import checked_sharpness, weight_moments
 
 Polynomial = dict[str, float]
-"""Coefficients of the monomials of `own_token_moments`; the empty word is 1."""
+"""Coefficients of the words of `weight_moments`; the empty word is 1."""
 
 _OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}
 _DRIFT: Polynomial = {"B": 1.0}
@@ -57,7 +57,7 @@ def own_spread_error(
     finite = np.isfinite(lengths)
     if finite.any():
         sharpness = float(checked_sharpness(tokens.sharpness))
-        moments = own_token_moments(weights, sharpness, own_score, lengths[finite])
+        moments = weight_moments(weights, sharpness, lengths[finite], own_score)
         for word, weight in weights.items():
             result[finite] += weight * moments[word].value
             error[finite] += abs(weight) * moments[word].error
@@ -94,7 +94,7 @@ def _coefficients(
         "participation_square": (_Q, _Q),
         "coupling": (_COUPLING,),
     }
-    for name, factor in spread_products(N, P).items():
+    for name, factor in spread_products(N, P, np.eye(len(N))[0]).items():
         add(factor, *statistics[name])
     add(2.0 * k[0] * n[0], _OWN, _REST, _M)
     add(-2.0 * float(k[1:] @ n[1:]), _OWN, _REST, _Q)

@@ -1,9 +1,9 @@
 r"""Moments of low order of tilted tokens, in closed form or by differentiating $\Lambda$.
 
-Linear attention reads products of two coordinates of a token, so its moments over prompts are
-moments of order four; so are those of softmax covariances, to leading order, under a tilted law.
-For mixtures of Gaussians they are closed forms; for any other measure derivatives of
-$e^{\Lambda}$.
+Linear attention averages products of two coordinates of a token, so its second moments over prompts
+are moments of order four. To leading order in 1/L the second moments of softmax covariances are
+such moments under a tilted law. For mixtures of Gaussians they are closed forms; for any other
+measure they are derivatives of $e^{\Lambda}$.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class CentralMoments(NamedTuple):
 
 
 def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
-    """Return moments to order four about the mean, so that no large mean is squared."""
+    """Return moments up to order four about the mean, so that a large mean costs no digits."""
     parts = measure.gaussian_parts()
     if parts is not None:
         return _central_of_parts(parts, tilt)
@@ -111,7 +111,7 @@ def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxA
 
 
 def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
-    r"""Return mean and covariance of $z\langle z,t\rangle$, what linear attention averages.
+    r"""Return mean and covariance of $z\langle z,t\rangle$, whose mean is linear attention.
 
     With $a=\langle m,t\rangle$ and $w=\Gamma t$ the deviation is $mb+ax+(xb-w)$, so that
 

@@ -64,18 +64,19 @@ class TiltedHead:
 
 @dataclasses.dataclass(frozen=True)
 class HeadProblem:
-    r"""What is compared between prompts: the output of one head, or the gradient in a parameter.
+    r"""One head, for comparing its output or its gradient in a parameter between prompts.
 
-    The squared distance between two prompts at query z is $|Fz|^2$ (or `constant`) times that of
-    $Vr$, or of $KCV^\top$ for a score matrix, $C=\partial r/\partial t$.
+    Let r be the output of the head for V = I, and $C=\partial r/\partial t$. The squared distance
+    between two prompts at query z is that of $Vr$, or of $KCV^\top$ for the gradient in a score
+    matrix, times $|Fz|^2$ or `constant`.
 
     Attributes:
         kernel: "softmax" or "linear".
         key_query: $U$, [token_dim, query_dim].
         value: $V$, [output_dim, token_dim].
         left: $K$ for a score matrix, [k, token_dim]; None otherwise.
-        constant: the factor of the squared distance where it does not depend on the query.
-        factor: $F$ where that factor is $|Fz|^2$, [f, query_dim].
+        constant: the factor of the squared distance; ignored if `factor` is given.
+        factor: $F$, if the factor of the squared distance is $|Fz|^2$, [f, query_dim].
     """
 
     kernel: KernelName
@@ -121,7 +122,7 @@ class KnownPart:
         return len(self.tokens) + self.sinks.size
 
     def along(self, law: AbstractScoreLaw, value: Array, limit: Array) -> KnownTokens:
-        """Return scores and values for a head with this limit, tokens first."""
+        """Return the scores and the values minus `limit`: tokens first, then sinks."""
         scores = [law.score_of(token) for token in self.tokens]
         scores = np.array([*scores, *(self.sinks - law.offset)]) - self.offset
         sunk = np.zeros((self.sinks.size, limit.size))
@@ -135,15 +136,15 @@ class Problem:
     Methods of the attention and of the law are called here, in double precision, once.
 
     Attributes:
-        attention: reads the prompts; in double precision.
+        attention: the attention over the prompts, in double precision.
         prompt: the law of a prompt, in double precision.
         queries: one query, several, or their law.
         lengths: the numbers of random tokens, [n]; smaller if a slope makes early tokens
             negligible.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
-        sub_gaussian: the sub-Gaussian constant of the tokens, where the user gave one.
-        causal: whether the tokens of a stack see only those before them.
+        sub_gaussian: the sub-Gaussian constant of the tokens that the user passed, or None.
+        causal: whether each token of a stack attends only to itself and to earlier tokens.
     """
 
     attention: AbstractAttention
@@ -157,7 +158,7 @@ class Problem:
     _known: dict[object, Any] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Results of methods of the attention and the law, shared by other queries and lengths."""
+    """Cached results that do not depend on the lengths; shared between copies of the problem."""
 
     @property
     def measure(self) -> AbstractMeasure:
@@ -167,7 +168,7 @@ class Problem:
 
     @property
     def prompt_words(self) -> str:
-        """What the prompt has besides independent tokens; empty for these alone."""
+        """How the prompt differs from independent tokens; empty if it does not."""
         return self.prompt.words
 
     @property
@@ -183,7 +184,7 @@ class Problem:
 
     @property
     def query(self) -> Array:
-        """The query, where there is one."""
+        """The first query, for problems at one query."""
         return self.queries.points[0]
 
     @property
@@ -204,27 +205,28 @@ class Problem:
         return self._sharing(dataclasses.replace(self, lengths=lengths))
 
     def _sharing(self, other: "Problem") -> "Problem":
-        """Return a problem of the same attention, law and `wrt`, with the results known here."""
+        """Return a copy of this problem with the same cache."""
         object.__setattr__(other, "_known", self._known)
         return other
 
-    def _once(self, name: object, ask: Callable[[], Known]) -> Known:
+    def _once(self, name: object, compute: Callable[[], Known]) -> Known:
+        """Return the cached result of a computation."""
         if name not in self._known:
-            self._known[name] = ask()
+            self._known[name] = compute()
         return self._known[name]
 
     @property
     def heads(self) -> tuple[HeadProblem, ...] | None:
         """The heads whose outputs add up to that of the attention; None if not known."""
-        return self._once("heads", self._ask_heads)
+        return self._once("heads", self._compute_heads)
 
-    def _ask_heads(self) -> tuple[HeadProblem, ...] | None:
+    def _compute_heads(self) -> tuple[HeadProblem, ...] | None:
         with jax.enable_x64(True):
             heads = self.attention.as_heads()
-        readings = (
+        problems = (
             HeadProblem(h.kernel, as_float64(h.key_query), as_float64(h.value)) for h in heads or ()
         )
-        return tuple(readings) or None
+        return tuple(problems) or None
 
     @property
     def layers(self) -> tuple[AbstractAttention, ...] | None:
@@ -235,10 +237,10 @@ class Problem:
     @property
     def passed_by(self) -> Array:
         """The part of the output at the query that does not depend on the prompt."""
-        residual = self._once("residual", self._ask_residual)
+        residual = self._once("residual", self._compute_residual)
         return np.zeros(self.attention.output_dim) if residual is None else residual @ self.query
 
-    def _ask_residual(self) -> Array | None:
+    def _compute_residual(self) -> Array | None:
         with jax.enable_x64(True):
             residual = self.attention.residual_matrix()
         return None if residual is None else as_float64(residual)
@@ -248,9 +250,9 @@ class Problem:
         """The head whose output or gradient is compared; None if it is not one head."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
-        return self._once("reading", self._ask_gradient)
+        return self._once("reading", self._compute_gradient)
 
-    def _ask_gradient(self) -> HeadProblem | None:
+    def _compute_gradient(self) -> HeadProblem | None:
         with jax.enable_x64(True):
             gradient = self.attention.gradient_structure(str(self.wrt))
         if gradient is None:
@@ -299,14 +301,14 @@ class Problem:
 
     @cached_property
     def head(self) -> TiltedHead | None:
-        """The head that is compared, at the query; None if it is not one head."""
+        """The head that is compared, at the query; None if `reading` is not one head."""
         if self.wrt is not None:
             return None if self.reading is None else self.reading.at(self.query)
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
 
     @property
     def no_head_reason(self) -> str:
-        """Why `head` is None."""
+        """The reason for which `head` is None."""
         if self.layers is not None:
             return _STACKED
         if self.heads is None:
@@ -326,7 +328,7 @@ class Problem:
         return limit
 
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
-        """Return the limit at any query; call inside `enable_x64`."""
+        """Return the limit at a query; call inside `enable_x64`."""
         if self.wrt is None:
             return self.attention(self.limit_measure, query)
         return self.attention.jacobian(self.limit_measure, query, wrt=self.wrt)
@@ -347,7 +349,7 @@ class Problem:
         return self._once(tilt.tobytes(), lambda: score_law(self.measure, tilt))
 
     def law_obstacle(self, tilt: Array) -> str | None:
-        """Return why `law_along` would raise an error; None if it would not."""
+        """Return the reason for which `law_along` raises an error; None if it does not."""
         try:
             self.law_along(tilt)
         except NotAnalyticError as error:
@@ -355,9 +357,9 @@ class Problem:
         return None
 
     def leading_obstacle(self, tilt: Array) -> str | None:
-        r"""Return why softmax at a tilt has no leading order in 1/L; None if it has.
+        r"""Return why softmax at a tilt has no leading order in 1/L; None if it has one.
 
-        It requires second moments of the weights, $e^{\Lambda(2t)}$.
+        The leading order requires finite second moments of the weights, $e^{\Lambda(2t)}$.
         """
         with jax.enable_x64(True):
             require_in_domain(self.measure, tilt)
@@ -481,7 +483,7 @@ def _require_mask(
         raise ArgumentError(
             "causal",
             f"must be False for {type(attention).__name__}, which is one layer: its query "
-            "sees all tokens, got True. Pass a promptlimit.Stack.",
+            "attends to all tokens, got True. Pass a promptlimit.Stack.",
         )
     if causal and prompt.fixed is not None:
         raise ArgumentError(
@@ -491,7 +493,7 @@ def _require_mask(
         raise ArgumentError(
             "including_query",
             "must be False under a causal mask, got True. The query is at "
-            "the end and sees every token; let it be one of them without the mask.",
+            "the end and attends to every token. Include it without the mask.",
         )
 
 

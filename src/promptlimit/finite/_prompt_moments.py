@@ -44,7 +44,7 @@ from promptlimit.finite._stack_moments import (
 from promptlimit.prompts import Leading, PromptLaw, Readout
 from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
-from promptlimit.weights import SPACINGS, AbstractPart, DependentTokens, SlopedTokens
+from promptlimit.weights import SPACINGS, DependentTokens
 
 _LEAST_SLOPE = 0.01
 """Smaller slopes have too many positions that count."""
@@ -85,8 +85,8 @@ def prompt_moments(
 
     Softmax heads are exact over every measure of the library, and over your own if its
     `log_laplace` is analytic; one linear head is exact, and other sums are simulated. `auto` is
-    `exact` where possible and `estimate` elsewhere. All rules:
-    `print(promptlimit.finite.PROMPT_MOMENTS.table())`.
+    `exact` where possible and `estimate` elsewhere.
+    `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules.
 
     Args:
         attention: $T$.
@@ -94,12 +94,13 @@ def prompt_moments(
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
-        causal: whether the tokens of a stack see only those before them, and themselves.
+        causal: whether each token of a stack attends only to itself and to earlier tokens.
         kind: "auto", "exact", "asymptotic" or "estimate".
         key: randomness, for `estimate`.
         rtol: relative standard error of the mean squared error at which an estimate stops; 0.01
             unless `samples` is given.
-        samples: the most prompts to simulate, 65536 when None; all of them when `rtol` is None.
+        samples: the largest number of prompts to simulate, 65536 when None. Without `rtol` all of
+            them are simulated.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -157,17 +158,17 @@ def _fixed_weights(problem: Problem, rows: MomentRows, shape: tuple[int, ...]) -
 
 
 def finite_length(problem: Problem) -> str | None:
-    """Return why a problem is not a limit."""
+    """Return why a problem is not that of infinite prompts."""
     infinite = problem.lengths.size and np.isinf(problem.lengths).all()
     return None if infinite else "a length is finite"
 
 
 def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
-    """Return why a problem is not of one head, of this kernel."""
+    """Return why a problem is not that of one head with this kernel."""
     head = problem.head
     if head is None:
         return problem.no_head_reason
-    return None if kernel == head.kernel else OutOfScope(f"it is no {kernel} head")
+    return None if kernel == head.kernel else OutOfScope(f"it is not a {kernel} head")
 
 
 def _linear_obstacle(problem: Problem) -> str | None:
@@ -192,7 +193,7 @@ def _softmax_over_law(problem: Problem) -> str | None:
 
 
 def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
-    """Return a softmax head and one of tilt zero, which reads the mean, if these are the heads."""
+    """Return a softmax head and one of tilt zero, if these are all heads; otherwise None."""
     heads = problem.tilted_heads
     if problem.wrt is not None or [head.kernel for head in heads] != ["softmax"] * 2:
         return None
@@ -208,7 +209,7 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
 
 
 def _several_softmax(problem: Problem) -> str | None:
-    """Return why a problem is not of several softmax heads with a known law of pairs of scores."""
+    """Return why exact moments of several softmax heads are not available."""
     heads = problem.tilted_heads
     if problem.wrt is not None or len(heads) < 2:
         return OutOfScope("it is not a sum of several heads")
@@ -278,21 +279,19 @@ def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
 
 
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
-    head = unwrap(problem.head)
-    law, prompt = problem.law_along(head.tilt), problem.prompt
-
-    def random(limit: Array, lengths: Array) -> AbstractPart:
-        process = prompt.process
-        if process is None:
-            return SlopedTokens(law, lengths, head.value, limit, prompt.slope)
-        readout = Readout(head.tilt, head.value, limit, law.offset)
-        ends = process.window(readout, lengths)
-        return DependentTokens(lambda u: process.cumulants(readout, u, lengths), ends)
-
-    is_plain = prompt.process is None and prompt.slope == 0.0
+    head, process = unwrap(problem.head), problem.prompt.process
+    law = problem.law_along(head.tilt)
+    arguments = law, head.value, problem.lengths, problem.known
     with problem.add_context():
-        known, tokens = problem.known, None if is_plain else random
-        return softmax_moments(law, head.value, problem.lengths, known, tokens)
+        if process is None:
+            return softmax_moments(*arguments, slope=problem.prompt.slope)
+
+        def dependent(limit: Array, lengths: Array) -> DependentTokens:
+            readout = Readout(head.tilt, head.value, limit, law.offset)
+            ends = process.window(readout, lengths)
+            return DependentTokens(lambda u: process.cumulants(readout, u, lengths), ends)
+
+        return softmax_moments(*arguments, dependent=dependent)
 
 
 def _leading_order(problem: Problem, effort: Effort) -> MomentRows:
@@ -322,7 +321,7 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
 
 
 def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
-    """Return mean and covariance of simulated prompts, and NaN for what is about the limit."""
+    """Return mean and covariance of simulated prompts, and NaN for limit, bias and mse."""
     zero = np.zeros(problem.attention.output_dim)
     about_zero = simulated_moments(problem, effort, zero)
     finite = np.isfinite(problem.lengths)
@@ -344,7 +343,7 @@ def _of_heads(
 ) -> Callable[[Problem, Effort], MomentRows]:
     """Turn a computation for the heads into one for the attention, by adding its residual.
 
-    A gradient in a matrix of a head does not see the residual.
+    The gradient in a matrix of a head does not depend on the residual.
     """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:

@@ -1,4 +1,4 @@
-"""Queries as a user gives them: points, a law made of points and Gaussians, or any other law."""
+"""The law of the query: points, a mixture of points and Gaussians, or another law."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ from promptlimit.measures import AbstractMeasure, Empirical, sqrtm_psd
 
 @dataclasses.dataclass(frozen=True)
 class GaussianPart:
-    """Queries that are Gaussian, with their share of all.
+    """A Gaussian component of the law of the query.
 
     Attributes:
-        weight: the share.
+        weight: its probability.
         mean: [q].
         cov: [q, q].
     """
@@ -31,11 +31,11 @@ class Queries:
     """The law of the query, split into points and Gaussians where possible.
 
     Attributes:
-        points: queries that have a positive share, [n, q].
-        weights: their shares, [n].
-        gaussians: the parts that are Gaussian.
-        law: the whole of it as a measure; None for points that a user listed.
-        is_known: whether `points` and `gaussians` are all there is.
+        points: the queries of positive probability, [n, q].
+        weights: their probabilities, [n].
+        gaussians: the Gaussian components.
+        law: the law as a measure; None for listed queries.
+        is_known: whether `points` and `gaussians` make up the whole law.
     """
 
     points: Array
@@ -78,7 +78,7 @@ class Queries:
         return Empirical(self.points, self.weights) if self.law is None else self.law
 
     def moments(self) -> tuple[Array, Array]:
-        """Return mean and covariance; of a law taken apart, from its parts."""
+        """Return mean and covariance."""
         if self.law is not None and not self.is_known:
             with jax.enable_x64(True):
                 return as_float64(self.law.mean), as_float64(self.law.cov)
@@ -94,8 +94,8 @@ class Queries:
         r"""Return points and weights that average squares of affine functions exactly.
 
         $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, $c_k$ the columns of a root of the
-        covariance, has the mean and the covariance of the queries, and no polynomial of degree 2
-        sees more.
+        covariance, has the mean and the covariance of the queries, which determine the mean of
+        every polynomial of degree 2.
         """
         mean, cov = self.moments()
         steps = np.sqrt(mean.size) * sqrtm_psd(cov)
@@ -104,7 +104,7 @@ class Queries:
 
 
 def checked_queries(queries: AbstractMeasure | ArrayLike | None, dim: int) -> Queries:
-    """Return the queries taken apart, or say what does not fit; call inside `enable_x64`."""
+    """Return the validated queries; call inside `enable_x64`."""
     if isinstance(queries, AbstractMeasure):
         if queries.dim != dim:
             raise _wrong_dimension(dim, f"a measure of dimension {queries.dim}")

@@ -115,7 +115,7 @@ def _known_pairs(
     pair: HeadPair,
     single: tuple[MomentRows, MomentRows],
 ) -> list[KnownPairs]:
-    """Return the known tokens and sinks as both heads read them; none for an empty list."""
+    """Return scores and values of the known tokens and sinks for both heads, if there are any."""
     if not known.size:
         return []
     read = [

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array
 from promptlimit._quadrature import standard_error
-from promptlimit.attention import AbstractAttention, attend_through
+from promptlimit.attention import AbstractAttention, AbstractHead, attend_through
 from promptlimit.errors import ArgumentError, UnreliableErrorWarning
 from promptlimit.finite._problem import Problem
 from promptlimit.measures import AbstractMeasure, Empirical
@@ -30,14 +30,14 @@ LARGEST_PROMPT = 2**30
 """Bytes one prompt may take."""
 
 _COPIES = 4
-"""How many arrays of the size of a prompt its simulation holds: draws, tokens, scores, products."""
+"""Arrays of the size of a prompt in its simulation: draws, tokens, scores and products."""
 
 _FIRST_LOOK = 256
-"""Prompts before the relative error is first looked at; then at every doubling."""
+"""The relative error is computed first after this many prompts, then at every doubling."""
 
 
 class PromptSimulation(eqx.Module):
-    """Random prompts, each read at its own query.
+    """Attention over random prompts, each at its own query.
 
     Prompt i draws its query and its tokens by the keys `split(fold_in(key, i))`, so that results
     depend on the key alone, whatever the chunks and the devices.
@@ -72,23 +72,32 @@ class PromptSimulation(eqx.Module):
         if self.causal:
             layers = unwrap(self.attention.as_layers())
             return attend_through(layers, Empirical(tokens), query, causal=True)
-        if self.prompt.has_own_scores:
-            return self._read_heads(tokens, query)
+        heads = self.attention.as_heads() if self.wrt is None else None
+        if heads and all(head.kernel == "softmax" for head in heads):
+            return self._read_heads(heads, tokens, query)
         return self.read(Empirical(self._with_known(tokens, query)), query)
 
     def weights(self, tokens: JaxArray, query: JaxArray, tilt: JaxArray) -> JaxArray:
-        """Return the softmax weights: of random tokens, fixed ones, the query, sinks."""
-        scores = self._with_known(tokens, query) @ tilt
+        """Return the softmax weights: of random tokens, fixed ones, the query, sinks.
+
+        Scores are measured from that of the token with the largest one, so that large tilts lose
+        no digits of their differences.
+        """
+        known = self._with_known(tokens, query)
+        top = known[jnp.argmax(known @ tilt)]
+        scores = (known - top[None]) @ tilt
         if self.prompt.offset != 0.0 or self.prompt.slope != 0.0:
             offsets = self.prompt.offsets(len(tokens)).astype(scores.dtype)
             scores = scores.at[: len(tokens)].add(offsets)
-        sinks = [] if self.prompt.sinks is None else [self.prompt.sinks]
+        sinks = [] if self.prompt.sinks is None else [self.prompt.sinks - top @ tilt]
         return jax.nn.softmax(jnp.concatenate([scores, *sinks]))
 
-    def _read_heads(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
+    def _read_heads(
+        self, heads: Sequence[AbstractHead], tokens: JaxArray, query: JaxArray
+    ) -> JaxArray:
         residual, known = self.attention.residual_matrix(), self._with_known(tokens, query)
         output = 0.0 * query[0] if residual is None else residual @ query
-        for head in unwrap(self.attention.as_heads()):
+        for head in heads:
             weights = self.weights(tokens, query, head.key_query @ query)
             mean = weights[: len(known)] @ known
             output = head.value @ mean + output
@@ -172,19 +181,24 @@ def tokens_that_fit(length: float, dim: int) -> int:
         raise ArgumentError(
             "length",
             f"must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for a kind that does not simulate.",
+            f"got {length:g}. Choose a kind that does not simulate prompts.",
         )
     return int(length)
 
 
 def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
-    """Return how many numbers the simulation of one prompt with `count` tokens holds."""
+    """Return the size of the arrays in the simulation of one prompt with `count` tokens."""
     known = problem.known.size
     return count * problem.prompt.dim * copies + problem.attention.scratch_size(count + known)
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:
-    """Return how many prompts of `entries` numbers to hold at a time: a power of two."""
+    """Return the number of prompts to simulate at a time: a power of two.
+
+    Args:
+        entries: the size of the arrays of one prompt.
+        most: the number of prompts to simulate in all.
+    """
     fitting = max(1, MEMORY_BUDGET // (8 * entries))
     return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
 
@@ -210,8 +224,8 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
         equal = squares.sum() ** 2 / np.sum(squares**2)
         warnings.warn(
             f"The squared errors of {count} prompts are so uneven, worth {equal:.1f} equal ones, "
-            "that their standard error cannot be trusted. Raise `samples`, or ask for "
-            "kind='exact' where it is possible.",
+            "that their standard error cannot be trusted. Raise `samples`, or pass "
+            "kind='exact' if it is available.",
             UnreliableErrorWarning,
             stacklevel=5,
         )
@@ -219,7 +233,7 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     if short:
         warnings.warn(
             f"{count} prompts reach a relative standard error of {reached:.2g}, not the "
-            f"{effort.rtol:g} asked for. Raise `samples`.",
+            f"requested {effort.rtol:g}. Raise `samples`.",
             UnreliableErrorWarning,
             stacklevel=5,
         )
@@ -232,7 +246,7 @@ def output_errors(
 ) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
     """Return squared errors, deviations from the limit, participations, and known weights.
 
-    Constants: the limit, and the tilt of the weights, NaN when it is None.
+    Constants: the limit, and the tilt of the weights. Without a tilt the participations are NaN.
     """
     simulation, count, limit, tilt = shared
 

@@ -1,7 +1,4 @@
-r"""Exact moments of softmax attention over prompts, from the law of a token along the tilt.
-
-The formulas are those of `promptlimit.weights._functional`.
-"""
+"""Exact moments of softmax attention over prompts, by the formulas of `weights._functional`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,14 +24,14 @@ from promptlimit.weights import (
 )
 
 RandomPart: TypeAlias = Callable[[Array, Array], AbstractPart]
-"""From T, [e], and lengths, [n], to the part of a prompt that its random tokens make."""
+"""A function of T, [e], and lengths, [n], that returns the random tokens of a prompt."""
 
 TOLERANCE = 1e-9
-"""Largest relative error, measured by the code itself, that is returned."""
+"""The largest measured relative error that is returned."""
 
 _UNDERFLOW = 1e-280
 _FINEST = 1e-8
-"""Output errors below this share of the limit are not checked for relative accuracy."""
+"""Outputs that differ from the limit by less than this share of it are not checked."""
 
 
 def softmax_moments(
@@ -42,7 +39,9 @@ def softmax_moments(
     value: Array,
     lengths: Array,
     known: KnownPart | None = None,
-    random: RandomPart | None = None,
+    *,
+    slope: float = 0.0,
+    dependent: RandomPart | None = None,
 ) -> MomentRows:
     r"""Return the moments of $T_L=\sum_lp_lVz_l$, $p_l\propto e^{s_l}$.
 
@@ -51,12 +50,13 @@ def softmax_moments(
         value: V, [e, d].
         lengths: L, [n]: from 1 on, or infinite.
         known: tokens and sinks of every prompt.
-        random: the part of the other tokens; L independent ones when None.
+        slope: by which the scores of independent tokens fall per position.
+        dependent: the other tokens, where they are not independent.
 
     Raises:
         AccuracyError: the measured error exceeds `TOLERANCE`.
     """
-    return _tilted_head(law, value, lengths, known, random).rows
+    return _tilted_head(law, value, lengths, known, slope=slope, dependent=dependent).rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +65,9 @@ class _TiltedHeadMoments:
 
     Attributes:
         rows: the moments.
-        alone: the lengths at which one random token has all the weight, [n].
-        finite: the lengths that are integrated over, [n].
-        integrals: over prompts of the finite lengths; None where there are none.
+        alone: whether one random token has all the weight, [n].
+        finite: whether `integrals` includes a length, [n].
+        integrals: over prompts; None if `finite` is False everywhere.
     """
 
     rows: MomentRows
@@ -81,12 +81,14 @@ def _tilted_head(
     value: Array,
     lengths: Array,
     known: KnownPart | None,
-    random: RandomPart | None = None,
+    *,
+    slope: float = 0.0,
+    dependent: RandomPart | None = None,
 ) -> _TiltedHeadMoments:
     limit, at_rest, cov = law.ends(value)
     rows = MomentRows.at_infinity(limit, lengths.size, 0 if known is None else known.size)
     fixed = None if known is None or not known.size else known.along(law, value, limit)
-    alone = (lengths == 1.0) & (fixed is None) & (random is None)
+    alone = (lengths == 1.0) & (fixed is None) & (dependent is None)
     if alone.any():  # one token, of weight one
         away = at_rest - limit
         mse = np.trace(cov) + away @ away
@@ -102,10 +104,10 @@ def _tilted_head(
     finite = np.isfinite(lengths) & ~alone & ~dominated
     if not finite.any():
         return _TiltedHeadMoments(rows, alone, finite)
-    if random is None:
-        tokens = IndependentTokens(law, lengths[finite], value, limit)
+    if dependent is None:
+        tokens = IndependentTokens(law, lengths[finite], value, limit, slope)
     else:
-        tokens = random(limit, lengths[finite])
+        tokens = dependent(limit, lengths[finite])
     found = prompt_integrals([tokens] if fixed is None else [tokens, fixed])
     require_accurate(found.error, found.mse, limit, lengths[finite])
     rows.put(finite, found.bias, found.cov, found.mse, found.participation, found.error)
@@ -115,7 +117,7 @@ def _tilted_head(
 
 
 def require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> None:
-    """Refuse mean squares that are not known well enough."""
+    """Raise AccuracyError if the relative error of a mean square exceeds `TOLERANCE`."""
     scale = np.maximum(mse, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
     relative = np.where(np.isfinite(error), error / scale, np.inf)
     worst = int(np.argmax(relative))
@@ -131,10 +133,10 @@ def require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> 
 def moments_beside_mean(
     law: AbstractScoreLaw, value: Array, mean_value: Array, lengths: Array, known: KnownPart
 ) -> MomentRows:
-    r"""Return the moments of $T_L+\bar T_L$, $\bar T_L$ the plain mean of $\bar Vz_l$.
+    r"""Return the moments of $T_L+\bar T_L$, where $\bar T_L$ is the mean of all $\bar Vz_l$.
 
-    A head of tilt zero reads that mean. With $w=\bar V(z-m)$, $D=F_0[w]$, $k_0$ and $k_1$ those of
-    the prompt, and n tokens in all,
+    That mean is the output of a head of tilt zero. With $w=\bar V(z-m)$, $D=F_0[w]$, $k_0$ and
+    $k_1$ those of the prompt, and n tokens in all,
 
         n Cov(T_L, T'_L) = int L (F_1[yw'] / phi - B D' / phi^2) e^{k_0} + int k_1 (L D / phi)' e^{k_0}.
 
@@ -184,33 +186,33 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
     limit: Array,
     mean: Array,
 ) -> tuple[Array, Array]:
-    """Return n times the covariance of the two heads, [2, n, e, e], and its rounding error, [n].
+    """Return n times the covariance of the two heads, and its rounding error, [n].
 
-    By even and by odd nodes.
+    The covariance is that by even and by odd nodes, [2, n, e, e].
     """
     tokens = next(term for term in integrals.terms if isinstance(term, TokenTerms))
     b, outputs = tokens.drift, mean.size
     crossings = law.products(1, integrals.u)
-    shares, blurred = crossings.shares(tokens.one)
+    found = crossings.shares(tokens.one.reshape(2 * lengths.size, -1))
+    shares, share_errors = (rows.reshape(2, lengths.size, -1) for rows in found)
+    share_errors = share_errors.sum(axis=0)
     rounding, rules = np.zeros(lengths.size), np.zeros((2, lengths.size, outputs, outputs))
     places = shares.shape[2]
-    rights, blurs = np.empty((places, outputs), shares.dtype), np.empty(places)
-    for part, centred, curvatures, blur, shake in law.readings(both, limit, crossings):
+    rights, mean_errors = np.empty((places, outputs), shares.dtype), np.empty(places)
+    for part, centred, curvatures, errors, second_errors in law.readings(both, limit, crossings):
         left, right = centred[:, :outputs], centred[:, outputs:] + (limit[outputs:] - mean)
         mixed = curvatures[:, :outputs, outputs:] + left[:, :, None] * right[:, None, :]
         rules += np.real(np.tensordot(shares[:, :, part], mixed, axes=1))
-        rights[part], blurs[part] = right, blur
+        rights[part], mean_errors[part] = right, errors
         sizes = np.abs(shares[:, :, part]).sum(axis=0)
         size = np.abs(np.trace(mixed, axis1=1, axis2=2))
-        rounding += blurred[:, part] @ size
-        rounding += sizes @ (blur * np.linalg.norm(limit[outputs:] - mean) + shake)
-    d, d_lost = crossings.lower(rights, blurs)
-    rounding += (tokens.two * (lengths[:, None] - 1.0)) @ (
-        np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * tokens.lost
+        rounding += share_errors[:, part] @ size
+        rounding += sizes @ (errors * np.linalg.norm(limit[outputs:] - mean) + second_errors)
+    d, d_error = crossings.lower(rights, mean_errors)
+    rounding += (tokens.two.sum(axis=0) * (lengths[:, None] - 1.0)) @ (
+        np.linalg.norm(b, axis=1) * d_error + np.linalg.norm(d, axis=1) * tokens.drift_error
     )
-    for rule in (0, 1):
-        at = slice(rule, None, 2)
-        for n in range(lengths.size):
-            rules[rule, n] += (tokens.one[n, at, None] * integrals.first[n, at]).T @ d[at]
-            rules[rule, n] -= (tokens.two[n, at, None] * b[at]).T @ d[at]
+    for rule, n in np.ndindex(2, lengths.size):
+        rules[rule, n] += (tokens.one[rule, n, :, None] * integrals.first[n]).T @ d
+        rules[rule, n] -= (tokens.two[rule, n, :, None] * b).T @ d
     return rules, rounding

@@ -6,12 +6,12 @@ is replaced by atoms of a quadrature in one and two dimensions, and by particles
 docs/depth-theory.md.
 
 To leading order in 1/L the covariance of softmax layers over Gaussian tokens is C / L and their
-bias b / L, both in closed form (`promptlimit.depth`). Where tokens attend to themselves so much
-that b is not reached at any practical length, the bias of two layers includes the exact errors of
-the tokens at that length, and that of more layers is NaN. The same holds at lengths where a sharp
-layer keeps b from being reached (`promptlimit.depth.reached_share`), and a warning names the length
-from which it is reached. Under a causal mask the bias falls as $(\ln L)^{K-1}/L$ with a constant
-that the first tokens decide: NaN too.
+bias b / L, both in closed form (`promptlimit.depth`). If tokens attend to themselves so strongly,
+or a layer is so sharp, that L times the bias is far from b at a length
+(`promptlimit.depth.reached_share`), the bias of two layers is computed from the exact errors of the
+tokens at that length. For more layers it is NaN, and a warning names the length from which b / L
+holds. Under a causal mask the bias falls as $(\ln L)^{K-1}/L$ with a constant that depends on the
+first tokens, and it is NaN.
 """
 
 import dataclasses
@@ -93,8 +93,8 @@ def without_closed_limit(problem: Problem) -> str | None:
     if parts is not None and (parts.is_gaussian or parts.covs is None):
         return None
     return (
-        f"what a layer makes of {type(problem.measure).__name__} tokens has no closed form "
-        "(particles stand for it)"
+        f"the law of {type(problem.measure).__name__} tokens after one layer has no closed form "
+        "(particles approximate it)"
     )
 
 
@@ -104,8 +104,8 @@ def without_atoms(problem: Problem) -> str | None:
         return "it has a closed limit"
     parts = problem.parts
     return first_obstacle(
-        (parts is None, "the tokens are no mixture of Gaussians"),
-        (problem.measure.dim > 2, "quadrature of a stack's tokens takes one or two dimensions"),
+        (parts is None, "the tokens are not a mixture of Gaussians"),
+        (problem.measure.dim > 2, "the quadrature of a stack is limited to two dimensions"),
         (
             parts is not None
             and _atom_count(parts, _FIRST_NODES.get(problem.measure.dim, 1)) * 4 > _MOST_ATOMS,
@@ -137,7 +137,7 @@ def _limit_by_atoms(problem: Problem) -> tuple[Array, Array]:
     if relative > _FAR:
         raise AccuracyError(
             f"For {problem.subject}, the last doubling of the atoms moves the limit by a share of "
-            f"{relative:.2g}: the tilts reach beyond them. Ask for kind='estimate' with a key."
+            f"{relative:.2g}: the tilted law is not covered. Pass kind='estimate' and a key."
         )
     return limit, error
 
@@ -150,8 +150,8 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
     r"""Return the output over atoms, n = `nodes` per axis of every Gaussian part.
 
     They are $h=\sqrt{2\pi/n}$ apart and have weights $e^{-x^2/2}$: a trapezoidal sum, whose error
-    falls geometrically for the smooth maps that layers are. It reaches to $x=\sqrt{\pi n/2}$, since
-    tilts read the tails.
+    falls geometrically because layers are smooth. It extends to $x=\sqrt{\pi n/2}$, because tilted
+    means depend on the tails.
     """
     points, shares = [], []
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
@@ -281,15 +281,15 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
     r"""Return the moments of simulated prompts, with the first order k as a control variate.
 
     The mean k of the influences of a prompt's tokens has mean zero and covariance $C/L$: the bias
-    is the mean of $T_L-T-k$, and the mean squared error $\mathrm{tr}\,C/L$ more than that of
-    $|T_L-T|^2-|k|^2$. Both have less noise by a factor $L^{-1/2}$. Under a causal mask the token at
-    place i reaches the query through p others $\frac1{p!}(\sum_{j\ge i}1/j)^p$ as often; k has mean
-    zero still, and its square is not used.
+    is the mean of $T_L-T-k$, and the mean squared error is $\mathrm{tr}\,C/L$ plus the mean of
+    $|T_L-T|^2-|k|^2$. Both have less noise by a factor $L^{-1/2}$. Under a causal mask the
+    influence of token i through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$;
+    k still has mean zero, and its square is not used.
     """
     limit, kernel = problem.limit(), _kernel(problem)
     try:
         cov = fluctuation_cov(gaussian_stack(problem), problem.query)
-    except KindUnavailableError:  # the influences have no finite square: they are no help
+    except KindUnavailableError:  # influences of infinite variance cannot serve as a control
         return simulated_moments(problem, effort, limit)
     rows = _rows_to_fill(problem, limit)
     for place in np.flatnonzero(np.isfinite(problem.lengths)):

@@ -1,5 +1,5 @@
-from ._effective_tokens import effective_tokens as effective_tokens
 from ._importance import importance_sampling as importance_sampling
+from ._length_statistics import effective_tokens as effective_tokens
 from ._length_statistics import entropy_prediction as entropy_prediction
 from ._length_statistics import length_statistics as length_statistics
 from ._rules import RULES as RULES

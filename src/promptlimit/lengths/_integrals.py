@@ -1,20 +1,21 @@
 r"""Moments over prompts of the log-partition function, the entropy and the weights.
 
-L free tokens have independent scores, fixed tokens the scores $s_f$; $Z$ is the sum of $e^s$. With
-$\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`PartitionMeans`), $\chi\varphi^L$ is
-the survival function of $\ln T-\ln Z$, T exponential, so that for any $c$, with $v=u+c$ and
-$I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
+A prompt has L free tokens with independent scores and fixed tokens with the scores $s_f$; $Z$ is
+the sum of $e^s$ over all tokens. Let $\chi=\exp(-\sum_fe^{s_f+u})$, and let T be exponential and
+independent of the prompt. Then $\chi\varphi^L$ is the survival function of $\ln T-\ln Z$, so that
+for any $c$, with $v=u+c$ and $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
 
     E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2.
 
-At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$, and nothing cancels at any length. The
-entropy is $H=\sum_lp_l(\ln Z-s_l)$. Under the integral for $Z^{-k}$ a factor $\ln Z$ becomes
-$\psi_k-u$, $\psi_k$ the digamma function of k, so that with $t=s+u$
+At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$ without cancellation, $\psi$ as in
+`PartitionMeans`. The entropy is $H=\sum_lp_l(\ln Z-s_l)$. Under the integral for $Z^{-k}$ a factor
+$\ln Z$ becomes $\psi_k-u$, where $\psi_k$ is the digamma function at k, so that with $t=s+u$
 
     E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
 
 The second moment has a similar formula, which is used if a few tokens have most of the weight.
-Otherwise it is computed around the annealed limit. Derived in docs/lengths.md.
+Otherwise the variance is computed from deviations from the annealed limit, in which $Z$ is replaced
+by $E\,Z$. Derived in docs/lengths.md.
 """
 
 import dataclasses
@@ -72,7 +73,7 @@ def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> P
     plain = plain_size < centred_size
     entropy_variance = np.maximum(np.where(plain, square - entropy**2, centred), 0.0)
     participation = prompts.integral(prompts.squares)
-    lost = np.interp(-moments.centre, scores.u, scores.rounding)
+    rounding = np.interp(-moments.centre, scores.u, scores.rounding)
     log_partition = moments.centre + moments.mean
     errors = [
         np.abs(prompts.integral(prompts.masses) - 1.0),
@@ -81,8 +82,8 @@ def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> P
         np.abs(again - entropy) / np.maximum(1.0, np.maximum(entropy, np.abs(log_partition))),
     ]
     variance_errors = [
-        lost * _share(moments.size, moments.variance),
-        lost * _share(np.minimum(plain_size, centred_size), entropy_variance),
+        rounding * _share(moments.size, moments.variance),
+        rounding * _share(np.minimum(plain_size, centred_size), entropy_variance),
     ]
     return PromptStatistics(
         log_partition,
@@ -109,8 +110,8 @@ class _PartitionMoments:
         centre: c.
         mean: $E\,Y$.
         second: $E\,Y^2$.
-        size: the size of the terms of the variance of Y.
-        spread: whether c is $\ln E\,Z$ and prompts are near their annealed limit.
+        size: the sum of the absolute values of the terms of the variance of Y.
+        spread: whether prompts are near their annealed limit, so that c is $\ln E\,Z$.
         mean_score: the mean score under the annealed weights.
     """
 
@@ -152,7 +153,7 @@ class _Prompts:
         return 0.5 * np.einsum("nu,nuf->nf", self.left, self.fixed_x)
 
     def partition(self) -> _PartitionMoments:
-        r"""Return the moments of ln Z around $\ln E\,Z$, or around the median if that is far."""
+        r"""Return the moments of ln Z about $\ln E\,Z$, or about the median if that is far."""
         scores, u = self.scores, self.scores.u
         log_free = np.log(self.lengths[:, 0]) + scores.log_mean
         annealed = np.logaddexp.reduce(np.column_stack([log_free, self.fixed]), axis=1)
@@ -182,7 +183,7 @@ class _Prompts:
         )
 
     def entropy(self) -> tuple[Array, Array, Array]:
-        r"""Return $E\,H$, $E\,H^2$ and the size of the terms of $E\,H^2$.
+        r"""Return $E\,H$, $E\,H^2$ and the sum of the absolute terms of $E\,H^2$.
 
         With $e=F_1[\psi_2-t]/\varphi$, $S=\sum_f(\psi_2-t_f)e^{t_f}$, $M$ the mass of all tokens
         and $a$ that of one free token,
@@ -208,7 +209,7 @@ class _Prompts:
     def centred_entropy(
         self, moments: _PartitionMoments, entropy: Array
     ) -> tuple[Array, Array, Array]:
-        r"""Return mean and variance of $H=c-m+Y-W$, and the size of the terms of the variance.
+        r"""Return mean and variance of $H=c-m+Y-W$, and the sum of the variance's absolute terms.
 
         $W=\sum p(s-m)$, with m the annealed mean score or, far from the annealed limit,
         $E\ln Z-E\,H$. With $b=F_1[s-m]/\varphi$ and $G=Lb+\sum_fe^{t_f}(s_f-m)$,

@@ -1,4 +1,4 @@
-r"""Statistics of the log-partition function and of the entropy at any length.
+r"""Statistics of the log-partition function, the entropy and the weights at any length.
 
 Laws of scores differ in the means over one score (`AbstractScores`); the integrals over prompts are
 the same for all (`_integrals`).
@@ -24,8 +24,8 @@ from promptlimit.lengths._scores import (
     ListedScores,
     in_window,
 )
-from promptlimit.results import EntropyPrediction, LengthStatistics
-from promptlimit.weights import checked_sharpness
+from promptlimit.results import EffectiveTokens, EntropyPrediction, LengthStatistics
+from promptlimit.weights import checked_sharpness, largest_weight, mean_effective_tokens
 
 TOLERANCE = 1e-10
 """The largest measured relative error that is returned for Gaussian scores."""
@@ -125,9 +125,10 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 
 
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
-    r"""Return the statistics if all free tokens have the same score, and those of infinite prompts.
+    r"""Return the statistics of infinite prompts, and those of free tokens with one score m.
 
-    $Z=Le^m+\sum_fe^{s_f}$. They are also valid for one free token, except the variance of $\ln Z$.
+    $Z=Le^m+\sum_fe^{s_f}$. They also hold for one free token of any law and no fixed tokens, except
+    the variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -156,8 +157,8 @@ def gaussian_statistics(
 ) -> PromptStatistics:
     """Return the statistics for scores N(0, sigma^2), [n]; prompts are grouped by sharpness.
 
-    `variances=False` omits the extrapolation at small sharpness, which takes twelve times as
-    long as the rest.
+    `variances=False` skips the extrapolation of variances to small sharpness, which takes twelve
+    times as long as the rest.
 
     Raises:
         AccuracyError: an error exceeds `TOLERANCE`; without fixed tokens, also one of a variance.
@@ -183,7 +184,7 @@ def gaussian_statistics(
 
 
 def _extrapolate(statistics: PromptStatistics, sigma: Array, lengths: Array, fixed: Array) -> None:
-    """Replace the variances at small sharpness, whose formulas cancel."""
+    """Replace the variances at small sharpness, where their formulas lose digits."""
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
     small = np.flatnonzero((sigma > 0.0) & (sigma < _SMALL) & np.isfinite(lengths) & ~alone)
     if small.size:
@@ -199,8 +200,8 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     r"""Return the variance of the entropy at small sharpness, and its relative error.
 
     It is $L(pR)^2\sigma^2+f\sigma^4$, p the weight of a free token and R the mean score at
-    $\sigma=0$, with a smooth function f of $\sigma^2$. Its formulas would cancel, so f is
-    extrapolated from $\sigma$ of 0.05 to 0.3 by a polynomial.
+    $\sigma=0$, with a smooth function f of $\sigma^2$. A polynomial extrapolates f from $\sigma$
+    between 0.05 and 0.3.
     """
     prompts, place = np.unique(np.column_stack([lengths, fixed]), axis=0, return_inverse=True)
     log_partition = np.logaddexp.reduce(
@@ -222,12 +223,11 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * doubts).sum(axis=0)
     linear = linear[np.ravel(place)]
     value = linear * sigma**2 + smooth * sigma**4
-    # Both leave out a factor of sigma^2, which may underflow.
+    # Both are divided by a power of sigma^2, which could underflow.
     leads = linear > 0.0
-    lost = np.where(leads, error * sigma**2, error)
-    left = np.where(leads, linear + smooth * sigma**2, smooth)
-    share = np.divide(lost, left, out=np.zeros_like(left), where=left != 0.0)
-    return value, share
+    errors = np.where(leads, error * sigma**2, error)
+    sizes = np.where(leads, linear + smooth * sigma**2, smooth)
+    return value, np.divide(errors, sizes, out=np.zeros_like(sizes), where=sizes != 0.0)
 
 
 def checked_fixed(fixed_scores: ArrayLike) -> Array:
@@ -238,7 +238,7 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
         raise ArgumentError(
             "fixed_scores",
             f"must lie between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
-            f"{wrong}. They count from the mean of the free scores.",
+            f"{wrong}. They are measured from the mean of the free scores.",
         )
     return fixed
 
@@ -246,6 +246,51 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
 def _whole_error(error: Array, variance_error: Array) -> Array:
     """Return the larger of the measured error, with a safety factor, and the rounding error."""
     return np.minimum(np.maximum(_SAFETY * error, variance_error), 1.0)
+
+
+@numpy_only("Use `weights.weight_interpolant`, which is differentiable.")
+def effective_tokens(sharpness: ArrayLike | AbstractScores, lengths: ArrayLike) -> EffectiveTokens:
+    r"""Return means over prompts of $1/S_2$, of $S_2=\sum p^2$ and of the largest weight.
+
+    Args:
+        sharpness: $\sigma$ from 0 to 40, one number, for scores $N(0,\sigma^2)$; or the law of one
+            score: `GaussianScores`, `ListedScores`, or `TokenScores` of any law along a tilt.
+        lengths: L: whole numbers from 1 to 1e30, or `math.inf`.
+
+    >>> found = effective_tokens(2.0, [10, 1000])
+    >>> print(found.value.round(3), found.mean_effective_tokens.round(3), found.largest.round(4))
+    [ 2.563 34.442] [ 3.116 53.563] [0.5318 0.1075]
+    """
+    scores = sharpness if isinstance(sharpness, AbstractScores) else GaussianScores(sharpness)
+    counts = checked_lengths(lengths, name="lengths")
+    statistics = length_statistics(scores, counts)
+    flat = counts.ravel()
+    inverse, largest, error = _extremes(scores, flat)
+    errors = [error.reshape(counts.shape), statistics.relative_error]
+    return EffectiveTokens(
+        lengths=counts,
+        participation=statistics.participation,
+        mean_effective_tokens=inverse.reshape(counts.shape),
+        largest=largest.reshape(counts.shape),
+        kind=statistics.kind,
+        relative_error=np.asarray(np.max(errors, axis=0)),
+    )
+
+
+def _extremes(scores: AbstractScores, lengths: Array) -> tuple[Array, Array, Array]:
+    """Return the mean of 1/S_2, the mean of the largest weight, and the error, [n] each."""
+    inverse, largest, error = lengths.copy(), 1.0 / lengths, np.zeros(lengths.size)
+    rest = np.isfinite(lengths) & (lengths > 1.0)
+    if not rest.any() or scores.mean_and_variance()[1] == 0.0:
+        return inverse, largest, error
+    inverse[rest], error[rest] = mean_effective_tokens(scores.law, lengths[rest])
+    found = largest_weight(scores.law, lengths[rest])
+    if found is None:
+        largest[rest] = np.nan
+    else:
+        largest[rest] = found[0]
+        error[rest] = np.maximum(error[rest], found[1])
+    return inverse, largest, error
 
 
 @numpy_only("Call it outside and pass what it returns.")
@@ -315,7 +360,7 @@ def _expansion(scores: Array, lengths: Array) -> tuple[Array, Array]:
 
 
 def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tuple[Array, Array]:
-    """Return bias and standard error by leaving out every sixteenth score, from each offset."""
+    """Return bias and standard error by leaving out each of 16 groups of scores in turn."""
     without = np.stack(
         [
             length_statistics(

@@ -97,12 +97,12 @@ class ListedScores(AbstractScores):
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one score at all u that any of the prompts needs.
+    """Return the means of one score at the nodes u of all prompts.
 
     Args:
         law: the law of a free score.
         lengths: L, [n].
-        fixed: scores from the offset of the law, [n, f].
+        fixed: the scores of the fixed tokens, measured from the offset of the law, [n, f].
     """
     windows = [law.window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))]
     if fixed.shape[1]:
@@ -124,11 +124,11 @@ def _vector(name: str, values: ArrayLike) -> Array:
 
 
 def _require_near(name: str, values: Array) -> None:
-    reach = float(np.ptp(values))
-    if reach > _FARTHEST:
+    span = float(np.ptp(values))
+    if span > _FARTHEST:
         raise ArgumentError(
             name,
-            f"must lie within {_FARTHEST:g} of each other, got a range of {reach:g}. "
+            f"must lie within {_FARTHEST:g} of each other, got a range of {span:g}. "
             "Lower the inverse temperature.",
         )
 

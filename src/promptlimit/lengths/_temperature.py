@@ -37,10 +37,13 @@ _ALL = 1.0 - 2.0**-50
 """A weight that is one up to rounding."""
 
 _NEAR = 0.9
-"""The search continues near the largest weight if it reaches this share of the target."""
+"""The search continues near the largest weight if that exceeds this share of the target."""
 
 _ROOT = 1e-13
+"""The relative accuracy of roots."""
+
 _NUDGE = 1e-4
+"""The relative step of finite differences."""
 
 
 @numpy_only("Call it outside and pass what it returns.")
@@ -129,12 +132,12 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
     length, weight = one_number("length", length), one_number("weight", weight)
     _require_ranges("needle", np.array(sharpness), np.array(length), np.array(weight))
     middle = math.log(length) + math.log(weight / (1.0 - weight)) + 0.5 * sharpness**2
-    reach = 4.0 + 2.0 * sharpness**2 + 10.0 * sharpness
+    width = 4.0 + 2.0 * sharpness**2 + 10.0 * sharpness
 
-    def short(margin: float) -> float:
+    def excess(margin: float) -> float:
         return float(_quantity("needle", sharpness, length, margin)) - weight
 
-    return crossing(short, middle - reach, middle + reach)
+    return crossing(excess, middle - width, middle + width)
 
 
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
@@ -167,7 +170,7 @@ def _smallest_root(
     and $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
     """
     needle = keep == "needle"
-    if not 0.0 < target < (_ALL if needle else math.inf):  # at `base`
+    if not 0.0 < target < (_ALL if needle else math.inf):  # possible for a target from `base`
         return _NONE
     odds = math.log(target / (1.0 - target)) if needle else 0.0
     at_zero = math.log(length) if keep == "entropy" else length
@@ -249,7 +252,7 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
     if given[other] is not None or (given["margin"] is None) == (keep == "needle"):
         raise ArgumentError(
             "margin",
-            "and `weight` must be given for a needle, and for nothing else; `target` for the rest.",
+            "and `weight` must be given for a needle only; other quantities take `target`.",
         )
 
 
@@ -282,7 +285,7 @@ def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> 
     checked_sharpness(sigma)
     if not np.isfinite(lengths).all():
         raise ArgumentError(
-            "lengths", "must be finite, got inf. No temperature keeps anything there."
+            "lengths", "must be finite, got inf. No temperature keeps a quantity there."
         )
     highest = 1.0 if keep == "needle" else np.inf
     name = "weight" if keep == "needle" else "target"

@@ -77,8 +77,8 @@ class Leading:
 class AbstractPrompt(eqx.Module):
     """The law of L tokens that need not be independent.
 
-    A subclass that defines `dim`, `token_law` and `sample` can be simulated. With `cumulants` its
-    moments are exact at every length; `leading` adds the leading order in 1/L.
+    A subclass must define `dim`, `token_law` and `sample`, which suffice for simulation. With
+    `cumulants` its moments are exact at every length; `leading` adds the leading order in 1/L.
     """
 
     @property

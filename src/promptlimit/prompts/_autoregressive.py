@@ -16,7 +16,7 @@ from promptlimit.prompts._abstract import AbstractPrompt, Leading, Readout
 from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Walk
 from promptlimit.weights import LARGEST_EXPONENT, Cumulants
 
-_REACH = 8.5
+_RANGE = 8.5
 """The number of standard deviations by which the nodes extend beyond the tilted law."""
 
 _LEAST_SHARPNESS = 1e-3
@@ -26,10 +26,10 @@ _MOST_NODES = 130
 class AutoregressiveGaussian(AbstractPrompt):
     r"""Gaussian tokens $N(m,\Gamma)$ with $\mathrm{Cov}(z_k,z_l)=a^{|k-l|}\Gamma$.
 
-    The coordinates of tokens along the tilt form a Gaussian chain, which is exact on the nodes of a
-    trapezoidal rule. The other coordinates are independent of the weights and have $E\,p'\rho p$,
-    $\rho_{kl}=a^{|k-l|}$, in place of $E\,S_2$. Sharp scores need many nodes: exact moments take
-    seconds at sharpness 1 and are available up to a sharpness of about 2.
+    The coordinates of tokens along the tilt form a Gaussian chain, which is computed on the nodes
+    of a trapezoidal rule. The other coordinates are independent of the weights; in their covariance
+    $E\,p'\rho p$ with $\rho_{kl}=a^{|k-l|}$ replaces $E\,S_2$. Sharp scores need many nodes: exact
+    moments take seconds at sharpness 1 and are available up to a sharpness of about 2.
 
     Args:
         mean: $m$, shape `[d]`.
@@ -94,7 +94,7 @@ class AutoregressiveGaussian(AbstractPrompt):
 
     def _nodes(self, sharpness: float) -> Array:
         step = min(0.5 * math.sqrt(1.0 - self.coefficient**2), 0.35 / sharpness)
-        first, last = math.floor(-_REACH / step), math.ceil((_REACH + 2.0 * sharpness) / step)
+        first, last = math.floor(-_RANGE / step), math.ceil((_RANGE + 2.0 * sharpness) / step)
         return as_float64(step * np.arange(first, last + 1))
 
     def score_range(self, head: Readout) -> tuple[float, float]:
@@ -119,18 +119,14 @@ class AutoregressiveGaussian(AbstractPrompt):
             y = np.stack([np.broadcast_to(g - sharpness, x.shape), np.ones_like(x), x])
             x, y = np.repeat(x[:, None], g.size, 1), np.repeat(y[:, :, None], g.size, 2)
             parts.append(Walk(chain, x, y, None, None, lengths).cumulants())
-        log_psi, first, second = (
-            np.concatenate([getattr(part, name) for part in parts], axis=1)
-            for name in ("log_psi", "first", "second")
-        )
-        rounding = np.max([part.rounding for part in parts], axis=0) / min(sharpness, 1.0)
+        found = Cumulants.joined(parts)
         pull = head.value @ as_float64(self.cov) @ head.tilt / sharpness
         spread = head.value @ as_float64(self.cov) @ head.value.T - np.outer(pull, pull)
         return Cumulants(
-            log_psi,
-            np.concatenate([first[..., :1] * pull, first[..., 1:]], axis=-1),
-            _assembled(second, first[..., 0] / -sharpness, pull, spread),
-            rounding,
+            found.log_psi,
+            np.concatenate([found.first[..., :1] * pull, found.first[..., 1:]], axis=-1),
+            _assembled(found.second, found.first[..., 0] / -sharpness, pull, spread),
+            found.rounding / min(sharpness, 1.0),
         )
 
     def leading(self, head: Readout) -> Leading:

@@ -23,8 +23,7 @@ from promptlimit._inputs import (
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.prompts._abstract import AbstractPrompt, Leading, Readout
-from promptlimit.prompts._jets import Jet
-from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Walk
+from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Jet, Walk
 from promptlimit.weights import Cumulants
 
 
@@ -157,27 +156,20 @@ class MarkovChain(AbstractPrompt):
         entries = (1 + features + features**2) * states.stationary.size**2
         block = max(1, ENTRIES_AT_ONCE // entries)
         parts = [u[start : start + block] for start in range(0, u.size, block)]
-        found = [self._cumulants(states, head, part, lengths) for part in parts]
-        return Cumulants(
-            *(
-                np.concatenate([getattr(part, name) for part in found], axis=1)
-                for name in ("log_psi", "first", "second")
-            ),
-            rounding=np.max([part.rounding for part in found], axis=0),
-        )
+        return Cumulants.joined([self._cumulants(states, head, part, lengths) for part in parts])
 
     def _cumulants(self, states: "_States", head: Readout, u: Array, lengths: Array) -> Cumulants:
         x = head.powers(states.tokens, u)
         y = head.features(states.tokens, x)
         row, steps = None, lengths
         if states.first is not None:
-            row = Jet.still(np.tile(states.first, (u.size, 1, 1)), len(y))
+            row = Jet.constant(np.tile(states.first, (u.size, 1, 1)), len(y))
         if not self.is_on_transitions:
-            if states.first is not None:  # the first state has a token that no transition leads to
+            if states.first is not None:  # no transition leads to the token of the first state
                 law, pairs = states.first * np.exp(-x), y[:-1, None] * y[None, :-1]
                 rows = law, law * x * y, law * x**2 * pairs
                 row, steps = Jet(*(each[..., None, :] for each in rows)), lengths - 1.0
-            size = states.stationary.size  # other tokens belong to the ends of transitions
+            size = states.stationary.size  # the other tokens belong to the ends of transitions
             x, y = np.repeat(x[:, None], size, axis=1), np.repeat(y[:, :, None], size, axis=2)
         columns = states.columns(steps)
         return Walk(states.chain, x, y, row, columns, steps).cumulants()
@@ -216,7 +208,7 @@ class MarkovChain(AbstractPrompt):
 
 @dataclasses.dataclass(frozen=True)
 class _States:
-    """The states that a chain reaches, in double precision.
+    """The states that a chain can reach from its start, in double precision.
 
     Attributes:
         tokens: [n, d] or [n, n, d].

@@ -102,7 +102,7 @@ class Prompt(eqx.Module):
 
     @property
     def extras(self) -> str:
-        """A description of what the prompt has in addition to random tokens; may be empty."""
+        """A description of known tokens, sinks, offset and slope; empty without them."""
         parts = {
             "known tokens": self.fixed is not None,
             "sinks": self.sinks is not None,
@@ -113,7 +113,7 @@ class Prompt(eqx.Module):
 
     @property
     def words(self) -> str:
-        """A description of how the prompt differs from independent tokens; may be empty."""
+        """A description of how the prompt differs from independent tokens; empty if it does not."""
         process = f"tokens of a {type(self.law).__name__}" if self.process is not None else ""
         return ", ".join(filter(None, [process, self.extras]))
 

@@ -4,22 +4,24 @@ Each transition has a token: with transitions P and $x_{ij}$, $y_{ij}$ for the o
 
     Psi = r M^m c,   M_ij = P_ij exp(-x_ij (1 - <a, y_ij>)),
 
-r a start row, c an end column. At small x the matrix is close to P, and the digits of $k_1$ are in
-the small difference. In the basis S = [1, R], R spanning the vectors orthogonal to the stationary
-law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$ exactly, and the first entry of the derivative is
-$-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$ because y has mean zero under the tilted law.
+where m is the number of transitions, r a start row and c an end column. At small x the matrix is
+close to P, and $k_1$ depends on the small difference. In the basis S = [1, R], where R spans the
+vectors orthogonal to the stationary law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$ exactly, and the
+first entry of the derivative is $-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$ because y has mean
+zero under the tilted law.
 
-Short prompts use powers of M. Once the other eigenvalues are negligible, only the largest counts:
-$\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the eigenvectors v and w.
+Short prompts use powers of M. If all eigenvalues but the largest, $\rho$, are negligible after m
+steps, $\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the eigenvectors v and w of
+$\rho$.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.prompts._jets import Jet
 from promptlimit.weights import EPSILON, NEGLIGIBLE, Cumulants
 
 ENTRIES_AT_ONCE = 2**22
@@ -34,6 +36,84 @@ _LEAST = -0.5
 """The mean of exp(-x), less 1, below which the basis of the stationary law loses digits."""
 
 _NEWTON_STEPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Jet:
+    r"""Matrices $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$ up to terms of third order in a.
+
+    There are f first derivatives, and second derivatives in the first g = f - 1 directions.
+
+    Attributes:
+        value: [..., m, n].
+        first: [f, ..., m, n].
+        second: [g, g, ..., m, n].
+    """
+
+    value: Array
+    first: Array
+    second: Array
+
+    @staticmethod
+    def constant(value: Array, directions: int) -> "Jet":
+        """Return matrices whose derivatives in a given number of directions are zero."""
+        pairs = (directions - 1,) * 2
+        return Jet(value, np.zeros((directions, *value.shape)), np.zeros((*pairs, *value.shape)))
+
+    def mapped(self, function: Callable[[Array], Array]) -> "Jet":
+        """Return the values and derivatives of a linear function that does not depend on a."""
+        return Jet(function(self.value), function(self.first), function(self.second))
+
+    def __matmul__(self, other: "Jet") -> "Jet":
+        count = len(self.second)
+        left, right = self.first[:count], other.first[:count]
+        crossed = left[:, None] @ right[None]
+        return Jet(
+            self.value @ other.value,
+            self.value @ other.first + self.first @ other.value,
+            self.value @ other.second
+            + self.second @ other.value
+            + crossed
+            + crossed.swapaxes(0, 1).copy(),
+        )
+
+    def __add__(self, other: "Jet") -> "Jet":
+        return Jet(self.value + other.value, self.first + other.first, self.second + other.second)
+
+    def __sub__(self, other: "Jet") -> "Jet":
+        return Jet(self.value - other.value, self.first - other.first, self.second - other.second)
+
+    def part(self, rows: slice, columns: slice) -> "Jet":
+        """Return blocks of the matrices."""
+        return self.mapped(lambda array: array[..., rows, columns])
+
+    def at(self, places: np.ndarray) -> "Jet":
+        """Return some of the matrices, by their place on the axis before rows and columns."""
+        return Jet(self.value[places], self.first[:, places], self.second[:, :, places])
+
+    def transposed(self) -> "Jet":
+        """Return the transposed matrices."""
+        return self.mapped(lambda array: array.swapaxes(-1, -2))
+
+    def put(self, places: np.ndarray, other: "Jet", valid: np.ndarray) -> None:
+        """Overwrite some of the matrices, where `valid`, [u], with those of another jet."""
+        kept = valid[places]
+        self.value[places[kept]] = other.value[kept]
+        self.first[:, places[kept]] = other.first[:, kept]
+        self.second[:, :, places[kept]] = other.second[:, :, kept]
+
+    def log(self) -> "Jet":
+        """Return the logarithm, entry by entry."""
+        return self._logarithm(np.log(self.value), self.value)
+
+    def log1p(self) -> "Jet":
+        """Return log(1 + entry), entry by entry."""
+        return self._logarithm(np.log1p(self.value), 1.0 + self.value)
+
+    def _logarithm(self, value: Array, whole: Array) -> "Jet":
+        first, count = self.first / whole, len(self.second)
+        squares = first[:count, None] * first[None, :count]
+        return Jet(value, first, self.second / whole - squares)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +143,15 @@ class Chain:
 
         Args:
             x: [u, n, n].
-            y: features, of which all but the last two have mean zero, [f, u, n, n].
+            y: features, [f, u, n, n]; all except the last two have mean zero.
         """
         basis, inverse = self.basis
-        plain, lost = self.plain_matrices(x, y), -np.expm1(-x)
-        value = self._plain() - inverse @ ((lost * self.transitions) @ basis)
+        plain, complement = self.plain_matrices(x, y), -np.expm1(-x)
+        value = self._plain() - inverse @ ((complement * self.transitions) @ basis)
         first = inverse @ (plain.first @ basis)
         flow, centred = self.stationary[:, None] * self.transitions, len(y) - 2
-        value[..., 0, 0] = -np.sum(lost * flow, axis=(-2, -1))
-        first[:centred, ..., 0, 0] = -np.sum(y[:centred] * (x * lost * flow), axis=(-2, -1))
+        value[..., 0, 0] = -np.sum(complement * flow, axis=(-2, -1))
+        first[:centred, ..., 0, 0] = -np.sum(y[:centred] * (x * complement * flow), axis=(-2, -1))
         return Jet(value, first, inverse @ (plain.second @ basis))
 
     def plain_matrices(self, x: Array, y: Array) -> Jet:
@@ -102,7 +182,7 @@ class Walk:
     Attributes:
         chain: P and its stationary law.
         x: on transitions, [u, n, n].
-        y: features, of which all but the last two have mean zero, [f, u, n, n].
+        y: features, [f, u, n, n]; all except the last two have mean zero.
         row: r, [u, 1, n]; the stationary law when None.
         columns: c for each m, [k, n]; ones when None.
         steps: m, [k].
@@ -123,7 +203,7 @@ class Walk:
         mixing[matrix.value[:, 0, 0] < _LEAST] = np.inf
         by_root = self.steps[:, None] >= 2.0 * mixing
         row, columns = self._ends()
-        logs = [Jet.still(np.zeros((len(self.x), 1, 1)), len(self.y)) for _ in self.steps]
+        logs = [Jet.constant(np.zeros((len(self.x), 1, 1)), len(self.y)) for _ in self.steps]
         places = np.flatnonzero(by_root.any(axis=0))
         if places.size:
             root = _root(matrix.at(places), right[places], left[places])
@@ -149,10 +229,10 @@ class Walk:
         """Return row and columns in the new basis."""
         basis, inverse = self.chain.basis
         origin = np.eye(1, len(basis))
-        row = Jet.still(np.tile(origin, (len(self.x), 1, 1)), len(self.y))
+        row = Jet.constant(np.tile(origin, (len(self.x), 1, 1)), len(self.y))
         columns = np.tile(origin, (self.steps.size, 1))
         return (
-            row if self.row is None else self.row.to(basis),
+            row if self.row is None else self.row.mapped(lambda array: array @ basis),
             columns if self.columns is None else self.columns @ inverse.T,
         )
 
@@ -168,12 +248,12 @@ class Walk:
         else:
             law = self.chain.stationary
             matrix = self.chain.plain_matrices(x, y)
-            row = Jet.still(np.tile(law, (len(x), 1, 1)), len(y))
+            row = Jet.constant(np.tile(law, (len(x), 1, 1)), len(y))
             row = row if self.row is None else self.row.at(places)
             columns = np.ones((self.steps.size, law.size)) if self.columns is None else self.columns
         logs = []
         for column, (product, scale) in zip(columns, _powers(matrix, row, self.steps), strict=True):
-            ended = product @ Jet.constant(column[None, :, None], product)
+            ended = product @ Jet.constant(column[None, :, None], len(self.y))
             kept, size = _without_zeros(ended, scale)
             found = kept.log()
             logs.append(Jet(found.value + size, found.first, found.second))
@@ -187,7 +267,7 @@ def _with_one(matrix: Jet) -> Jet:
 
 
 def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
-    """Return ones, of a negligible scale, in place of numbers that are zero to rounding."""
+    """Replace numbers that are zero to rounding by ones with a negligible scale."""
     kept = product.value > np.finfo(np.float64).tiny
     arrays = (product.value, 1.0), (product.first, 0.0), (product.second, 0.0)
     jet = Jet(*(np.where(kept, array, other) for array, other in arrays))
@@ -220,7 +300,7 @@ def _powers(matrix: Jet, row: Jet, steps: Array) -> list[tuple[Jet, Array]]:
 def _scaled(jet: Jet, scale: Array) -> tuple[Jet, Array]:
     size = np.abs(jet.value).max(axis=(-2, -1), keepdims=True)
     size = np.where(size > 0.0, size, 1.0)
-    return jet.over(size), scale + np.log(size)
+    return jet.mapped(lambda array: array / size), scale + np.log(size)
 
 
 def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
@@ -266,10 +346,11 @@ class _Root:
         r"""Return $m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$."""
         first, rest = slice(0, 1), slice(1, None)
         start = row.part(slice(None), first) + row.part(slice(None), rest) @ self.right
-        end = self.left @ Jet.constant(column[None, 1:, None], row)
+        end = self.left @ Jet.constant(column[None, 1:, None], len(row.first))
         end = Jet(end.value + column[0], end.first, end.second)
         overlap = (self.left @ self.right).log1p()
-        return self.log_root.times(float(steps)) + start.log() + end.log() - overlap
+        power = self.log_root.mapped(lambda array: float(steps) * array)
+        return power + start.log() + end.log() - overlap
 
 
 def _root(matrix: Jet, right: Array, left: Array) -> _Root:
@@ -287,7 +368,7 @@ def _eigenvector(matrix: Jet, guess: Array) -> tuple[Jet, Jet]:
     first, rest = slice(0, 1), slice(1, None)
     m11, m12 = matrix.part(first, first), matrix.part(first, rest)
     m21, m22 = matrix.part(rest, first), matrix.part(rest, rest)
-    v = Jet.constant(guess[..., None], matrix)
+    v = Jet.constant(guess[..., None], len(matrix.first))
     identity = np.eye(guess.shape[-1])
     for _ in range(_NEWTON_STEPS):
         excess = m11 + m12 @ v

@@ -155,7 +155,7 @@ class _Angles:
 
     Attributes:
         angle: from 0 on, [a].
-        weights: 2 for an angle that stands for its negative too, else 1, [a].
+        weights: 2 for an angle that also represents its negative, else 1, [a].
         count: the number of angles on the whole circle.
     """
 

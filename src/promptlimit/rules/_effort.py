@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from numbers import Real
 
 from jaxtyping import PRNGKeyArray
 
@@ -33,9 +34,9 @@ class Effort:
 
     def __post_init__(self) -> None:
         rtol = self.rtol
-        if rtol is not None and not 0.0 < rtol < math.inf:
+        if rtol is not None and not (isinstance(rtol, Real) and 0.0 < rtol < math.inf):
             raise ArgumentError(
-                "rtol", f"must be positive, got {rtol}. It is a relative standard error."
+                "rtol", f"must be a positive number, got {rtol}. It is a relative standard error."
             )
         require_samples(self.samples)
         require_random_key(self.key)

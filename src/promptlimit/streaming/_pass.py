@@ -21,7 +21,7 @@ from promptlimit.streaming._sums import BlockTree, TiltedSums
 
 @dataclasses.dataclass
 class PassState:
-    """The state between two rounds: enough to resume to the identical bits.
+    """The state between two rounds, from which a pass resumes with identical bits.
 
     Attributes:
         tree: the sums so far.
@@ -191,7 +191,7 @@ def _launch_round(request: StreamRequest, first: int) -> _Round:
     block, size = request.block, active_devices().size
     start = first * block
     most = start + size * request.capacity
-    stop = request.prompt.reach(start, most)
+    stop = request.prompt.available(start, most)
     is_last = stop < most
     cuts = {length for length in request.lengths if start < length <= stop}
     if is_last:
@@ -266,12 +266,12 @@ def _launch(
     def device_sums() -> list[list[TiltedSums]]:
         sums = TiltedSums(*wait())
         finite = [np.isfinite(x).all(axis=tuple(range(2, x.ndim))) for x in sums]
-        well = np.logical_and.reduce(finite)
+        is_finite = np.logical_and.reduce(finite)
         rows = []
         for device, count in enumerate(valid):
             used = range(-(-count // request.block))
             for i in used:
-                if not well[device, i]:
+                if not is_finite[device, i]:
                     first = starts[device] + i * request.block
                     stop = min(first + request.block, starts[device] + count)
                     raise not_finite(first, stop)

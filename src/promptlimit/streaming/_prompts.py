@@ -100,8 +100,8 @@ class AbstractPrompt(abc.ABC):
     description: dict[str, object]
 
     @abc.abstractmethod
-    def reach(self, start: int, stop: int) -> int:
-        """Return where the prompt ends, at most `stop`; tokens before `start` may be dropped."""
+    def available(self, start: int, stop: int) -> int:
+        """Return the smaller of `stop` and the length; tokens before `start` may be dropped."""
 
     @abc.abstractmethod
     def part(self, start: int, valid: int, capacity: int) -> BlockPart:
@@ -155,7 +155,7 @@ class _DrawnTokens(AbstractPrompt):
             "generator": str(jax.random.key_impl(prompt.key)),
         }
 
-    def reach(self, start: int, stop: int) -> int:
+    def available(self, start: int, stop: int) -> int:
         del start
         return min(stop, self.length or 0)
 
@@ -183,7 +183,7 @@ class _Held(AbstractPrompt):
         ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
         self.description = {"shape": list(tokens.shape), **_fingerprint(ends)}
 
-    def reach(self, start: int, stop: int) -> int:
+    def available(self, start: int, stop: int) -> int:
         del start
         return min(stop, len(self._tokens))
 
@@ -213,14 +213,14 @@ class _Arriving(AbstractPrompt):
         self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
         self.source = GivenTokens(to_device(first[0], jnp.float64))
         self._keep(first)
-        start = self.part(0, self.reach(0, LEAF), LEAF)
+        start = self.part(0, self.available(0, LEAF), LEAF)
         self.description = {"blocks from": int(start.valid), **_fingerprint(start.tokens)}
 
     def _keep(self, block: np.ndarray) -> None:
         self._kept.append(block.astype(self.dtype))
         self._stop += len(block)
 
-    def reach(self, start: int, stop: int) -> int:
+    def available(self, start: int, stop: int) -> int:
         self._drop(start)
         while self._stop < stop:
             block = next(self._blocks, None)

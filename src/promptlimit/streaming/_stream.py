@@ -1,4 +1,4 @@
-"""Attention over a prompt of any length and its prefixes, in one pass, beside exact theory."""
+"""Attention over a prompt of any length and its prefixes in one pass, and its exact moments."""
 
 import math
 from collections.abc import Sequence

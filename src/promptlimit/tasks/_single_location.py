@@ -94,21 +94,17 @@ def _error(beta: float, shift: float, length: float, square: bool) -> tuple[floa
     windows.append(score_window(shift, beta, 1.0, 0.5))
     u = nodes_of([(windows[0][0], max(high for _, high in windows))])
     other, informative = GaussianScore(0.0, beta, u), GaussianScore(shift, beta, u)
-    kept, lost = other.kept_and_lost
-    log_phi = np.where(
-        lost < 0.5, np.log1p(-np.minimum(lost, 0.5)), np.log(np.maximum(kept, 1e-300))
-    )
     first, second = other.moments((1, 2), 0, 0.0)[:, 0]
 
     def power(missing: float) -> HostArray:
-        return np.exp((length - missing) * log_phi)
+        return np.exp((length - missing) * other.log_phi)
 
     others = length - 1.0
     integrand = others * first * power(2.0)
     if square:
         pairs = first**2 * power(3.0) if length > 2.0 else 0.0
         integrand = 2.0 * others * second * power(2.0) + others * (length - 2.0) * pairs
-    terms = STEP * integrand * informative.kept_and_lost[0]
+    terms = STEP * integrand * informative.phi_and_complement[0]
     rules = 2.0 * np.array([[terms[::2].sum()], [terms[1::2].sum()]])
     value = rules.mean(axis=0)
     error = rule_error(rules, value) + 32.0 * EPSILON * value

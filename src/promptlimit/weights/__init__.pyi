@@ -1,6 +1,4 @@
 from ._atoms import token_list as token_list
-from ._brackets import brackets as brackets
-from ._brackets import score_transforms as score_transforms
 from ._check_law import check_law as check_law
 from ._extremes import largest_weight as largest_weight
 from ._extremes import mean_effective_tokens as mean_effective_tokens
@@ -8,10 +6,8 @@ from ._functional import AbstractPart as AbstractPart
 from ._functional import Cumulants as Cumulants
 from ._functional import DependentTokens as DependentTokens
 from ._functional import IndependentTokens as IndependentTokens
-from ._functional import KnownTerms as KnownTerms
 from ._functional import KnownTokens as KnownTokens
 from ._functional import PromptIntegrals as PromptIntegrals
-from ._functional import SlopedTokens as SlopedTokens
 from ._functional import TokenTerms as TokenTerms
 from ._functional import by_rules as by_rules
 from ._functional import nodes_of as nodes_of
@@ -26,7 +22,9 @@ from ._interpolant import tabulate as tabulate
 from ._interpolant import weight_interpolant as weight_interpolant
 from ._lines import RayLaw as RayLaw
 from ._lines import score_law as score_law
-from ._own_moments import own_token_moments as own_token_moments
+from ._own_token import OwnTokenStatistics as OwnTokenStatistics
+from ._own_token import own_token_statistics as own_token_statistics
+from ._own_token import weight_moments as weight_moments
 from ._pair_lines import pair_law as pair_law
 from ._pairs import SPACINGS as SPACINGS
 from ._pairs import AbstractPairPart as AbstractPairPart
@@ -53,10 +51,8 @@ from ._weighed_values import deviation_moments as deviation_moments
 from ._weighed_values import sinh_thresholds as sinh_thresholds
 from ._weighed_values import upper_tails as upper_tails
 from ._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
-from ._weight_statistics import OwnTokenStatistics as OwnTokenStatistics
 from ._weight_statistics import WeightStatistics as WeightStatistics
 from ._weight_statistics import checked_sharpness as checked_sharpness
 from ._weight_statistics import max_sharpness as max_sharpness
-from ._weight_statistics import own_token_statistics as own_token_statistics
 from ._weight_statistics import some_statistics as some_statistics
 from ._weight_statistics import weight_statistics as weight_statistics

@@ -23,7 +23,7 @@ from promptlimit.weights._score_law import (
     PartitionMeans,
     Scores,
     SquareMeans,
-    even_and_odd,
+    blocks,
     listed_score_means,
     log_from,
     require_near,
@@ -33,6 +33,8 @@ _ENTRIES_AT_ONCE = 2**20
 _ROUNDING = 8.0 * EPSILON
 
 _CELL = 0.5
+"""The width of a cell of scores."""
+
 _NODES = 16
 """Chebyshev nodes per cell: they interpolate every kernel to 1e-16 of its peak."""
 
@@ -125,9 +127,7 @@ class Atoms(AbstractScoreLaw):
     def square_means(self, u: Array) -> SquareMeans:
         log_phi, root, mass = np.empty((3, u.size))
         doubled = 2.0 * self.token_scores
-        size = max(1, _ENTRIES_AT_ONCE // doubled.size)
-        for start in range(0, u.size, size):
-            part = slice(start, start + size)
+        for part in blocks(u.size, doubled.size, _ENTRIES_AT_ONCE):
             x = np.exp(np.minimum(u[part, None] + doubled, LARGEST_EXPONENT))
             left = np.exp(-x)
             log_phi[part] = log_from(left @ self.weights, -np.expm1(-x) @ self.weights)
@@ -158,19 +158,16 @@ class Atoms(AbstractScoreLaw):
         products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
         """Yield tokens and their Vz - T; the covariances are zero."""
-        count, outputs = self.weights.size, limit.size
-        centred = self._centred(value)
-        block = max(1, _ENTRIES_AT_ONCE // outputs**2)
-        for start in range(0, count, block):
-            part = slice(start, min(start + block, count))
-            still = np.zeros((part.stop - part.start, outputs, outputs))
-            exact = np.zeros(still.shape[0])
-            yield part, centred[part], still, exact, exact
+        centred, outputs = self._centred(value), limit.size
+        for part in blocks(self.weights.size, outputs**2, _ENTRIES_AT_ONCE):
+            zeros = np.zeros((part.stop - part.start, outputs, outputs))
+            yield part, centred[part], zeros, zeros[:, 0, 0], zeros[:, 0, 0]
 
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
 
-        Measured from the token of largest tilted weight, to which T may be close: nothing cancels.
+        Tokens are measured from the one of largest tilted weight, so that no digits cancel if T is
+        close to it.
         """
         tilted = softmax(np.log(self.weights) + self.token_scores)
         apart = self.tokens - self.tokens[self.heaviest]
@@ -180,9 +177,7 @@ class Atoms(AbstractScoreLaw):
         return np.exp(np.minimum(u[:, None] + self.places, LARGEST_EXPONENT))
 
     def _blocks(self, u: Array) -> Iterator[slice]:
-        size = max(1, _ENTRIES_AT_ONCE // self.places.size)
-        for start in range(0, u.size, size):
-            yield slice(start, min(start + size, u.size))
+        return blocks(u.size, self.places.size, _ENTRIES_AT_ONCE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,23 +189,21 @@ class AtomProducts(AbstractProducts):
     power: int
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum_uw\,x_i^ke^{-x_i}$ times $w_i$, by even and by odd u, and its error."""
+        r"""Return $\sum_uw\,x_i^ke^{-x_i}$ times $w_i$, and its error."""
         law = self.law
-        shares = np.zeros((2, weights.shape[0], law.places.size))
+        shares = np.zeros((len(weights), law.places.size))
         for part in law._blocks(self.u):
             x = law._powers(self.u[part])
-            kernel = x**self.power * np.exp(-x) * law.factors
-            here = weights[:, part]
-            shares += np.stack([here[:, at] @ kernel[at] for at in even_and_odd(part)])
-        return shares, _ROUNDING * shares.sum(axis=0)
+            shares += weights[:, part] @ (x**self.power * np.exp(-x) * law.factors)
+        return shares, _ROUNDING * shares
 
-    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002  # exact here
+    def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
         r"""Return $F_{k-1}$, [u, e], of f at the tokens, [j, e], and its error, [u].
 
         As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$: the smaller sum is taken.
         """
         law, below = self.law, self.power - 1
-        lowered, lost = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
+        lowered, errors = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
         size = np.linalg.norm(centred, axis=1)
         for part in law._blocks(self.u):
             x = law._powers(self.u[part])
@@ -219,15 +212,15 @@ class AtomProducts(AbstractProducts):
             sizes = direct @ size, other @ size
             smaller = sizes[0] <= sizes[1]
             lowered[part] = np.where(smaller[:, None], direct @ centred, -(other @ centred))
-            lost[part] = _ROUNDING * np.minimum(*sizes)
-        return lowered, lost
+            errors[part] = _ROUNDING * np.minimum(*sizes)
+        return lowered, errors
 
 
 def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
     """Return the law of listed tokens along a tilt, by cells of scores for a long list."""
     law = Atoms(weights, tokens, tilt)
-    reach = float(np.ptp(law.token_scores))
-    if weights.size > _SHORT * _NODES * (reach / _CELL + 1.0):
+    span = float(np.ptp(law.token_scores))
+    if weights.size > _SHORT * _NODES * (span / _CELL + 1.0):
         return ManyAtoms(weights, tokens, tilt)
     return law
 
@@ -273,11 +266,10 @@ class ManyAtoms(Atoms):
             part = slice(start, start + _NODES)
             own, weights = self._cells.weights_of(start // _NODES)
             second = np.zeros((_NODES, outputs, outputs))
-            block = max(1, _ENTRIES_AT_ONCE // outputs**2)
-            for some in range(0, own.size, block):
-                y = centred[own[some : some + block]]
+            for some in blocks(own.size, outputs**2, _ENTRIES_AT_ONCE):
+                y = centred[own[some]]
                 pairs = (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)
-                second += (weights[some : some + block].T @ pairs).reshape(second.shape)
+                second += (weights[some].T @ pairs).reshape(second.shape)
             spread = second - first[part, :, None] * first[part, None, :]
             exact = np.zeros(_NODES)
             yield part, first[part], spread, exact, exact

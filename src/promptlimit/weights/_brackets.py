@@ -2,26 +2,28 @@ r"""Moments of softmax weights as brackets: integrals of products of transforms 
 
 A product of sums over tokens, multiplied out, is a sum over the patterns of equal indices. A
 pattern with b distinct tokens contributes the bracket $[f]_b/(K-1)!$, where K is the total power of
-the weights and f a product of b transforms. `brackets` integrates; each of the functions after it
-returns integrands `{b: f / (K-1)!}` by name.
+the weights and f a product of b transforms. `brackets` integrates; `monomial` and the functions
+after it return the integrands `{b: f / (K-1)!}`.
 
 Notation: $a_{k,j}$ is a transform about $g=\sigma$ and $c_{k,j}$ one about a centre that moves with
 u (`ScoreTransforms`), $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$.
-All formulas are derived in docs/finite.md; they are arranged so that no digits cancel, with two
-forms where one alone would: `spread_error` and `spread_participation` for weights spread over
-many tokens ($V\approx1$), `frozen_...` for weights on a few ($V\approx0$).
+All formulas are derived in docs/finite.md and arranged so that no digits cancel. Moments of m have
+two forms: `spread_statistics` for weights on many tokens ($V\approx1$), and `frozen_statistics` for
+weights on a few tokens ($V\approx0$).
 """
 
+import collections
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from promptlimit._arrays import Array
 from promptlimit.weights._gaussian_score import GaussianScore, blocked_product
-from promptlimit.weights._score_law import log_from
 
-Integrands = Mapping[int, NDArray[np.float64]]
+Integrands = Mapping[int, Array]
 
 HIGHEST = (4, 4)
 """The largest k and the largest j of the transforms."""
@@ -44,13 +46,13 @@ class ScoreTransforms:
     """
 
     sharpness: float
-    log_phi: NDArray[np.float64]
-    about_sharpness: NDArray[np.float64]
-    about_centre: NDArray[np.float64]
+    log_phi: Array
+    about_sharpness: Array
+    about_centre: Array
 
 
 def score_transforms(
-    sharpness: float, u: NDArray[np.float64], highest: tuple[int, int] = HIGHEST
+    sharpness: float, u: Array, highest: tuple[int, int] = HIGHEST
 ) -> ScoreTransforms:
     r"""Return $\varphi$, $a_{k,j}$ and $c_{k,j}$ at evenly spaced u.
 
@@ -73,17 +75,17 @@ def score_transforms(
         powers, degrees = np.transpose(_CENTRED)
         near = GaussianScore(0.0, sharpness, u[first:]).log_moments(_CENTRED)
         centred[powers - 1, degrees, first:] = near / sharpness ** degrees[:, None]
-    return ScoreTransforms(sharpness, log_from(*score.kept_and_lost), moments, centred)
+    return ScoreTransforms(sharpness, score.log_phi, moments, centred)
 
 
 def brackets(
     quantities: Mapping[str, Integrands],
-    u: NDArray[np.float64],
-    log_phi: NDArray[np.float64],
-    lengths: NDArray[np.float64],
+    u: Array,
+    log_phi: Array,
+    lengths: Array,
     *,
-    known: NDArray[np.float64] | float = 0.0,
-) -> dict[str, NDArray[np.float64]]:
+    known: Array | float = 0.0,
+) -> dict[str, Array]:
     r"""Return sums of brackets $[f]_b=L(L-1)\cdots(L-b+1)\int f\varphi^{L-b}e^{-c}du$ by name.
 
     Args:
@@ -96,7 +98,7 @@ def brackets(
     Returns:
         The sums by even and by odd nodes, [..., 2, n].
     """
-    total: dict[str, NDArray[np.float64]] = {}
+    total: dict[str, Array] = {}
     step = (u[-1] - u[0]) / (u.size - 1)
     factor = 2.0 * step * np.ones_like(lengths)
     for blocks in range(5):
@@ -119,44 +121,126 @@ def brackets(
 class _Indexed:
     """Transforms by their mathematical indices: `a[2, 0]` is $a_{2,0}$."""
 
-    def __init__(self, table: NDArray[np.float64]):
+    def __init__(self, table: Array):
         self._table = table
 
-    def __getitem__(self, index: tuple[int, int]) -> NDArray[np.float64]:
+    def __getitem__(self, index: tuple[int, int]) -> Array:
         power, moment = index
         return self._table[power - 1, moment]
+
+
+# ---------------------------------------------------------------- monomials
+
+
+_SUMS: dict[str, tuple[int, tuple[float, ...]]] = {
+    "B": (1, (0.0, 1.0)),
+    "Y": (1, (-1.0, 0.0, 1.0)),
+    "S": (2, (1.0,)),
+    "H": (2, (0.0, 1.0)),
+    "Q": (2, (0.0, 0.0, 1.0)),
+    "C": (3, (1.0,)),
+}
+"""The power of the weights of each sum, and the coefficients of its polynomial in h."""
+
+
+def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -> Integrands:
+    r"""Return the integrands of the mean of a product of sums over tokens.
+
+    With $h_l=g_l-\sigma$ and the weight $p_0$ of one more token of score $s_0$, the factors are
+
+        0  p_0              B  sum p h          Y  sum p (h^2-1)
+        S  sum p^2          H  sum p^2 h        Q  sum p^2 h^2        C  sum p^3
+
+    written as a word: "0BB" is $p_0B^2$. The blocks of a pattern are the sums whose indices are
+    equal, and with $c=e^{u+s_0}$ and K the number of weights in the word
+
+    $$E[p_0^i\prod_f\sum_lp_l^{k_f}P_f(h_l)]=\frac1{(K-1)!}\sum_{\text{patterns}}
+    \Big[c^i\prod_{\text{blocks}}a_k[P]\Big]_b,\qquad a_k[P]=E[P(h)x^ke^{-x}],$$
+
+    where b is the number of blocks, and k and P are the sum and the product of a block's powers and
+    polynomials.
+
+    Args:
+        word: at most four weights.
+        transforms: of one score.
+        own: c, [u].
+    """
+    letters = "".join(sorted(word.replace("0", "")))
+    owns = len(word) - len(letters)
+    weights = owns + sum(_SUMS[letter][0] for letter in letters)
+    scale = own**owns / math.factorial(weights - 1)
+    total: dict[int, Array] = {}
+    for blocks, count in _patterns(letters).items():
+        product = np.asarray(count * scale)
+        for block in blocks:
+            product = product * _block(block, transforms)
+        total[len(blocks)] = total.get(len(blocks), 0.0) + product
+    return total
+
+
+@functools.cache
+def _patterns(letters: str) -> dict[tuple[str, ...], int]:
+    """Return the patterns of equal indices, each as the letters of its blocks, and their counts."""
+    patterns: dict[tuple[str, ...], int] = {(): 1}
+    for letter in letters:
+        longer: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for blocks, count in patterns.items():
+            longer[tuple(sorted((*blocks, letter)))] += count
+            for place, block in enumerate(blocks):
+                joined = (*blocks[:place], block + letter, *blocks[place + 1 :])
+                longer[tuple(sorted(joined))] += count
+        patterns = dict(longer)
+    return patterns
+
+
+def _block(letters: str, transforms: ScoreTransforms) -> Array:
+    r"""Return $a_k[P]$ of the sums in a block.
+
+    By Stein's identity $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$, which
+    keeps the digits at large L (docs/finite.md).
+    """
+    a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
+    if letters == "B":
+        return -sigma * a[2, 0]
+    if letters == "Y":
+        return sigma**2 * (a[3, 0] - a[2, 0])
+    power, coefficients = _product(letters)
+    return np.sum([c * a[power, j] for j, c in enumerate(coefficients) if c], axis=0)
+
+
+@functools.cache
+def _product(letters: str) -> tuple[int, tuple[float, ...]]:
+    """Return the sum of the powers and the product of the polynomials of some sums."""
+    product = functools.reduce(np.convolve, (_SUMS[letter][1] for letter in letters), np.ones(1))
+    return sum(_SUMS[letter][0] for letter in letters), tuple(product.tolist())
+
+
+# ---------------------------------------------------------------- statistics of Gaussian weights
 
 
 def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return the statistics that moments of outputs need, sums of positive terms.
 
-        E S_2        = [a20]_1
-        1 - E S_2    = [a10^2]_2
-        E (A-sigma)^2 = [a22]_1 + [(sigma a20)^2]_2
-
-    with $A=\sum p_lg_l$.
+    $1-E\,S_2=[a_{10}^2]_2$, and $E(A-\sigma)^2=E\,B^2$.
     """
-    a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
+    a = _Indexed(transforms.about_sharpness)
     return {
-        "participation": {1: a[2, 0]},
+        "participation": monomial("S", transforms),
         "shrinkage": {2: a[1, 0] ** 2},
-        "score_error": {1: a[2, 2], 2: (sigma * a[2, 0]) ** 2},
+        "score_error": monomial("BB", transforms),
     }
 
 
 def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return the statistics of powers of the weights alone, sums of positive terms.
 
-        E S_3        = [a30]_1 / 2
-        E S_2^2      = ([a40]_1 + [a20^2]_2) / 6
-        E tr W^2     = ([2 a20^2]_2 + [a20 a10^2]_3) / 6
-
-    with $W=\mathrm{diag}(p)-pp^\top$.
+    `coupling` is $E\,\mathrm{tr}\,W^2=([2a_{20}^2]_2+[a_{20}a_{10}^2]_3)/6$ with
+    $W=\mathrm{diag}(p)-pp^\top$.
     """
     a = _Indexed(transforms.about_sharpness)
     return {
-        "cubic_participation": {1: a[3, 0] / 2},
-        "participation_square": {1: a[4, 0] / 6, 2: a[2, 0] ** 2 / 6},
+        "cubic_participation": monomial("C", transforms),
+        "participation_square": monomial("SS", transforms),
         "coupling": {2: a[2, 0] ** 2 / 3, 3: a[2, 0] * a[1, 0] ** 2 / 6},
     }
 
@@ -177,42 +261,16 @@ def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return $E\,m^2$ and $E[m S_2]$ by the forms for many tokens, and the size of their terms.
 
-    With $b=\sigma^2(a_{30}-a_{20})$, $Y=\sum p(h^2-1)$, $B=A-\sigma$, $h=g-\sigma$, $m=Y-B^2$:
-
-        E Y^2    = [a24 - 2 a22 + a20]_1 + [b^2]_2
-        E Y B^2  = {[a34 - a32]_1 + [a22 b - 2 sigma a20 (a23 - a21)]_2 + [sigma^2 b a20^2]_3} / 2
-        E B^4    = {[a44]_1 + [3 a22^2 - 4 sigma a20 a33]_2 + [6 sigma^2 a22 a20^2]_3
-                    + [sigma^4 a20^4]_4} / 6
-        E B^2 S2 = {[a42]_1 + [a22 a20 - 2 sigma a20 a31]_2 + [sigma^2 a20^3]_3} / 6
-        E m^2    = E Y^2 - 2 E Y B^2 + E B^4
-        E[m S2]  = {[a32 - a30]_1 + [b a20]_2} / 2 - E B^2 S2
+    With $m=Y-B^2$: $E\,m^2=E\,Y^2-2E\,YB^2+E\,B^4$ and $E[mS_2]=E\,YS_2-E\,B^2S_2$.
     """
-    a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
-    lead = sigma * a[2, 0]
-    b = sigma**2 * (a[3, 0] - a[2, 0])
-    y_square = {1: a[2, 4] - 2 * a[2, 2] + a[2, 0], 2: b**2}
-    y_b_square = {
-        1: a[3, 4] - a[3, 2],
-        2: a[2, 2] * b - 2 * lead * (a[2, 3] - a[2, 1]),
-        3: b * lead**2,
-    }
-    b_fourth = {
-        1: a[4, 4] / 6,
-        2: (3 * a[2, 2] ** 2 - 4 * lead * a[3, 3]) / 6,
-        3: a[2, 2] * lead**2,
-        4: lead**4 / 6,
-    }
-    b_square_s2 = {
-        1: a[4, 2] / 6,
-        2: (a[2, 2] * a[2, 0] - 2 * lead * a[3, 1]) / 6,
-        3: lead**2 * a[2, 0] / 6,
-    }
-    y_s2 = {1: (a[3, 2] - a[3, 0]) / 2, 2: b * a[2, 0] / 2}
+    square, mixed, fourth, ys, bbs = (
+        monomial(word, transforms) for word in ("YY", "BBY", "BBBB", "SY", "BBS")
+    )
     return {
-        "spread_error": _combined((1, y_square), (-1, y_b_square), (1, b_fourth)),
-        "spread_error_size": _combined((1, _sizes(y_square)), (1, _sizes(b_fourth))),
-        "spread_participation": _combined((1, y_s2), (-1, b_square_s2)),
-        "spread_participation_size": _combined((1, _sizes(y_s2)), (1, _sizes(b_square_s2))),
+        "spread_error": _combined((1, square), (-2, mixed), (1, fourth)),
+        "spread_error_size": _combined((1, sizes(square)), (1, sizes(fourth))),
+        "spread_participation": _combined((1, ys), (-1, bbs)),
+        "spread_participation_size": _combined((1, sizes(ys)), (1, sizes(bbs))),
     }
 
 
@@ -266,12 +324,13 @@ def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
     return residuals
 
 
-def _sizes(integrands: Integrands) -> Integrands:
+def sizes(integrands: Integrands) -> Integrands:
+    """Return the absolute values of integrands."""
     return {blocks: np.abs(values) for blocks, values in integrands.items()}
 
 
 def _combined(*terms: tuple[float | int, Integrands]) -> Integrands:
-    total: dict[int, NDArray[np.float64]] = {}
+    total: dict[int, Array] = {}
     for factor, integrands in terms:
         for blocks, values in integrands.items():
             total[blocks] = total.get(blocks, 0.0) + factor * values

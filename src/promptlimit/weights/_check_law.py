@@ -2,8 +2,8 @@ r"""Checks that the methods of a law agree: transform, derivatives, samples and 
 
 A check is a function that yields comparisons, and `_CHECKS` lists them. Comparisons with samples
 are means of independent numbers whose expectation is zero if `log_laplace` is the transform of the
-law that `sample` draws from. Their standard errors follow from the transform as well, so a rare
-token that no sample contains raises no false alarm.
+law of `sample`. Their standard errors follow from the transform as well, so a rare token that is
+not among the samples causes no false alarm.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _FALSE_ALARM = 1e-6
 """The stated probability of a false alarm."""
 
 _NOMINAL = 1e-9
-"""The level of the normal quantiles; the factor to `_FALSE_ALARM` is left to skewness."""
+"""The level of the normal quantiles; smaller than `_FALSE_ALARM` because means are skewed."""
 
 _SKEWED = 0.06
 r"""The largest ratio of third to second moments, as a share of $\sqrt n$.
@@ -44,7 +44,7 @@ _MOST_AXES = 32
 _DENSE = 4
 _GRID = np.linspace(-6.0, 6.0, 49)
 _SCALES = (0.3, 0.6, 1.2, 2.4, 4.8)
-"""Standard deviations of the scores at the tilts that are tried, of both signs."""
+"""Standard deviations of the scores at the tilts of the checks, which have both signs."""
 
 _MULTIPLES = np.array([1j, 0.5 + 1j])
 """Complex multiples of a tilt at which the continuation is compared with samples."""
@@ -52,8 +52,8 @@ _MULTIPLES = np.array([1j, 0.5 + 1j])
 _DIGITS = 1e-6
 """Relative differences below this are rounding: laws may compute in single precision."""
 
-_CLOSE = 5e-4
-"""The relative difference that derivatives by finite differences may have."""
+_TOLERANCE = 5e-4
+"""The largest relative error of derivatives by finite differences."""
 
 _STEP = 0.05
 _SMALLEST = 1e-300
@@ -122,8 +122,8 @@ class _Finding:
 
     Attributes:
         check: the name of the check.
-        share: the deviation as a share of the one allowed; None where nothing is compared.
-        message: the difference, for the error; the note of the row if `share` is None.
+        share: the deviation divided by the allowed one; None for a note.
+        message: the text of the error, or of the note.
     """
 
     check: str
@@ -133,7 +133,7 @@ class _Finding:
 
 def _judged(law: AbstractMeasure, findings: Iterator[_Finding]) -> tuple[LawCheck, ...]:
     """Return one row per check, or raise at the first comparison that fails."""
-    shares: dict[str, list[float]] = {"samples": [0.0]}  # passed, or it would have raised
+    shares: dict[str, list[float]] = {"samples": [0.0]}  # otherwise `_drawn` raises
     notes: dict[str, str] = {}
     for finding in findings:
         row = shares.setdefault(finding.check, [])
@@ -157,12 +157,12 @@ def _mismatch(law: AbstractMeasure, check: str, message: str) -> LawMismatchErro
     )
 
 
-# ---------------------------------------------------------------- what is compared
+# ---------------------------------------------------------------- the law and its directions
 
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-    """A direction u, scaled so that scores along it have standard deviation one, if any."""
+    """A direction u, scaled to scores of standard deviation one unless they are constant."""
 
     name: str
     tilt: Array
@@ -173,18 +173,18 @@ class _Direction:
         return np.real(self.ray.log_laplace(np.asarray(multiples, np.float64)))
 
     def derivatives(self, at: float) -> tuple[float, float]:
-        """Return slope and curvature, by steps small enough for both to settle; else NaN."""
+        """Return slope and curvature by decreasing steps until both converge; else NaN."""
         before = self._differences(at, _STEP)
         for power in range(1, 10):
             now = self._differences(at, _STEP / 4.0**power)
             pairs = zip(before, now, strict=True)
-            if all(abs(a - b) <= _CLOSE * max(1.0, abs(b)) for a, b in pairs):
+            if all(abs(a - b) <= _TOLERANCE * max(1.0, abs(b)) for a, b in pairs):
                 return before
             before = now
         return math.nan, math.nan
 
     def _differences(self, at: float, step: float) -> tuple[float, float]:
-        """Return slope and curvature by five values of the transform."""
+        """Return slope and curvature from five values of the transform."""
         far_left, left, here, right, far_right = self.at(at + step * np.arange(-2.0, 3.0))
         slope = (8.0 * (right - left) - (far_right - far_left)) / (12.0 * step)
         bend = 16.0 * (left + right) - (far_left + far_right) - 30.0 * here
@@ -212,13 +212,13 @@ class _Direction:
 
 @dataclasses.dataclass(frozen=True)
 class _Subject:
-    """A law, the directions along which it is checked, and the units of its tokens.
+    """A law, the directions along which it is checked, and the size of its tokens.
 
     Attributes:
         law: in double precision.
-        samples: how many tokens to draw.
+        samples: the number of tokens to draw.
         key: randomness.
-        directions: axes, pairs of them in few dimensions, and dense directions.
+        directions: coordinate axes, sums of two of them in few dimensions, and random directions.
         mean: of a token, [d]; NaN where zero is not inside the domain.
         cov: its covariance, [d, d]; NaN likewise.
         size: the root mean square of a token.
@@ -234,7 +234,7 @@ class _Subject:
 
     @staticmethod
     def of(law: AbstractMeasure, samples: int, key: PRNGKeyArray) -> "_Subject":
-        """Return the subject, scaled by a few tokens where the law has no covariance."""
+        """Return the subject; a sample replaces the covariance where the law has none."""
         tokens = _drawn(law, jax.random.fold_in(key, 0), _FEWEST)
         size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
         try:
@@ -262,7 +262,7 @@ class _Subject:
 
     @cached_property
     def tilts(self) -> "tuple[list[_Tilt], int]":
-        """The tilts whose weights the samples resolve, and how many they do not resolve."""
+        """The tilts that the samples can check, and the number of the other tilts."""
         allowed = 0.5 * _SKEWED * math.sqrt(self.samples)
         scales = np.array([sign * scale for scale in _SCALES for sign in (1.0, -1.0)])
         found, few = [], self.directions[:2] + self.directions[2:][-2:]
@@ -377,7 +377,7 @@ def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterat
     methods = ("`tilted_mean`", "`tilted_cov`")
     for method, here, there in zip(methods, found, direction.derivatives(at), strict=True):
         if not math.isnan(there):
-            share = abs(here - there) / (4.0 * _CLOSE * max(1.0, abs(there)))
+            share = abs(here - there) / (4.0 * _TOLERANCE * max(1.0, abs(there)))
             message = (
                 f"{method} is {here:.6g} at {at:g} standard deviations along {direction.name}, "
                 f"where differences of `log_laplace` give {there:.6g}"
@@ -413,11 +413,11 @@ class _SampleMeans:
 
     Attributes:
         check: the name of the check.
-        labels: where each is taken, [n].
-        claimed: the values that `log_laplace` gives, [n].
+        labels: the tilt or direction of each, [n].
+        claimed: the values according to `log_laplace`, [n].
         deviation: the standard deviations of one sample, [n].
-        floor: the difference that rounding may cause.
-        statistic: from tokens [samples, d] to the numbers of mean zero, [samples, n].
+        floor: the largest difference that rounding can cause.
+        statistic: returns numbers of mean zero, [samples, n], for tokens [samples, d].
     """
 
     check: str
@@ -429,7 +429,7 @@ class _SampleMeans:
 
 
 def _against_samples(subject: _Subject) -> Iterator[_Finding]:
-    """Draw the samples, and compare all means with zero."""
+    """Yield the comparisons of sample means with zero."""
     means = []
     for one in itertools.chain(_moments(subject), _tilted_means(subject), _continuation(subject)):
         if isinstance(one, _Finding):
@@ -448,7 +448,7 @@ def _against_samples(subject: _Subject) -> Iterator[_Finding]:
         found, errors = total / subject.samples, one.deviation / math.sqrt(subject.samples)
         rows = zip(one.labels, one.claimed, found, errors, strict=True)
         for label, claimed, mean, error in rows:
-            size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "without spread"
+            size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "exact"
             message = (
                 f"{label}, `log_laplace` gives {claimed:.6g} and the samples differ by "
                 f"{mean:+.3g} ({size}, at most {most:.3g} are allowed)"

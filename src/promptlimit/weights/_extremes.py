@@ -13,7 +13,6 @@ $H(s,u)=E[e^{-x'};s'\le s]$, the largest score is at most s with the density $d_
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.polynomial import legendre
@@ -30,15 +29,19 @@ from promptlimit.weights._score_law import (
     SMALLEST,
     STEP,
     AbstractScoreLaw,
+    blocks,
+    log_from,
 )
 
 _ORDER = 16
 """Gauss points per panel of scores."""
 
 _PANEL = 0.5
-"""The width of a panel, in scores and in standard deviations."""
+"""The width of a panel, in units of the smaller of 1 and the standard deviation."""
 
-_REACH = 9.0
+_RANGE = 9.0
+"""Standard deviations that the panels cover on each side, for one token."""
+
 _ENTRIES_AT_ONCE = 2**21
 _NODES_AT_ONCE = 32
 
@@ -87,14 +90,13 @@ def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
     scores, weights = law.token_scores[order], law.weights[order]
     above = np.append(np.cumsum(weights[:0:-1])[::-1], 0.0)  # the probability of larger scores
     found = np.empty((lengths.size, u.size))
-    for part in _blocks(u.size, scores.size):
+    for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
         x = np.exp(np.minimum(u[part, None] + scores, LARGEST_EXPONENT))
-        kept = weights * np.exp(-x)
-        lost = np.cumsum(-np.expm1(-x) * weights, axis=1) + above
-        total = np.maximum(np.cumsum(kept, axis=1), SMALLEST)
-        log_total = np.where(lost < 0.5, np.log1p(-np.minimum(lost, 0.5)), np.log(total))
+        terms = weights * np.exp(-x)
+        total = np.maximum(np.cumsum(terms, axis=1), SMALLEST)
+        log_total = log_from(total, np.cumsum(-np.expm1(-x) * weights, axis=1) + above)
         with np.errstate(divide="ignore"):
-            step = np.log1p(-np.minimum(kept / total, 1.0))  # of log H, from one score to the next
+            step = np.log1p(-np.minimum(terms / total, 1.0))  # log H(previous score) - log H
         for row, length in zip(found, lengths, strict=True):
             row[part] = -(x * np.exp(length * log_total) * np.expm1(length * step)).sum(axis=1)
     return found
@@ -118,11 +120,11 @@ class _Panels:
 
     @staticmethod
     def of(law: GaussianLaw, longest: float) -> "_Panels":
-        """Return panels that reach as far as the largest of the scores of a prompt."""
-        reach = _REACH + math.sqrt(2.0 * math.log(longest))
+        """Return panels that cover the largest score of a prompt."""
+        deviations = _RANGE + math.sqrt(2.0 * math.log(longest))
         ends = []
         for mean, sigma in zip(law.shifts, law.sharpness, strict=True):
-            half = reach * sigma
+            half = deviations * sigma
             ends.append(np.arange(-half, half + 1e-9, _PANEL * min(1.0, sigma)) + mean)
         edges = np.unique(np.concatenate(ends))
         middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * np.diff(edges)
@@ -136,7 +138,7 @@ class _Panels:
     def integrands(self, u: Array, lengths: Array) -> tuple[Array, Array]:
         r"""Return $L\int xe^{-x}H^{L-1}$ over scores, and with $\varphi$ in place of H, [n, u].
 
-        Scores so low that x counts nothing, and so high that $e^{-x}$ does, are left out.
+        Panels where x or $e^{-x}$ is negligible are left out.
         """
         integral = _rule()[2]
         far = NEGLIGIBLE + math.log(float(lengths.max()))
@@ -148,13 +150,14 @@ class _Panels:
             if not kept.any():
                 continue
             x = np.exp(u[part, None, None] + self.scores[kept])
-            lost = -np.expm1(-x)
-            before = np.cumsum((lost * self.masses[kept]).sum(axis=2), axis=1)
+            complement = -np.expm1(-x)
+            before = np.cumsum((complement * self.masses[kept]).sum(axis=2), axis=1)
             before = np.pad(before, ((0, 0), (1, 0)))[:, :-1, None]
-            within = (lost * self.shares[kept]) @ integral.T
+            within = (complement * self.shares[kept]) @ integral.T
             missing = before + within + self.above[kept]
             last = int(np.flatnonzero(kept)[-1])
-            whole = (lost * self.masses[kept]).sum(axis=(1, 2)) + self.masses[last + 1 :].sum()
+            whole = (complement * self.masses[kept]).sum(axis=(1, 2))
+            whole = whole + self.masses[last + 1 :].sum()
             log_below, log_phi = (
                 np.log1p(-np.minimum(part, 1.0 - EPSILON)) for part in (missing, whole)
             )
@@ -174,9 +177,3 @@ def _rule() -> tuple[Array, Array, Array]:
     coefficients = np.linalg.inv(legendre.legvander(points, _ORDER - 1))  # [degree, point]
     primitives = legendre.legint(coefficients, lbnd=-1.0, axis=0)
     return points, weights, as_float64(legendre.legval(points, primitives).T)
-
-
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, _ENTRIES_AT_ONCE // columns)
-    for start in range(0, rows, size):
-        yield slice(start, start + size)

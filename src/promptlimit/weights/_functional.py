@@ -41,7 +41,6 @@ from promptlimit.weights._score_law import (
     LARGEST_EXPONENT,
     NEGLIGIBLE,
     STEP,
-    AbstractProducts,
     AbstractScoreLaw,
     Numbers,
     Scores,
@@ -79,12 +78,28 @@ class AbstractTerms(abc.ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class PartNodes:
+    r"""A part of a prompt at the nodes u.
+
+    Attributes:
+        log_psi: $k_0$, [n, u].
+        rounding: its rounding error, [n, u].
+        terms: returns $k_1$ and $k_2$ at the first nodes. Its argument is $w=2he^{k_0}$ of the
+            whole prompt, h the step, at an even number of nodes, [n, u].
+    """
+
+    log_psi: Array
+    rounding: Array
+    terms: Callable[[Array], AbstractTerms]
+
+
 class AbstractPart(abc.ABC):
-    """A part of a prompt, for one or several lengths: independent of the other parts."""
+    """A part of a prompt, for one or several lengths; the parts are independent."""
 
     @property
     def step(self) -> float:
-        """The largest distance of nodes that the part accepts."""
+        """The largest step between nodes that the part accepts."""
         return STEP
 
     @abc.abstractmethod
@@ -92,31 +107,8 @@ class AbstractPart(abc.ABC):
         r"""Return the u between which neither $1-e^{k_0}$ nor $e^{k_0}$ is negligible."""
 
     @abc.abstractmethod
-    def at(self, u: Array) -> "AbstractNodes":
+    def at(self, u: Array) -> PartNodes:
         """Return the part at evenly spaced nodes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AbstractNodes(abc.ABC):
-    r"""A part of a prompt at the nodes u.
-
-    Attributes:
-        u: the nodes, [u].
-        log_psi: $k_0$, [n, u].
-        rounding: its rounding error, [n, u].
-    """
-
-    u: Array
-    log_psi: Array
-    rounding: Array
-
-    @abc.abstractmethod
-    def terms(self, weights: Array) -> AbstractTerms:
-        r"""Return $k_1$, and $k_2$ summed over the first nodes.
-
-        Args:
-            weights: $2he^{k_0}$ of the whole prompt, h the step, at an even number of u, [n, u].
-        """
 
 
 # ---------------------------------------------------------------- the kinds of parts
@@ -138,24 +130,21 @@ class KnownTokens(AbstractPart):
         top = float(self.scores.max())
         return -NEGLIGIBLE - top, math.log(NEGLIGIBLE) + 0.5 - top
 
-    def at(self, u: Array) -> "KnownNodes":
-        x = np.exp(np.minimum(u[:, None] + self.scores, LARGEST_EXPONENT))
+    def powers(self, u: Array) -> Array:
+        """Return $x_f$, [u, f]."""
+        return np.exp(np.minimum(u[:, None] + self.scores, LARGEST_EXPONENT))
+
+    def at(self, u: Array) -> PartNodes:
+        x = self.powers(u)
         log_psi = -x.sum(axis=1)[None]
-        return KnownNodes(u, log_psi, np.zeros_like(log_psi), self.values, x)
 
+        def terms(weights: Array) -> KnownTerms:
+            here = x[: weights.shape[1]]
+            sums = here.sum(axis=1)[None], (here**2).sum(axis=1)[None], (here @ self.values)[None]
+            attention = 0.5 * weights @ here
+            return KnownTerms(*sums, np.zeros(len(weights)), here, self.values, attention)
 
-@dataclasses.dataclass(frozen=True)
-class KnownNodes(AbstractNodes):
-    r"""Known tokens at the nodes: their $y_f$, [f, e], and $x_f$, [u, f]."""
-
-    values: Array
-    x: Array
-
-    def terms(self, weights: Array) -> "KnownTerms":
-        x = self.x[: weights.shape[1]]
-        rows = x.sum(axis=1)[None], (x**2).sum(axis=1)[None], (x @ self.values)[None]
-        mean_weights = 0.5 * weights @ x
-        return KnownTerms(*rows, np.zeros(len(weights)), x, self.values, mean_weights)
+        return PartNodes(log_psi, np.zeros_like(log_psi), terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,127 +178,106 @@ class KnownTerms(AbstractTerms):
 class IndependentTokens(AbstractPart):
     r"""L independent tokens from one law, for several L.
 
+    With a slope m, scores fall by m per position, counted from the end of the prompt:
+    $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ likewise (`Positions`).
+
     Attributes:
         law: of a token, along the tilt.
         lengths: L, finite, [n]; at least 2, or 1 with known tokens.
         value: V, [e, d].
         limit: $T=V\nabla\Lambda(t)$, [e].
+        slope: m, at least 0.
     """
 
     law: AbstractScoreLaw
     lengths: Array
     value: Array
     limit: Array
+    slope: float = 0.0
+
+    @property
+    def step(self) -> float:
+        return self._positions.step
+
+    @property
+    def _positions(self) -> "Positions":
+        return Positions(self.lengths, self.slope)
 
     def window(self) -> tuple[float, float]:
         longest, shortest = float(self.lengths.max()), float(self.lengths.min())
-        return self.law.window(longest, max(shortest - 1.0, 0.25))
+        return self.law.window(longest, 0.5 if self.slope else max(shortest - 1.0, 0.25))
 
-    def at(self, u: Array) -> "AbstractNodes":
-        scores, lengths = self.law.scores(u), self.lengths[:, None]
-        return TokenNodes(u, lengths * scores.log_phi, lengths * scores.rounding, self, scores)
+    def at(self, u: Array) -> PartNodes:
+        positions = self._positions
+        scores = self.law.scores(positions.grid(u))
+        log_psi, rounding = map(positions.sums, (scores.log_phi, scores.rounding))
+        return PartNodes(log_psi, rounding, functools.partial(self._terms, scores))
 
-
-@dataclasses.dataclass(frozen=True)
-class TokenNodes(AbstractNodes):
-    """Independent tokens at the nodes, with the transforms of their scores."""
-
-    tokens: IndependentTokens
-    scores: Scores
-
-    def terms(self, weights: Array) -> "TokenTerms":
-        scores, tokens = self.scores.first(weights.shape[1]), self.tokens
-        products = tokens.law.products(2, scores.u)
-        phi, lengths = np.exp(scores.log_phi), tokens.lengths[:, None]
+    def _terms(self, all_scores: Scores, weights: Array) -> "TokenTerms":
+        positions, (count, nodes) = self._positions, weights.shape
+        scores = all_scores.first(positions.grid_size(nodes))
+        products, phi = self.law.products(2, scores.u), np.exp(scores.log_phi)
+        is_even = np.arange(nodes) % 2 == 0
+        rules = np.stack([np.where(own, weights, 0.0) for own in (is_even, ~is_even)])
+        rules = positions.grid_weights(rules)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            one = np.where(weights > 0.0, lengths * weights / phi, 0.0)
-            two = np.where(weights > 0.0, lengths * weights / phi**2, 0.0)
-        shares, blurred = products.shares(one)
-        read = _Readings.of(tokens, products, shares)
-        drift, lost = products.lower(read.centred, read.blur)
-        rounding = read.rounding(shares, blurred)
-        pairs = two * (lengths - 1.0)
-        rounding += pairs @ (2.0 * lost * np.linalg.norm(drift, axis=1) + lost**2)
+            one = np.where(rules > 0.0, rules / phi, 0.0)
+            two = np.where(rules > 0.0, rules / phi**2, 0.0)
+        flat_shares, share_errors = products.shares(one.reshape(2 * count, -1))
+        shares = flat_shares.reshape(2, count, -1)
+        share_errors = share_errors.reshape(shares.shape).sum(axis=0)
+        outputs, places = self.limit.size, shares.shape[2]
+        centred, mean_errors = np.empty((places, outputs), shares.dtype), np.empty(places)
+        within, rounding = np.zeros((2, count, outputs, outputs)), np.zeros(count)
+        found = self.law.readings(self.value, self.limit, products)
+        for part, means, covariances, errors, second_errors in found:
+            centred[part], mean_errors[part] = means, errors
+            within += np.real(np.tensordot(shares[:, :, part], covariances, axes=1))
+            trace = np.trace(covariances, axis1=1, axis2=2)
+            sizes = np.abs(trace) + (np.abs(means) ** 2).sum(axis=1)
+            rounding += share_errors[:, part] @ np.abs(trace + (means**2).sum(axis=1))
+            some_shares = np.abs(shares[:, :, part]).sum(axis=0)
+            rounding += some_shares @ (second_errors + EPSILON * sizes)
+        drift, drift_error = products.lower(centred, mean_errors)
+        first, first_error = positions.sums(drift / phi[:, None]), positions.sums(drift_error / phi)
+        sizes = 2.0 * np.linalg.norm(first, axis=2) + first_error
         return TokenTerms(
-            mass=lengths * (scores.mass / phi),
-            squares=lengths * (products.density / phi),
-            first=lengths[..., None] * (drift / phi[:, None]),
-            rounding=rounding,
-            scores=scores,
+            mass=positions.sums(scores.mass / phi),
+            squares=positions.sums(products.density / phi),
+            first=first,
+            rounding=rounding + np.sum(weights * sizes * first_error, axis=1),
+            token_mass=scores.mass,
             drift=drift,
-            lost=lost,
+            drift_error=drift_error,
             one=one,
             two=two,
             shares=shares,
             masses=products.masses,
-            centred=read.centred,
-            within=read.within,
+            centred=centred,
+            within=within,
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Readings:
-    """Means of values at the places of a law, and sums over them.
-
-    Attributes:
-        centred: the mean value at each place, [j, e].
-        within: sums of the covariances at the places, [2, n, e, e].
-        blur: the rounding error of the means, [j].
-        shake: that of the trace of the second moments, [j].
-        spread: the trace of the covariance, [j].
-        square: the trace of the second moment, [j].
-    """
-
-    centred: Numbers
-    within: Array
-    blur: Array
-    shake: Array
-    spread: Array
-    square: Array
-
-    @staticmethod
-    def of(tokens: IndependentTokens, products: AbstractProducts, shares: Numbers) -> "_Readings":
-        """Read values at all places, with the shares of the places, [2, n, j]."""
-        outputs, places = tokens.limit.size, shares.shape[2]
-        centred = np.empty((places, outputs), dtype=shares.dtype)
-        spread, square, blur, shake = np.empty((4, places))
-        within = np.zeros((2, shares.shape[1], outputs, outputs))
-        found = tokens.law.readings(tokens.value, tokens.limit, products)
-        for part, slopes, curvatures, *errors in found:
-            centred[part] = slopes
-            blur[part], shake[part] = errors
-            within += np.real(np.tensordot(shares[:, :, part], curvatures, axes=1))
-            trace = np.trace(curvatures, axis1=1, axis2=2)
-            spread[part] = np.abs(trace)
-            square[part] = np.abs(trace + (slopes**2).sum(axis=1))
-        return _Readings(centred, within, blur, shake, spread, square)
-
-    def rounding(self, shares: Numbers, blurred: Array) -> Array:
-        """Return the rounding error of the sums of second moments, [n]."""
-        distance = np.linalg.norm(self.centred, axis=1)
-        sizes = self.shake + EPSILON * (self.spread + distance**2)
-        return blurred @ self.square + np.abs(shares).sum(axis=0) @ sizes
-
-
-@dataclasses.dataclass(frozen=True)
 class TokenTerms(AbstractTerms):
-    r"""$k_1$ and $k_2$ of independent tokens.
+    r"""$k_1$ and $k_2$ of independent tokens, on a grid of v that contains the nodes u.
 
     Attributes:
-        scores: $\log\phi$ and $F_1[1]$.
-        drift: $B=F_1[y]$, [u, e].
-        lost: the rounding error of B, [u].
-        one: $wL/\phi$, [n, u].
-        two: $wL/\phi^2$, [n, u].
-        shares: $\sum_uwLF_2/\phi$ over the places, [2, n, j].
+        token_mass: $F_1[1]$, [v].
+        drift: $B=F_1[y]$, [v, e].
+        drift_error: the rounding error of B, [v].
+        one: $\omega/\phi$ for the two rules, [2, n, v], with the weights $\omega$ of
+            `Positions.grid_weights`; $\omega=wL$ without a slope.
+        two: $\omega/\phi^2$, [2, n, v].
+        shares: $\sum_v\omega F_2/\phi$ as weights of the places, [2, n, j].
         masses: the mean of 1 at each place, [j].
         centred: the mean value at each place, [j, e].
-        within: $\sum_uwLF_2/\phi$ of the covariances at the places, [2, n, e, e].
+        within: $\sum_v\omega F_2/\phi$ of the covariances at the places, [2, n, e, e].
     """
 
-    scores: Scores
+    token_mass: Array
     drift: Array
-    lost: Array
+    drift_error: Array
     one: Array
     two: Array
     shares: Numbers
@@ -320,168 +288,104 @@ class TokenTerms(AbstractTerms):
     def second(self, rule: int, centre: Array) -> Array:
         total = self.within[rule].copy()
         missing = np.real(self.shares[rule] @ (self.masses - 1.0))
-        at, weights = self.nodes_of_rule(rule)
         for n, c in enumerate(centre):
             apart = self.centred - c
             total[n] += missing[n] * np.outer(c, c)
-            moved = self.drift[at] - self.scores.mass[at, None] * c
+            moved = self.drift - self.token_mass[:, None] * c
             total[n] += np.real((self.shares[rule, n][:, None] * apart).T @ apart)
-            total[n] -= (weights[n][:, None] * moved).T @ moved
+            total[n] -= (self.two[rule, n][:, None] * moved).T @ moved
         return total
-
-    def nodes_of_rule(self, rule: int) -> tuple[slice, Array]:
-        r"""Return the nodes that a rule uses, and $wL/\phi^2$ there, [n, nodes]."""
-        at = slice(rule, None, 2)
-        return at, self.two[:, at]
-
-
-@dataclasses.dataclass(frozen=True)
-class SlopedTokens(IndependentTokens):
-    r"""Independent tokens whose scores fall by a slope m per position, counted from the end.
-
-    $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ likewise. Nodes u and shifts mj lie on one
-    fine grid, so that the sums over positions of all lengths are differences of cumulative sums.
-
-    Attributes:
-        slope: m, positive.
-    """
-
-    slope: float
-
-    @property
-    def _fine(self) -> int:
-        """The number of fine steps between nodes."""
-        return max(1, math.floor(STEP / self.slope))
-
-    @property
-    def _stride(self) -> int:
-        """The number of fine steps between positions."""
-        return max(1, math.ceil(self.slope / STEP))
-
-    @property
-    def step(self) -> float:
-        return self.slope * self._fine / self._stride
-
-    def window(self) -> tuple[float, float]:
-        return self.law.window(float(self.lengths.max()), 0.5)
-
-    def at(self, u: Array) -> "AbstractNodes":
-        before = self._stride * (int(self.lengths.max()) - 1)
-        count = self._fine * (u.size - 1) + 1
-        fine = self.slope / self._stride
-        first = round(float(u[0]) / fine)
-        v = as_float64(fine * np.arange(first - before, first + count))
-        scores = self.law.scores(v)
-        positions = Positions(self.lengths, self._fine, self._stride, before)
-        log_psi, rounding = (positions.summed(f) for f in (scores.log_phi, scores.rounding))
-        return SlopedNodes(u, log_psi, rounding, self, scores, positions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """Sums over the positions of a prompt on a fine grid.
+    r"""Sums over the positions j < L of a prompt, $\sum_jf(u-mj)$, which is Lf for m = 0.
+
+    For m > 0 nodes u and shifts mj are on one fine grid, so that the sums over positions of all
+    lengths are differences of cumulative sums.
 
     Attributes:
         lengths: L, [n].
-        fine: grid steps between nodes.
-        stride: grid steps between positions.
-        before: the place of the first node on the grid.
+        slope: m, at least 0.
     """
 
     lengths: Array
-    fine: int
-    stride: int
-    before: int
+    slope: float
 
-    def summed(self, function: Array) -> Array:
+    @property
+    def _node_stride(self) -> int:
+        """The number of grid steps between nodes."""
+        return max(1, math.floor(STEP / self.slope)) if self.slope else 1
+
+    @property
+    def _stride(self) -> int:
+        """The number of grid steps between positions."""
+        return max(1, math.ceil(self.slope / STEP)) if self.slope else 0
+
+    @property
+    def _before(self) -> int:
+        """The number of grid points before the first node."""
+        return self._stride * (int(self.lengths.max()) - 1) if self.slope else 0
+
+    @property
+    def step(self) -> float:
+        """The step between nodes."""
+        return self.slope * self._node_stride / self._stride if self.slope else STEP
+
+    def grid_size(self, nodes: int) -> int:
+        """Return the number of grid points for the first nodes."""
+        return self._before + self._node_stride * (nodes - 1) + 1
+
+    def grid(self, u: Array) -> Array:
+        """Return the grid of the nodes u, [v]."""
+        if not self.slope:
+            return u
+        fine = self.slope / self._stride
+        first = round(float(u[0]) / fine) - self._before
+        return as_float64(fine * np.arange(first, first + self.grid_size(u.size)))
+
+    def sums(self, function: Array) -> Array:
         r"""Return $\sum_{j<L}f(u-mj)$, [n, u, ...], of a function on the grid, [v, ...]."""
-        total = _strided(function, self.stride)
-        ends = np.arange(self.before, len(function), self.fine)
+        ones = [1] * (function.ndim - 1)
+        if not self.slope:
+            return self.lengths.reshape(-1, 1, *ones) * function
+        total = _strided_sums(function, self._stride)
+        ends = np.arange(self._before, len(function), self._node_stride)
         rows = []
         for length in self.lengths:
-            starts = ends - self.stride * int(length)
-            earlier = np.where(starts >= 0, starts, 0)
-            known = (starts >= 0).reshape(-1, *[1] * (function.ndim - 1))
-            rows.append(total[ends] - np.where(known, total[earlier], 0.0))
+            starts = ends - self._stride * int(length)
+            earlier = np.where((starts >= 0).reshape(-1, *ones), total[np.maximum(starts, 0)], 0.0)
+            rows.append(total[ends] - earlier)
         return np.stack(rows)
 
-    def gathered(self, weights: Array) -> Array:
-        """Return the sums over nodes u of w(u) f(u - mj) as weights of f on the grid, [n, v]."""
-        size = self.before + self.fine * (weights.shape[1] - 1) + 1
-        placed = np.zeros((len(weights), size))
-        placed[:, self.before :: self.fine] = weights
+    def grid_weights(self, weights: Array) -> Array:
+        r"""Return $\omega$ with $\sum_v\omega f(v)=\sum_uw\sum_{j<L}f(u-mj)$, [..., n, v].
+
+        Args:
+            weights: w, [..., n, u].
+        """
+        if not self.slope:
+            return weights * self.lengths[:, None]
+        size = self.grid_size(weights.shape[-1])
+        placed = np.zeros((*weights.shape[:-1], size))
+        placed[..., self._before :: self._node_stride] = weights
         rows = []
-        for row, length in zip(placed, self.lengths, strict=True):
-            total = _strided(row[::-1], self.stride)[::-1]
-            shift = min(self.stride * int(length), size)
-            rows.append(total - np.concatenate([total[shift:], np.zeros(shift)]))
-        return np.stack(rows)
+        for n, length in enumerate(self.lengths):
+            backwards = np.moveaxis(placed[..., n, ::-1], -1, 0)
+            total = np.moveaxis(_strided_sums(backwards, self._stride), 0, -1)[..., ::-1]
+            shift = min(self._stride * int(length), size)
+            later = np.concatenate([total[..., shift:], np.zeros_like(total[..., :shift])], axis=-1)
+            rows.append(total - later)
+        return np.stack(rows, axis=-2)
 
 
-def _strided(function: Array, stride: int) -> Array:
-    """Return cumulative sums over every stride-th entry."""
+def _strided_sums(function: Array, stride: int) -> Array:
+    """Return cumulative sums over every stride-th entry of the first axis."""
     size = -(-len(function) // stride) * stride
     padded = np.zeros((size, *function.shape[1:]))
     padded[: len(function)] = function
     rows = padded.reshape(size // stride, stride, *function.shape[1:])
     return np.cumsum(rows, axis=0).reshape(padded.shape)[: len(function)]
-
-
-@dataclasses.dataclass(frozen=True)
-class SlopedNodes(AbstractNodes):
-    """Tokens under a slope at the nodes, with the transforms of their scores on the grid."""
-
-    tokens: SlopedTokens
-    scores: Scores
-    positions: Positions
-
-    def terms(self, weights: Array) -> "SlopedTerms":
-        kept = self.positions.before + self.positions.fine * (weights.shape[1] - 1) + 1
-        scores, tokens = self.scores.first(kept), self.tokens
-        products = tokens.law.products(2, scores.u)
-        phi, count = np.exp(scores.log_phi), len(weights)
-        even = np.arange(weights.shape[1]) % 2 == 0
-        rules = np.concatenate([np.where(even, weights, 0.0), np.where(even, 0.0, weights)])
-        rules = Positions(np.tile(tokens.lengths, 2), *self._grid).gathered(rules)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            one = np.where(rules > 0.0, rules / phi, 0.0)
-            two = np.where(rules > 0.0, rules / phi**2, 0.0)
-        shares, blurred = products.shares(one)
-        shares = shares.sum(axis=0).reshape(2, count, -1)
-        read = _Readings.of(tokens, products, shares)
-        drift, lost = products.lower(read.centred, read.blur)
-        first = self.positions.summed(drift / phi[:, None])
-        blur = self.positions.summed(lost / phi)
-        size = 2.0 * np.linalg.norm(first, axis=2) + blur
-        rounding = read.rounding(shares, blurred.reshape(2, count, -1).sum(axis=0))
-        return SlopedTerms(
-            mass=self.positions.summed(scores.mass / phi),
-            squares=self.positions.summed(products.density / phi),
-            first=first,
-            rounding=rounding + np.sum(weights * size * blur, axis=1),
-            scores=scores,
-            drift=drift,
-            lost=lost,
-            one=one,
-            two=two,
-            shares=shares,
-            masses=products.masses,
-            centred=read.centred,
-            within=read.within,
-        )
-
-    @property
-    def _grid(self) -> tuple[int, int, int]:
-        return self.positions.fine, self.positions.stride, self.positions.before
-
-
-@dataclasses.dataclass(frozen=True)
-class SlopedTerms(TokenTerms):
-    """Terms whose weights on the grid are separate for the two rules, [2 n, v]."""
-
-    def nodes_of_rule(self, rule: int) -> tuple[slice, Array]:
-        count = len(self.two) // 2
-        return slice(None), self.two[rule * count : (rule + 1) * count]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -500,6 +404,15 @@ class Cumulants:
     second: Array
     rounding: Array
 
+    @staticmethod
+    def joined(parts: "Sequence[Cumulants]") -> "Cumulants":
+        """Return the cumulants at the nodes of several parts, in order."""
+        names = ("log_psi", "first", "second")
+        columns = (
+            np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names
+        )
+        return Cumulants(*columns, rounding=np.max([part.rounding for part in parts], axis=0))
+
 
 @dataclasses.dataclass(frozen=True)
 class DependentTokens(AbstractPart):
@@ -516,32 +429,27 @@ class DependentTokens(AbstractPart):
     def window(self) -> tuple[float, float]:
         return require_near(*self.ends)
 
-    def at(self, u: Array) -> "DependentNodes":
+    def at(self, u: Array) -> PartNodes:
         found = self.cumulants(u)
-        return DependentNodes(u, found.log_psi, found.rounding[:, None] + 0.0 * u, found)
 
+        def terms(weights: Array) -> DependentTerms:
+            kept = weights.shape[1]
+            first, second = found.first[:, :kept], found.second[:, :kept]
+            outputs = first.shape[2] - 2
+            rules = [
+                np.einsum("nu,nuij->nij", weights[:, rule::2], second[:, rule::2])
+                for rule in (0, 1)
+            ]
+            trace = np.trace(sum(rules)[:, :outputs, :outputs], axis1=1, axis2=2)
+            return DependentTerms(
+                mass=first[..., outputs],
+                squares=first[..., outputs + 1],
+                first=first[..., :outputs],
+                rounding=(found.rounding + 8.0 * EPSILON) * np.abs(trace),
+                sums=np.stack(rules),
+            )
 
-@dataclasses.dataclass(frozen=True)
-class DependentNodes(AbstractNodes):
-    """Dependent tokens at the nodes."""
-
-    cumulants: Cumulants
-
-    def terms(self, weights: Array) -> "DependentTerms":
-        kept, found = weights.shape[1], self.cumulants
-        first, second = found.first[:, :kept], found.second[:, :kept]
-        outputs = first.shape[2] - 2
-        rules = [
-            np.einsum("nu,nuij->nij", weights[:, rule::2], second[:, rule::2]) for rule in (0, 1)
-        ]
-        trace = np.trace(sum(rules)[:, :outputs, :outputs], axis1=1, axis2=2)
-        return DependentTerms(
-            mass=first[..., outputs],
-            squares=first[..., outputs + 1],
-            first=first[..., :outputs],
-            rounding=(found.rounding + 8.0 * EPSILON) * np.abs(trace),
-            sums=np.stack(rules),
-        )
+        return PartNodes(found.log_psi, found.rounding[:, None] + 0.0 * u, terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -602,7 +510,8 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
     """
     with np.errstate(over="ignore", under="ignore"):
         step = min(part.step for part in parts)
-        nodes = _nodes(parts, step)
+        u = nodes_of([part.window() for part in parts], step)
+        nodes = [part.at(u) for part in parts]
         log_psi = total_of(part.log_psi for part in nodes)
         kept = _last_that_counts(log_psi)
         weights = 2.0 * step * np.exp(log_psi[:, :kept])
@@ -648,13 +557,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
             axis=0,
         )
     moments = bias, cov, mse, participation, error, attention
-    return PromptIntegrals(nodes[0].u[:kept], terms, first, *moments)
-
-
-def _nodes(parts: Sequence[AbstractPart], step: float) -> list[AbstractNodes]:
-    r"""Return the parts at nodes that cover all u where no part is negligible."""
-    u = nodes_of([part.window() for part in parts], step)
-    return [part.at(u) for part in parts]
+    return PromptIntegrals(u[:kept], terms, first, *moments)
 
 
 def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Array:

@@ -32,7 +32,7 @@ from promptlimit.weights._score_law import (
 )
 
 _SHARPEST = 150.0
-"""Standard deviation of scores beyond which the integrals take too long."""
+"""The largest standard deviation of scores: beyond it the integrals take too long."""
 
 _ROUNDING = 8.0 * EPSILON
 _NODES = np.array([-1.0, 0.0, 1.0])
@@ -77,7 +77,7 @@ class GaussianLaw(AbstractScoreLaw):
 
     @cached_property
     def _heaviest(self) -> int:
-        """The part of largest tilted weight: its mean is the origin, so that nothing cancels."""
+        """The part of largest tilted weight: scores and values are measured from its mean."""
         return int(np.argmax(np.log(self.weights) + self.means @ self.tilt + self.sharpness**2 / 2))
 
     @cached_property
@@ -146,7 +146,7 @@ class GaussianLaw(AbstractScoreLaw):
             [part.moments((power,), 2, (power - 1) * part.sharpness)[0] for part in parts]
         )
         if power == 1:
-            lower = [np.stack(part.kept_and_lost) for part in parts]
+            lower = [np.stack(part.phi_and_complement) for part in parts]
         else:
             lower = [np.stack([part.moments((1,), 0, 0.0)[0, 0], part.missing]) for part in parts]
         shares = self.weights[:, None, None]
@@ -195,7 +195,7 @@ def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]
     By Stein's lemma $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$.
     """
     sigma = part.sharpness
-    phi, complement = part.kept_and_lost
+    phi, complement = part.phi_and_complement
     mass = part.moments((1,), 0, 0.0)[0, 0]
     square, lean, spread = part.moments((2,), 2, sigma)[0]
     log_mass, log_square, log_squares = part.log_moments(((1, 1), (2, 1), (2, 2)))
@@ -237,18 +237,14 @@ class GaussianProducts(AbstractProducts):
     below: Array
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum_uw\,F_k$ as weights of the places, by even and by odd u, and its error."""
-        rules = [
-            np.einsum("nu,pju->njp", weights[:, rule::2], self.moments[..., rule::2])
-            for rule in (0, 1)
-        ]
-        zeroth, first, second = np.moveaxis(np.stack(rules), 2, 0)
+        r"""Return $\sum_uw\,F_k$ as weights of the places, and its error."""
+        zeroth, first, second = np.einsum("nu,pju->jnp", weights, self.moments, optimize=True)
         first, second = first / self.radii, second / self.radii**2
         shares = np.stack([(second - first) / 2, zeroth - second, (second + first) / 2], axis=-1)
-        shares = shares.reshape(*zeroth.shape[:2], -1)
-        return shares, _ROUNDING * np.abs(shares).sum(axis=0)
+        shares = shares.reshape(len(weights), -1)
+        return shares, _ROUNDING * np.abs(shares)
 
-    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002  # exact here
+    def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
         r"""Return $F_{k-1}$, [u, e], of means at the places, [j, e], and its error, [u].
 
         $F_{k-1}[a+bh]=aF_{k-1}[1]-b\sigma F_k[1]$ in a part. As $E[fx^{k-1}]=0$, the first terms
@@ -257,10 +253,10 @@ class GaussianProducts(AbstractProducts):
         left, middle, right = centred.reshape(-1, 3, centred.shape[1]).transpose(1, 0, 2)
         falls = (right - left) * (self.sharpness / (2.0 * self.radii))[:, None]
         size = np.linalg.norm(middle, axis=1)
-        kept, lost = self.below.transpose(1, 2, 0)
-        sizes = kept @ size, lost @ size
+        direct, other = self.below.transpose(1, 2, 0)
+        sizes = direct @ size, other @ size
         smaller = (sizes[0] <= sizes[1])[:, None]
         density = self.moments[:, 0].T
-        lowered = np.where(smaller, kept @ middle, -(lost @ middle)) - density @ falls
+        lowered = np.where(smaller, direct @ middle, -(other @ middle)) - density @ falls
         total = np.minimum(*sizes) + density @ np.linalg.norm(falls, axis=1)
         return lowered, _ROUNDING * total

@@ -4,10 +4,11 @@ A score is $s=\mu+\sigma g$, $g\sim N(0,1)$. With $t=s+u$ and $x=e^t$ the transf
 
 $$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
 
-They do not depend on the length of a prompt. All are sums of terms of one sign, if j is even.
+They do not depend on the length of a prompt. For even j all their terms have one sign.
 
-Sums are trapezoidal. The integrands are analytic in a strip of half-width $\pi/2$ in $t$, so the
-error of step h is about $|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ at 3/16.
+Means are computed by the trapezoidal rule. The integrands are analytic for
+$|\mathrm{Im}\,t|<\pi/2$, so that a step h causes an error of about
+$|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from promptlimit._arrays import Array
 from promptlimit.weights._score_law import LARGEST_EXPONENT, exponential_rest, log_from
 
 _NARROW = 0.5
-"""Sharpness up to which sums run over g; beyond, over t."""
+"""The largest sharpness at which means are sums over g; beyond, they are sums over t."""
 
 _WIDEST_STEP = 0.33
 _RANGE = 9.0
@@ -42,9 +43,9 @@ _BLOCK = 2**18
 class GaussianScore:
     r"""A score $s=\mu+\sigma g$ at evenly spaced u.
 
-    Up to a sharpness of 1/2, sums run over nodes g. Beyond, they run over nodes t,
-    $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with $g=(t-u-\mu)/\sigma$: both factors depend on one
-    number, so that the sums are convolutions.
+    Up to a sharpness of 1/2, means are sums over nodes g. Beyond, they are sums over nodes t:
+    $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$, where n is the normal density and
+    $g=(t-u-\mu)/\sigma$ depends on t - u alone, so that the sums are convolutions.
 
     Attributes:
         mean: $\mu$.
@@ -58,12 +59,12 @@ class GaussianScore:
 
     @property
     def step(self) -> float:
-        """From one node u to the next."""
+        """The distance between two nodes u."""
         return float(self.u[1] - self.u[0])
 
     @property
     def is_narrow(self) -> bool:
-        """Whether sums run over g."""
+        """Whether means are sums over g."""
         return self.sharpness <= _NARROW
 
     # ---------------------------------------------------------------- nodes
@@ -84,32 +85,35 @@ class GaussianScore:
         return np.outer(level, np.exp(self.sharpness * self.normal[0]))
 
     @cached_property
-    def _damping(self) -> Array:
+    def _exponentials(self) -> Array:
+        r"""All $e^{-x}$, [u, g]."""
         return np.exp(-self._x)
 
     @cached_property
-    def _loss(self) -> Array:
+    def _complements(self) -> Array:
+        r"""All $1-e^{-x}$, [u, g]."""
         return -np.expm1(-self._x)
 
     @cached_property
     def _t(self) -> Array:
         """Nodes t for integrands with a density of g."""
-        return self._nodes(-self._reach(), _LARGEST_T)
+        return self._nodes(-self._extent(), _LARGEST_T)
 
     @cached_property
     def _long_t(self) -> Array:
         r"""Nodes t for integrands with $\Phi$, down to $1-\varphi$ at the lowest u."""
         overlap = _log_overlap(-float(self.u[0]) - self.mean, self.sharpness)
-        return self._nodes(min(-self._reach(), overlap), _LARGEST_T)
+        return self._nodes(min(-self._extent(), overlap), _LARGEST_T)
 
     def _nodes(self, low: float, high: float) -> Array:
         numbers = np.arange(math.floor(low / self.step), math.ceil(high / self.step))
         return np.multiply(self.step, numbers, dtype=np.float64)
 
-    def _reach(self, power: float = 1.0) -> float:
-        r"""Return how far below 0 nodes start, from the decay of $F_k(t)n(g)$ at the lowest u.
+    def _extent(self, power: float = 1.0) -> float:
+        r"""Return the distance from 0 to the lowest node t.
 
-        Its logarithm has slope $k+u/\sigma^2$ at t = 0; when that is negative its peak is at
+        It follows from the decay of $e^{kt-e^t}n(g)$ at the lowest u. The logarithm of that
+        function has slope $k+u/\sigma^2$ at t = 0; if this is negative, its peak is at
         $t=u+k\sigma^2$.
         """
         variance, lowest = self.sharpness**2, float(self.u[0]) + self.mean
@@ -117,7 +121,7 @@ class GaussianScore:
         return min(gaussian, _TAIL / slope) if slope > 0 else gaussian - lowest - power * variance
 
     def _g(self, t: Array) -> Array:
-        """Return g at all differences of nodes t and u, from the largest u on, [t + u - 1]."""
+        """Return g at all differences of nodes t and u, in increasing order, [t + u - 1]."""
         numbers = np.arange(1 - self.u.size, t.size)
         steps = np.multiply(self.step, numbers, dtype=np.float64)
         return (float(t[0] - self.u[0]) + steps - self.mean) / self.sharpness
@@ -128,13 +132,18 @@ class GaussianScore:
     # ---------------------------------------------------------------- means
 
     @cached_property
-    def kept_and_lost(self) -> tuple[Array, Array]:
+    def phi_and_complement(self) -> tuple[Array, Array]:
         r"""$\varphi=E\,e^{-x}$ and $1-\varphi$, [u] each."""
         if self.is_narrow:
             weights = self.normal[1]
-            return self._damping @ weights, self._loss @ weights
-        kept, lost, _ = self._shares
-        return kept, lost
+            return self._exponentials @ weights, self._complements @ weights
+        phi, complement, _ = self._shares
+        return phi, complement
+
+    @cached_property
+    def log_phi(self) -> Array:
+        r"""$\log\varphi$, [u]."""
+        return log_from(*self.phi_and_complement)
 
     @cached_property
     def missing(self) -> Array:
@@ -142,7 +151,8 @@ class GaussianScore:
         if self.is_narrow:
             g, weights = self.normal
             tilted = weights * np.exp(self.sharpness * g)
-            return np.exp(np.minimum(self.u + self.mean, LARGEST_EXPONENT)) * (self._loss @ tilted)
+            level = np.exp(np.minimum(self.u + self.mean, LARGEST_EXPONENT))
+            return level * (self._complements @ tilted)
         return self._mean_x * self._shares[2]
 
     @cached_property
@@ -174,10 +184,10 @@ class GaussianScore:
         if self.is_narrow:
             g, weights = self.normal
             columns = weights * np.exp(k * self.sharpness * g) * (g - centre) ** j
-            products = blocked_product(self._damping, columns.reshape(-1, g.size).T).T
+            products = blocked_product(self._exponentials, columns.reshape(-1, g.size).T).T
             scale = np.exp(np.minimum(k * (self.u + self.mean), LARGEST_EXPONENT))
             return scale * products.reshape(len(powers), degree + 1, self.u.size)
-        t = self._t if min(powers) >= 1 else self._nodes(-self._reach(min(powers)), _LARGEST_T)
+        t = self._t if min(powers) >= 1 else self._nodes(-self._extent(min(powers)), _LARGEST_T)
         g = self._g(t)
         kernels = self._density(g) * (g - centre) ** j
         return correlations(kernels, np.exp(k[:, :, 0] * t - np.exp(t))).swapaxes(0, 1)
@@ -186,7 +196,7 @@ class GaussianScore:
         r"""Return $E[t^jx^ke^{-x}]$ for pairs (k, j), [pairs, u]."""
         if self.is_narrow:
             t, weights = np.log(self._x), self.normal[1]
-            return np.stack([(t**j * self._x**k * self._damping) @ weights for k, j in pairs])
+            return np.stack([(t**j * self._x**k * self._exponentials) @ weights for k, j in pairs])
         g, t = self._g(self._t), self._t
         signals = np.stack([t**j * np.exp(k * t - np.exp(t)) for k, j in pairs])
         return correlations(self._density(g)[None], signals)[0]
@@ -213,7 +223,8 @@ class MixtureScore:
     @cached_property
     def log_phi(self) -> Array:
         r"""$\log\varphi$, [u]."""
-        return log_from(*np.tensordot(self.weights, [part.kept_and_lost for part in self.parts], 1))
+        pairs = [part.phi_and_complement for part in self.parts]
+        return log_from(*np.tensordot(self.weights, pairs, 1))
 
     def moments(self, powers: tuple[int | float, ...], degree: int) -> Array:
         r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$ for some i and j = 0, 1, ..., [i, j, k, u]."""

@@ -42,7 +42,10 @@ _EXTRA_NODES = 2
 _LOG_SIZE = 100.0
 
 _Request = tuple[tuple[str, ...], tuple[float, ...], float]
+"""Names of statistics, lengths, and the largest sharpness."""
+
 _MOST = 64
+"""The largest number of tables in memory."""
 
 
 class WeightInterpolant(eqx.Module):
@@ -216,7 +219,7 @@ def interpolation_table(
 
 
 def tabulate(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> None:
-    """Build the tables of single lengths together: twenty lengths take as long as one or two."""
+    """Build the tables of several lengths together, in about the time of one or two."""
     missing = [one for one in lengths if (statistics, (one,), max_sharpness) not in _tables]
     if not missing:
         return
@@ -262,7 +265,7 @@ def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Ta
 def _wide_fit(
     statistics: tuple[str, ...], lengths: tuple[float, ...], end: float, pieces: int
 ) -> Table:
-    """Fit the rows of `_wide_rows`, sampled by the engine."""
+    """Fit the rows of `_wide_rows`, sampled from `some_statistics`."""
     x = _sample_points(_WIDE_DEGREE, end / pieces, pieces)
     sharpness = np.sqrt(np.expm1(2 * np.minimum(x, end)))
     rows = _wide_rows(statistics)

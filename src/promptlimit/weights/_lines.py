@@ -4,9 +4,9 @@ By Mellin's inversion, with $s$ the score of a token and $x=e^{s+u}$,
 
     F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k,
 
-To the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are added. For
-each u the line crosses the real axis near the smallest modulus of the integrand there, so that
-hardly a digit cancels. A place is a multiple c of the tilt. Derived in docs/finite.md.
+On a line to the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are
+added. For each u the line crosses the real axis near the minimum of the integrand there, so that
+few digits cancel. A place is a multiple c of the tilt. Derived in docs/finite.md.
 """
 
 import dataclasses
@@ -41,11 +41,10 @@ from promptlimit.weights._score_law import (
     Scores,
     SquareMeans,
     assembled,
-    even_and_odd,
 )
 
 _SLACK = 4.0
-"""How far the logarithm of an integrand on the real axis may exceed its minimum."""
+"""The largest excess of the logarithm of an integrand on the real axis over its minimum."""
 
 _COARSE = 0.5
 """Spacing in u of the grid on which lines are chosen."""
@@ -59,7 +58,7 @@ _MOST_PARTS = 64
 _FIXED_COST = 20.0
 _MOST_NODES = 2**15
 _MOST_WAVES = 2**23
-"""Nodes times u on one line: reached where scores are about 500 apart."""
+"""The largest number of nodes times u on one line, for scores that differ by up to about 500."""
 
 _SHIFTS = 12
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
@@ -99,30 +98,21 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Exponential:
-    r"""The kernel $x^ke^{-x}$, whose Mellin transform is $\Gamma(k-c)$.
+class _Kernel:
+    r"""The kernel $x^ke^{-x^n}$, whose Mellin transform is $\frac1n\Gamma((k-c)/n)$.
 
     Attributes:
         power: k.
-        most: lines are to the left of it.
+        exponent: n.
+        most: the largest real part of a line.
     """
 
     power: int
+    exponent: int = 1
     most: float = math.inf
 
     def log_transform(self, c: Complex) -> Complex:
-        return loggamma(self.power - c)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Normal(_Exponential):
-    r"""The kernel $x^ke^{-x^2}$, whose Mellin transform is $\frac12\Gamma((k-c)/2)$."""
-
-    def log_transform(self, c: Complex) -> Complex:
-        return loggamma(0.5 * (self.power - c)) - math.log(2.0)
-
-
-_Kernel = _Exponential
+        return loggamma((self.power - c) / self.exponent) - math.log(self.exponent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +175,7 @@ class RayLaw(AbstractScoreLaw):
         right = ((-NEGLIGIBLE / shortest - 4.0 - size) / points[below]).min()
         return float(left), float(right)
 
-    def _lines(self, kernel: "_Kernel", low: float, high: float, pole: int) -> list[Line]:
+    def _lines(self, kernel: _Kernel, low: float, high: float, pole: int) -> list[Line]:
         r"""Return lines for the mean of a kernel that cover every u from `low` to `high`."""
         points, log_laplace, at_poles = self._axis
         power, allowed = kernel.power, points < kernel.most
@@ -216,19 +206,13 @@ class RayLaw(AbstractScoreLaw):
             start += int(runs[start, at])
         return lines
 
-    def integrands(
-        self, power: int, u: Array, pole: int | None = None
-    ) -> list[tuple[Line, Complex, slice]]:
-        r"""Return lines with the nodes that count, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and their u.
+    def integrands(self, kernel: _Kernel, u: Array, pole: int) -> list[tuple[Line, Complex, slice]]:
+        r"""Return lines, integrands at their nodes, and the u that use each line.
 
-        To the right of `pole` (by default k, or 1 for $\varphi$) the term added back is the
-        largest.
+        An integrand is the Mellin transform of the kernel times $e^{\Lambda(ct)}$; nodes where it
+        is negligible are left out. On a line to the right of `pole` the term of that pole is added,
+        which is larger than the integral.
         """
-        return self._integrands(_Exponential(power), u, pole or max(power, 1))
-
-    def _integrands(
-        self, kernel: "_Kernel", u: Array, pole: int
-    ) -> list[tuple[Line, Complex, slice]]:
         lines = self._lines(kernel, u[0], u[-1], pole)
         multiples = np.concatenate([line.multiples for line in lines])
         exponent = self.ray.log_laplace(multiples) + kernel.log_transform(multiples)
@@ -274,19 +258,20 @@ class RayLaw(AbstractScoreLaw):
         pairs = np.stack([c, moved], axis=1).ravel()  # chunks are even, so that pairs stay together
         for part, slopes, curvatures in self.ray.derivatives(value, pairs):
             slope, curvature = slopes[::2], curvatures[::2]
-            lost = EPSILON * np.linalg.norm(slope, axis=1)  # the rounding error of the limit
-            blur = np.linalg.norm(slope - slopes[1::2], axis=1) + lost
+            limit_errors = EPSILON * np.linalg.norm(slope, axis=1)
+            errors = np.linalg.norm(slope - slopes[1::2], axis=1) + limit_errors
             centred = slope - limit
             squares = ((slopes - limit) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
-            shake = np.abs(squares[::2] - squares[1::2])
-            shake += lost * (2.0 * np.linalg.norm(centred, axis=1) + lost)
-            yield slice(part.start // 2, part.stop // 2), centred, curvature, blur, shake
+            second_errors = np.abs(squares[::2] - squares[1::2])
+            second_errors += limit_errors * (2.0 * np.linalg.norm(centred, axis=1) + limit_errors)
+            places = slice(part.start // 2, part.stop // 2)
+            yield places, centred, curvature, errors, second_errors
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""
         at_poles = self.at_poles
         log_phi, rounding, mass = np.empty((3, u.size))
-        for line, integrand, part in self.integrands(0, u):
+        for line, integrand, part in self.integrands(_Kernel(0), u, 1):
             here = u[part]
             waves, scale = line.waves(here), line.scale(here)
             zeroth = (integrand @ waves).real * scale
@@ -320,7 +305,7 @@ class RayLaw(AbstractScoreLaw):
         """
         found = np.empty((3, u.size))
         for power, most in ((0, 2.0), (1, 1.0), (2, 2.0)):
-            for line, integrand, part in self._integrands(_Normal(power, most), 0.5 * u, 2):
+            for line, integrand, part in self.integrands(_Kernel(power, 2, most), 0.5 * u, 2):
                 here = 0.5 * u[part]
                 value = (integrand @ line.waves(here)).real * line.scale(here)
                 if power == 0:
@@ -332,7 +317,7 @@ class RayLaw(AbstractScoreLaw):
     def products(self, power: int, u: Array) -> "LineProducts":
         """Return $F_k$, k = `power`, at evenly spaced u."""
         density, start, lines = np.empty(u.size), 0, []
-        for line, integrand, part in self.integrands(power, u):
+        for line, integrand, part in self.integrands(_Kernel(power), u, power):
             here = u[part]
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
             upper, lower = integrand, integrand / (power - 1.0 - c)
@@ -389,26 +374,25 @@ class LineProducts(AbstractProducts):
         return np.concatenate([line.multiples for line in self.lines])
 
     def shares(self, weights: Array) -> tuple[Complex, Array]:
-        r"""Return $\sum_uw\,F_k$ as weights of the multiples, by even and odd u, and its error."""
+        r"""Return $\sum_uw\,F_k$ as weights of the multiples, and its error."""
         shares, roundings = [], []
         for line in self.lines:
             weighted = weights[:, line.part] * line.scale
-            halves = [weighted[:, at] @ line.waves[:, at].T for at in even_and_odd(line.part)]
-            shares.append(np.stack(halves) * line.upper)
+            shares.append((weighted @ line.waves.T) * line.upper)
             roundings.append((weighted @ line.rounding)[:, None] * np.abs(line.upper))
-        return np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
+        return np.concatenate(shares, axis=1), np.concatenate(roundings, axis=1)
 
-    def lower(self, centred: Complex, blur: Array) -> tuple[Array, Array]:
+    def lower(self, centred: Complex, mean_errors: Array) -> tuple[Array, Array]:
         r"""Return $F_{k-1}$, [u, e], of $E[fe^{cs}]/E[e^{cs}]$, [j, e], and its error, [u]."""
         lowered = np.empty((self.density.size, centred.shape[1]))
-        lost = np.empty(self.density.size)
+        errors = np.empty(self.density.size)
         for line in self.lines:
             terms = line.lower[:, None] * centred[line.place]
             lowered[line.part] = (terms.T @ line.waves).real.T * line.scale[:, None]
-            sizes = np.abs(line.lower) * blur[line.place], np.linalg.norm(terms, axis=1)
-            blurred, summed = (size @ np.abs(line.waves) for size in sizes)
-            lost[line.part] = (summed * line.rounding + blurred) * line.scale
-        return lowered, lost
+            sizes = np.linalg.norm(terms, axis=1), np.abs(line.lower) * mean_errors[line.place]
+            of_sums, of_means = (size @ np.abs(line.waves) for size in sizes)
+            errors[line.part] = (of_sums * line.rounding + of_means) * line.scale
+        return lowered, errors
 
 
 def _runs(good: np.ndarray) -> np.ndarray:
@@ -434,7 +418,7 @@ def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
     return np.stack([side.min(axis=1) for side in sides])
 
 
-def _line(kernel: "_Kernel", real: float, log_size: float, period: float, start: float) -> Line:
+def _line(kernel: _Kernel, real: float, log_size: float, period: float, start: float) -> Line:
     step = 2.0 * math.pi / max(period, 2.0)
     height = np.arange(0.0, _HIGHEST, step)
     if height.size > _MOST_NODES:
@@ -503,12 +487,12 @@ def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
     )
     delta = np.minimum(sums["complement"], 1.0)
     excess = np.maximum(sums["remainder"] - 0.5 * delta**2, SMALLEST)
-    lost = [
-        sums["remainder_lost"] / excess,
-        (1.0 + np.abs(level)) * sums["missing_lost"] / np.maximum(-sums["drift"], SMALLEST),
-        (1.0 + level**2) * sums["square_lost"] / np.maximum(sums["spread"], SMALLEST),
+    errors = [
+        sums["remainder_error"] / excess,
+        (1.0 + np.abs(level)) * sums["missing_error"] / np.maximum(-sums["drift"], SMALLEST),
+        (1.0 + level**2) * sums["square_error"] / np.maximum(sums["spread"], SMALLEST),
     ]
-    return assembled(u, once, tilted_mean, sums, np.max(lost, axis=0))
+    return assembled(u, once, tilted_mean, sums, np.max(errors, axis=0))
 
 
 def _add_first_powers(
@@ -520,9 +504,9 @@ def _add_first_powers(
 ) -> None:
     r"""Add the means of $e^{-x}$ and of $xe^{-x}$, $txe^{-x}$; `once` is $\Lambda,\Lambda'$."""
     names = ("phi", "complement", "remainder", "mass", "missing", "log_mass", "drift")
-    names += ("drift_missing", "remainder_lost", "missing_lost")
+    names += ("drift_missing", "remainder_error", "missing_error")
     sums |= {name: np.empty(u.size) for name in names}
-    for line, integrand, part in law.integrands(0, u, pole=2):
+    for line, integrand, part in law.integrands(_Kernel(0), u, 2):
         here = u[part]
         c, x = line.multiples, np.exp(here + once[0])
         rising = -c * integrand
@@ -542,11 +526,11 @@ def _add_first_powers(
             remainder, missing = x - complement, x - mass
             drift = log_mass - (here + once[1]) * mass
         phi = zeroth if line.real < 0.0 else 1.0 - complement
-        lost = (
-            _lost(line, here, terms, value)
+        errors = (
+            _rounding_error(line, here, terms, value)
             for terms, value in ((integrand, remainder), (rising, missing))
         )
-        rows = (phi, complement, remainder, mass, missing, log_mass, drift, drift, *lost)
+        rows = (phi, complement, remainder, mass, missing, log_mass, drift, drift, *errors)
         for name, row in zip(names, rows, strict=True):
             sums[name][part] = row
 
@@ -555,9 +539,9 @@ def _add_squares(
     law: RayLaw, u: Array, sums: dict[str, Array], twice: tuple[float, float, float]
 ) -> None:
     r"""Add the means of $t^jx^2e^{-x}$; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
-    names = ("square", "log_square", "log_squares", "square_lost")
+    names = ("square", "log_square", "log_squares", "square_error")
     sums |= {name: np.empty(u.size) for name in names}
-    for line, integrand, part in law.integrands(2, u):
+    for line, integrand, part in law.integrands(_Kernel(2), u, 2):
         here = u[part]
         slope, curvature = digamma(2.0 - line.multiples), trigamma(2.0 - line.multiples)
         rows = _along(
@@ -567,7 +551,7 @@ def _add_squares(
             level = here + twice[1]
             added = np.exp(2.0 * here + twice[0])
             rows = rows + added * np.stack([np.ones_like(level), level, level**2 + twice[2]])
-        rows = (*rows, _lost(line, here, integrand, rows[0]))
+        rows = (*rows, _rounding_error(line, here, integrand, rows[0]))
         for name, row in zip(names, rows, strict=True):
             sums[name][part] = row
 
@@ -577,8 +561,8 @@ def _along(line: Line, u: Array, integrands: list[Complex]) -> Array:
     return (np.stack(integrands) @ line.waves(u)).real * line.scale(u)
 
 
-def _lost(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
-    """Return the rounding error of an integral along a line, including the added terms."""
+def _rounding_error(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
+    """Return the rounding error of an integral along a line and of the terms added to it."""
     summed = line.rounding(u) * np.abs(integrand).sum() * line.scale(u)
     return summed + 4.0 * EPSILON * (1.0 + np.abs(u)) * np.abs(value)
 

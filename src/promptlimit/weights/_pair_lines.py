@@ -43,7 +43,7 @@ _NODE_STEP = 0.1
 
 _FAR = -1.0
 _SLACK = 4.0
-"""How far the logarithm of an integrand on the real axis may exceed its minimum."""
+"""The largest excess of the logarithm of an integrand on the real axis over its minimum."""
 
 _HIGHEST = 28.0
 """The largest imaginary part of a node: beyond it Gamma is negligible."""
@@ -111,7 +111,7 @@ def _single(law: AbstractScoreLaw, value: Array, places: Array) -> _Single:
     scores, products = law.scores(u), law.products(2, u)
     rows = list(law.readings(value, law.ends(value)[0], products))
     centred = np.concatenate([slopes for _, slopes, *_ in rows])
-    drift, _ = products.lower(centred, np.concatenate([blur for *_, blur, _ in rows]))
+    drift, _ = products.lower(centred, np.concatenate([errors for *_, errors, _ in rows]))
     return _Single(np.expm1(scores.log_phi), np.vstack([drift.T, scores.mass]))
 
 

@@ -27,8 +27,7 @@ rule, h its step: their distance measures the error.
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
 from promptlimit.measures import GaussianParts, sqrtm_psd
 from promptlimit.weights._functional import total_of
-from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT
+from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT, blocks, log_from
 
 _NEGLIGIBLE = 36.0
 """Minus the logarithm of the share of a prompt that is dropped at large u and v."""
@@ -47,7 +46,7 @@ _NEGLIGIBLE = 36.0
 _MOST_NODES = 2**17
 _ENTRIES_AT_ONCE = 2**22
 _FARTHEST = 36.0
-"""Standard deviations beyond which the weights of nodes underflow."""
+"""The largest distance of a node in standard deviations: beyond it weights underflow."""
 
 _SAME_AXIS = 1e-12
 _ROUNDING = 32.0 * EPSILON
@@ -60,14 +59,14 @@ class Spacing(NamedTuple):
         laplace: the step in u and v.
         nodes: the step in a coordinate of a token, times the sharpness along it.
         widest: the largest step in a coordinate.
-        reach: how many standard deviations the nodes cover.
-        left: how far below -log L the integrals begin.
+        deviations: the number of standard deviations that the nodes cover.
+        left: the distance from -log L down to the start of the integrals.
     """
 
     laplace: float
     nodes: float
     widest: float
-    reach: float
+    deviations: float
     left: float
 
 
@@ -91,40 +90,13 @@ class HeadPair(NamedTuple):
 # ---------------------------------------------------------------- parts of a prompt
 
 
-class AbstractPairPart(abc.ABC):
-    """A part of a prompt that two heads read, for one or several lengths."""
-
-    @abc.abstractmethod
-    def windows(self, left: float) -> tuple[Window, Window]:
-        r"""Return the u, and the v, between which neither $1-\Psi$ nor $\Psi$ is negligible."""
-
-    @abc.abstractmethod
-    def at(self, u: Array, v: Array) -> "AbstractPairGrid":
-        """Return the part on a grid."""
-
-
-class AbstractPairGrid(abc.ABC):
-    """A part of a prompt on a grid of u and v."""
-
-    @abc.abstractmethod
-    def log_psi(self, n: int) -> Array:
-        r"""Return $k_{00}$ at length number n, [u, v]."""
-
-    @abc.abstractmethod
-    def first(self, n: int, head: int) -> Array:
-        r"""Return $k_{10}$ (head 0) or $k_{01}$ of the q features and of 1, [q + 1, u, v]."""
-
-    @abc.abstractmethod
-    def second(self, weights: Array) -> "Seconds":
-        r"""Return $\sum w\,k_{11}$ and $\sum w\,o$, w at each length, [n, r, u, v] for r rules."""
-
-
 class Seconds(NamedTuple):
     r"""Weighted sums over the grid.
 
     Attributes:
         features: $\sum w\,k_{11}$ of the q features and of 1, [n, r, q + 1, q + 1].
-        within: what the values add to it that is not a function of the features, [n, r, e, e].
+        within: the part of $\sum w\,k_{11}$ from the covariance of the values given the features,
+            [n, r, e, e].
         overlap: $\sum w\,o$, [n, r].
     """
 
@@ -133,46 +105,72 @@ class Seconds(NamedTuple):
     overlap: Array
 
 
+class PairNodes(NamedTuple):
+    r"""A part of a prompt on a grid of u and v.
+
+    Attributes:
+        log_psi: returns $k_{00}$ at length number n, [u, v].
+        first: returns $k_{10}$ (head 0) or $k_{01}$ (head 1) of the q features and of 1,
+            [q + 1, u, v], at length number n.
+        second: returns $\sum w\,k_{11}$ and $\sum w\,o$ for weights w, [n, r, u, v] for r rules.
+    """
+
+    log_psi: Callable[[int], Array]
+    first: Callable[[int, int], Array]
+    second: Callable[[Array], Seconds]
+
+
+class AbstractPairPart(abc.ABC):
+    """A part of a prompt with two heads, for one or several lengths."""
+
+    @abc.abstractmethod
+    def windows(self, left: float) -> tuple[Window, Window]:
+        r"""Return the u, and the v, between which neither $1-\Psi$ nor $\Psi$ is negligible."""
+
+    @abc.abstractmethod
+    def at(self, u: Array, v: Array) -> PairNodes:
+        """Return the part on a grid."""
+
+
 @dataclasses.dataclass(frozen=True)
-class KnownPairs(AbstractPairPart, AbstractPairGrid):
+class KnownPairs(AbstractPairPart):
     """Tokens that are in every prompt.
 
     Attributes:
         scores: of each head, measured from its log-mean score, [2, f].
-        values: $y_f$ of each head, [2, f, e]; the features of the prompt are values then.
+        values: $y_f$ of each head, [2, f, e]; the features of the prompt must be values.
     """
 
     scores: Array
     values: Array
-    rates: tuple[Array, Array] = (np.zeros((0, 0)), np.zeros((0, 0)))
-    """$e_h$ on the grid, [u, f] and [v, f]."""
 
     def windows(self, left: float) -> tuple[Window, Window]:
         tops = (float(row.max()) for row in self.scores)
         first, second = ((-left - top, math.log(_NEGLIGIBLE) + 0.5 - top) for top in tops)
         return first, second
 
-    def at(self, u: Array, v: Array) -> "KnownPairs":
-        rows = zip((u, v), self.scores, strict=True)
-        rates = tuple(np.exp(np.minimum(a[:, None] + s, LARGEST_EXPONENT)) for a, s in rows)
-        return dataclasses.replace(self, rates=rates)
+    def at(self, u: Array, v: Array) -> PairNodes:
+        rates = [
+            np.exp(np.minimum(places[:, None] + scores, LARGEST_EXPONENT))
+            for places, scores in zip((u, v), self.scores, strict=True)
+        ]
 
-    def log_psi(self, n: int) -> Array:  # noqa: ARG002  # the same at all lengths
-        return -self.rates[0].sum(axis=1)[:, None] - self.rates[1].sum(axis=1)
+        def log_psi(n: int) -> Array:  # noqa: ARG001  # the same at all lengths
+            return -rates[0].sum(axis=1)[:, None] - rates[1].sum(axis=1)
 
-    def first(self, n: int, head: int) -> Array:  # noqa: ARG002
-        with_one = np.column_stack([self.values[head], np.ones(len(self.values[head]))])
-        row = (self.rates[head] @ with_one).T
-        shape = len(self.rates[0]), len(self.rates[1])
-        return np.broadcast_to(
-            row[:, :, None] if head == 0 else row[:, None, :], (len(row), *shape)
-        )
+        def first(n: int, head: int) -> Array:  # noqa: ARG001
+            with_one = np.column_stack([self.values[head], np.ones(len(self.values[head]))])
+            row = (rates[head] @ with_one).T
+            row = row[:, :, None] if head == 0 else row[:, None, :]
+            return np.broadcast_to(row, (len(row), u.size, v.size))
 
-    def second(self, weights: Array) -> Seconds:
-        shape, outputs = weights.shape[:2], self.values.shape[2]
-        still = np.zeros((*shape, outputs + 1, outputs + 1))
-        overlap = np.einsum("nruv,uf,vf->nr", weights, *self.rates, optimize=True)
-        return Seconds(still, still[..., 1:, 1:], overlap)
+        def second(weights: Array) -> Seconds:
+            outputs = self.values.shape[2]
+            zeros = np.zeros((*weights.shape[:2], outputs + 1, outputs + 1))
+            overlap = np.einsum("nruv,uf,vf->nr", weights, *rates, optimize=True)
+            return Seconds(zeros, zeros[..., 1:, 1:], overlap)
+
+        return PairNodes(log_psi, first, second)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,45 +189,27 @@ class PairTokens(AbstractPairPart):
         longest, shortest = float(self.lengths.max()), float(self.lengths.min())
         return self.law.windows(left + math.log(longest), max(shortest - 1.0, 1.0))
 
-    def at(self, u: Array, v: Array) -> "TokenGrid":
-        return TokenGrid(self.lengths, self.law.at(u, v))
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenGrid(AbstractPairGrid):
-    """Independent tokens on a grid, by the transforms of one token."""
-
-    lengths: Array
-    token: "AbstractPairTransforms"
-
-    def log_psi(self, n: int) -> Array:
-        return self.lengths[n] * self.token.log_phi
-
-    @cached_property
-    def _means(self) -> tuple[Array, Array]:
-        r"""$B_1/\phi$ and $B_2/\phi$."""
-        phi = np.exp(self.token.log_phi)
+    def at(self, u: Array, v: Array) -> PairNodes:
+        token = self.law.at(u, v)
+        phi, lengths = np.exp(token.log_phi), self.lengths
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            first, second = (
-                np.where(phi > 0.0, self.token.first(head) / phi, 0.0) for head in (0, 1)
-            )
-        return first, second
+            means = [np.where(phi > 0.0, token.first(head) / phi, 0.0) for head in (0, 1)]
 
-    def first(self, n: int, head: int) -> Array:
-        return self.lengths[n] * self._means[head]
+        def second(weights: Array) -> Seconds:
+            shape = weights.shape[:2]
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                shares = lengths[:, None, None, None] * weights / phi
+                shares = np.where(weights > 0.0, shares, 0.0)
+            found = token.second(shares.reshape(-1, *phi.shape))
+            total, within, overlap = (row.reshape(*shape, *row.shape[1:]) for row in found)
+            left, right = (mean.reshape(len(mean), -1) for mean in means)
+            for n, rule in np.ndindex(*shape):
+                total[n, rule] -= lengths[n] * (left * weights[n, rule].ravel()) @ right.T
+            return Seconds(total, within, overlap)
 
-    def second(self, weights: Array) -> Seconds:
-        count, rules = weights.shape[:2]
-        phi, lengths = np.exp(self.token.log_phi), self.lengths[:, None, None, None]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            shares = np.where(weights > 0.0, lengths * weights / phi, 0.0)
-        found = self.token.second(shares.reshape(-1, *phi.shape))
-        total, within, overlap = (row.reshape(count, rules, *row.shape[1:]) for row in found)
-        left, right = (mean.reshape(len(mean), -1) for mean in self._means)
-        for n, length in enumerate(self.lengths):
-            for rule in range(rules):
-                total[n, rule] -= length * (left * weights[n, rule].ravel()) @ right.T
-        return Seconds(total, within, overlap)
+        return PairNodes(
+            lambda n: lengths[n] * token.log_phi, lambda n, head: lengths[n] * means[head], second
+        )
 
 
 # ---------------------------------------------------------------- the law of one token
@@ -320,9 +300,7 @@ class ListedPairs(AbstractPairLaw):
 
     def blocks(self, u: Array, v: Array) -> Iterator[tuple[slice, "_Kernel", "_Kernel"]]:
         """Yield some nodes at a time, with the kernels of both heads."""
-        size = max(1, _ENTRIES_AT_ONCE // max(u.size, v.size))
-        for start in range(0, self.weights.size, size):
-            part = slice(start, start + size)
+        for part in blocks(self.weights.size, max(u.size, v.size), _ENTRIES_AT_ONCE):
             yield part, _Kernel(self.scores[0, part], u), _Kernel(self.scores[1, part], v)
 
 
@@ -331,16 +309,16 @@ class _Kernel:
 
     Attributes:
         rate: $e^{s+u}$.
-        lost: $1-e^{-e^{s+u}}$.
-        kept: $e^{-e^{s+u}}$.
+        complement: $1-e^{-e^{s+u}}$.
+        phi: $e^{-e^{s+u}}$.
         heat: $e^{s+u}e^{-e^{s+u}}$.
     """
 
     def __init__(self, scores: Array, places: Array):
         self.rate = np.exp(np.minimum(scores[:, None] + places, LARGEST_EXPONENT))
-        self.lost = -np.expm1(-self.rate)
-        self.kept = np.exp(-self.rate)
-        self.heat = self.rate * self.kept
+        self.complement = -np.expm1(-self.rate)
+        self.phi = np.exp(-self.rate)
+        self.heat = self.rate * self.phi
 
 
 class ListedTransforms(AbstractPairTransforms):
@@ -367,27 +345,25 @@ class ListedTransforms(AbstractPairTransforms):
         """
         shape, (a, b) = (self.u.size, self.v.size), self._near
         count = self.law.features.shape[2]
-        phi, missed = np.zeros(shape), np.zeros((a, b))
+        phi, complement = np.zeros(shape), np.ones(shape)
+        complement[:a, :b] = 0.0
         sums = [np.zeros((count + 1, *shape)) for _ in (0, 1)]
         for part, one, two in self._blocks():
             weights, (left, right) = self.law.weights[part, None], self.law.features[:, part]
-            kept = (one.kept * weights).T
-            phi += kept @ two.kept
-            missed += (one.lost[:, :a] * weights).sum(axis=0)[:, None]
-            missed += kept[:a] @ two.lost[:, :b]
-            sums[0][count] += (one.heat * weights).T @ two.kept
-            sums[1][count] += kept @ two.heat
+            left_phi = (one.phi * weights).T
+            phi += left_phi @ two.phi
+            complement[:a, :b] += (one.complement[:, :a] * weights).sum(axis=0)[:, None]
+            complement[:a, :b] += left_phi[:a] @ two.complement[:, :b]
+            sums[0][count] += (one.heat * weights).T @ two.phi
+            sums[1][count] += left_phi @ two.heat
             for q in range(count):
                 _add_drift(sums[0][q], one, two, weights * left[:, q, None], (a, b))
                 _add_drift(sums[1][q].T, two, one, weights * right[:, q, None], (b, a))
-        log_phi = np.log(np.maximum(phi, 1e-300))
-        log_phi[:a, :b] = np.where(
-            missed < 0.5, np.log1p(-np.minimum(missed, 0.5)), log_phi[:a, :b]
-        )
-        return log_phi, (sums[0], sums[1])
+        return log_from(phi, complement), (sums[0], sums[1])
 
     def second(self, weights: Array) -> tuple[Array, Array, Array]:
         law, count = self.law, self.law.features.shape[2]
+        # The first form needs (q + 1)^2 products of matrices, the second one per length and rule.
         is_short = len(law.within) == 1 and (count + 1) ** 2 < len(weights)
         total, parts = self._by_features(weights) if is_short else self._by_nodes(weights)
         return total, np.tensordot(parts, law.within, axes=1), parts.sum(axis=1)
@@ -439,11 +415,11 @@ def _add_drift(
     """Add sums of e y K, own places by the other's, for mass = weight times y, [j, 1]."""
     a, b = near
     heat = (own.heat * mass).T
-    total[a:] += heat[a:] @ other.kept
-    total[:a, b:] += heat[:a] @ other.kept[:, b:]
+    total[a:] += heat[a:] @ other.phi
+    total[:a, b:] += heat[:a] @ other.phi[:, b:]
     rate = own.rate[:, :a] * mass
-    total[:a, :b] -= (rate * own.lost[:, :a]).sum(axis=0)[:, None]
-    total[:a, :b] -= heat[:a] @ other.lost[:, :b]
+    total[:a, :b] -= (rate * own.complement[:, :a]).sum(axis=0)[:, None]
+    total[:a, :b] -= heat[:a] @ other.complement[:, :b]
 
 
 # ---------------------------------------------------------------- nodes
@@ -525,8 +501,8 @@ def _plane_nodes(
 ) -> tuple[Array, Array, Array]:
     r"""Return nodes for N(0, I) in the span of the whitened tilts: coordinates, masses, basis.
 
-    The rows of the basis are the principal axes of the two tilts, so that nodes are far apart along
-    an axis on which scores hardly depend, and parallel tilts need one axis.
+    The rows of the basis are the principal axes of the two tilts: the step is large along an axis
+    on which scores hardly depend, and parallel tilts need one axis.
     """
     both = np.stack([root @ tilt for tilt in tilts])
     _, sizes, axes = np.linalg.svd(both, full_matrices=False)
@@ -536,7 +512,7 @@ def _plane_nodes(
         return np.zeros((1, 1)), np.ones(1), np.zeros((1, root.shape[0]))
     seen = np.stack([np.zeros(both.shape[1]), *both, both.sum(axis=0)]) @ basis.T
     steps = np.minimum(spacing.widest, spacing.nodes / np.abs(seen[1:3]).max(axis=0))
-    low, high = seen.min(axis=0) - spacing.reach, seen.max(axis=0) + spacing.reach
+    low, high = seen.min(axis=0) - spacing.deviations, seen.max(axis=0) + spacing.deviations
     sharpness = float(np.linalg.norm(both, axis=1).max())
     if (
         not np.prod((high - low) / steps) <= _MOST_NODES
@@ -550,7 +526,7 @@ def _plane_nodes(
     ends = zip(low, high, steps, strict=True)
     lines = [step * np.arange(math.floor(a / step), math.ceil(b / step) + 1) for a, b, step in ends]
     grid = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(lines))
-    near = ((grid[:, None] - seen) ** 2).sum(axis=2).min(axis=1) < spacing.reach**2
+    near = ((grid[:, None] - seen) ** 2).sum(axis=2).min(axis=1) < spacing.deviations**2
     grid = grid[near]
     volume = np.prod(steps) / math.sqrt(2.0 * math.pi) ** len(lines)
     return grid, volume * np.exp(-0.5 * (grid**2).sum(axis=1)), basis
@@ -625,7 +601,7 @@ def pair_integrals(
 
 
 def _places(windows: Sequence[Window], step: float) -> Array:
-    """Return the places on one axis: from where some part counts to where one part ends."""
+    """Return the places on one axis, from the lowest window to the end of the shortest one."""
     lows, highs = zip(*windows, strict=True)
     high = min(highs)
     first, last = math.floor(min(*lows, high) / step), math.ceil(high / step)

@@ -1,7 +1,7 @@
-r"""A law along a tilt: its log-Laplace transform on the complex ray $\{ct\}$.
+r"""A law along a tilt: its log-Laplace transform at complex multiples $ct$ of the tilt.
 
-Attention over an infinite prompt depends on $\Lambda$ at the tilt $t$ alone; over a finite prompt,
-at its complex multiples, too. A measure needs a `log_laplace` that is analytic there.
+Attention over an infinite prompt depends on $\Lambda$ at the tilt $t$ alone. Over a finite prompt
+it also depends on $\Lambda$ at complex multiples of t, so `log_laplace` must be analytic there.
 """
 
 import dataclasses
@@ -29,10 +29,14 @@ LEFT, RIGHT = -60.0, 3.0
 _LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
 _STEP = 1e-4
-_CLOSE = 1e-3
+"""The step of finite differences in the Cauchy-Riemann equations."""
+
+_TOLERANCE = 1e-3
+"""The relative error that the checks of a transform allow."""
+
 _LARGEST = 1e5
 _INSIDE = 1.0 + 1e-4
-"""The tilt is inside a domain that reaches this multiple of it."""
+"""The tilt counts as inside the domain if this multiple of it is."""
 
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
@@ -110,7 +114,7 @@ class Ray:
 
     @cached_property
     def _chunk(self) -> int:
-        """The number of multiples per call: fewer for a measure with many parameters."""
+        """The number of multiples per call; it is smaller for a measure with many parameters."""
         leaves = jax.tree.leaves(eqx.filter(self.measure, eqx.is_array))
         entries = max([self.tilt.size**2, *(leaf.size for leaf in leaves)])
         fitting = 2 ** int(np.log2(max(_ENTRIES_AT_ONCE / entries, 8.0)))
@@ -155,23 +159,22 @@ class Ray:
     def require_analytic(self) -> None:
         """Raise NotAnalyticError unless the transform is an analytic function of the multiple.
 
-        Tests the Cauchy-Riemann equations at a few points, and a bound that holds for every
-        probability measure.
+        Checks the Cauchy-Riemann equations at a few points, and that the transform is at most as
+        large off the real axis as on it.
         """
         try:
-            low, high = self.domain  # finite from 0 to 1, at least
+            low, high = self.domain
         except (NotAnalyticError, OutsideDomainError):
             raise
         except (TypeError, ValueError, NotImplementedError) as error:
             raise NotAnalyticError(
-                f"its `log_laplace` cannot be evaluated: {_words(error)}"
+                f"its `log_laplace` cannot be evaluated: {_summary(error)}"
             ) from error
         if high < _INSIDE:
             with jax.enable_x64(True):
                 self.measure.tilted_mean(to_device(self.tilt))  # raises where it is infinite
         self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
-        self.require_digits()
         step = _STEP / (1.0 + np.abs(axis).max())
         steps = step * np.array([1.0, -1.0, 1j, -1j])
         near = (_PROBES[:, None] + steps).ravel()
@@ -179,27 +182,38 @@ class Ray:
             values = self.log_laplace(np.array([*_PROBES, *near]))
         except (TypeError, ValueError, NotImplementedError) as error:
             raise NotAnalyticError(
-                f"its `log_laplace` does not take complex tilts: {_words(error)}"
+                f"its `log_laplace` does not accept complex tilts: {_summary(error)}"
             ) from error
         if not np.iscomplexobj(values):
             raise NotAnalyticError("its `log_laplace` returns real numbers at complex tilts")
-        here, around = np.split(values, [3])
+        here, nearby = np.split(values, [3])
         if not np.isfinite(values).all():
             raise NotAnalyticError("its `log_laplace` is not finite at complex tilts")
-        east, west, north, south = np.exp(around.reshape(3, 4) - here[:, None]).T
+        east, west, north, south = np.exp(nearby.reshape(3, 4) - here[:, None]).T
         along, across = (east - west) / (2.0 * step), (north - south) / (2j * step)
-        if not np.all(np.abs(along - across) <= _CLOSE * (1.0 + np.abs(along))):
+        if not np.all(np.abs(along - across) <= _TOLERANCE * (1.0 + np.abs(along))):
             raise NotAnalyticError(
                 "its `log_laplace` is not analytic (abs, max and comparisons of a tilt are not: "
                 "choose branches by the sign of its real part)"
             )
-        if np.any(np.real(here) > axis[:-1] + _CLOSE):
+        if np.any(np.real(here) > axis[:-1] + _TOLERANCE):
             raise NotAnalyticError(
-                "its `log_laplace` is larger off the real axis than on it, unlike any transform"
+                "its `log_laplace` is larger off the real axis than on it, which is impossible for "
+                "the transform of a probability measure"
             )
 
-    def require_digits(self) -> None:
-        """Raise NotAnalyticError if the transform is too large for an exponent."""
+    def _require_transform(self, inside: NDArray[np.bool_]) -> None:
+        """Raise NotAnalyticError unless the transform is 0 at 0, convex, and not too large."""
+        at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
+        if abs(at_zero) > _TOLERANCE * 1e-5:
+            raise NotAnalyticError(
+                f"its `log_laplace` is {at_zero:.3g} at zero, where that of a probability is 0"
+            )
+        slopes = np.diff(self.on_points[inside]) / np.diff(POINTS[inside])
+        if np.any(np.diff(slopes) < -_TOLERANCE * (1.0 + np.abs(slopes[1:]))):
+            raise NotAnalyticError(
+                "its `log_laplace` is not convex along the tilt, as that of a probability is"
+            )
         size = float(self.on_points[np.searchsorted(POINTS, 1.0)])
         if abs(size) > _LARGEST:
             raise NotAnalyticError(
@@ -207,22 +221,9 @@ class Ray:
                 f"(at most {_LARGEST:g}); scale the scores down"
             )
 
-    def _require_transform(self, inside: NDArray[np.bool_]) -> None:
-        """Raise NotAnalyticError unless the transform is zero at zero and convex along the tilt."""
-        at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
-        if abs(at_zero) > _CLOSE * 1e-5:
-            raise NotAnalyticError(
-                f"its `log_laplace` is {at_zero:.3g} at zero, where that of a probability is 0"
-            )
-        slopes = np.diff(self.on_points[inside]) / np.diff(POINTS[inside])
-        if np.any(np.diff(slopes) < -_CLOSE * (1.0 + np.abs(slopes[1:]))):
-            raise NotAnalyticError(
-                "its `log_laplace` is not convex along the tilt, as every transform is"
-            )
 
-
-def _words(error: Exception) -> str:
-    """Return the first line of an error, and its type."""
+def _summary(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

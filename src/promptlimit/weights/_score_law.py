@@ -35,7 +35,7 @@ Numbers = NDArray[Any]
 """Real or complex."""
 
 _LARGEST_CENTRED = 30.0
-"""Of $\bar x$, up to which differences from it are exponentiated."""
+"""The largest mean of x at which exponents are measured from that mean."""
 
 _ENTRIES_AT_ONCE = 2**18
 _ROUNDING = 2.0**-50
@@ -135,20 +135,19 @@ class AbstractProducts(abc.ABC):
             weights: w, [n, u].
 
         Returns:
-            The weights of the places, by even and by odd u, [2, n, j], and their rounding error,
-            [n, j].
+            The weights of the places and their rounding errors, [n, j] each.
         """
 
     @abc.abstractmethod
-    def lower(self, centred: Numbers, blur: Array) -> tuple[Array, Array]:
+    def lower(self, centred: Numbers, mean_errors: Array) -> tuple[Array, Array]:
         r"""Return $F_{k-1}$, [u, e], of means of f at the places, [j, e], and its error, [u].
 
-        `blur` is the error of those means, [j].
+        `mean_errors` are the rounding errors of those means, [j].
         """
 
 
 class AbstractScoreLaw(abc.ABC):
-    """The law of a token along a tilt."""
+    """The law of the score and of the value of one token, along a tilt."""
 
     @abc.abstractmethod
     def score_of(self, token: Array) -> float:
@@ -185,7 +184,7 @@ class AbstractScoreLaw(abc.ABC):
     @property
     @abc.abstractmethod
     def offset(self) -> float:
-        """The origin of scores: `score_of` and `log_mean` are measured from it."""
+        """The score from which `score_of` and `log_mean` are measured."""
 
     @property
     @abc.abstractmethod
@@ -196,11 +195,16 @@ class AbstractScoreLaw(abc.ABC):
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Numbers, Numbers, Array, Array]]:
-        r"""Yield places, means of $Vz-T$ there, [j, e], covariances, [j, e, e], and their errors.
+        r"""Yield the mean and the covariance of $Vz-T$ at some places at a time.
 
-        T = `limit` is $V\nabla\Lambda(t)$, and the means add up to zero under the tilted law. The
-        errors, [j] each, are the rounding errors of the means and of the traces of the second
-        moments.
+        Args:
+            value: V, [e, d].
+            limit: $T=V\nabla\Lambda(t)$, [e], so that the mean over the tilted law is zero.
+            products: those of this law, whose places are used.
+
+        Yields:
+            The places, the means, [j, e], the covariances, [j, e, e], and the rounding errors of
+            the means and of the traces of the second moments, [j] each.
         """
 
 
@@ -213,11 +217,6 @@ def require_near(low: float, high: float) -> tuple[float, float]:
             argument="attention",
         )
     return low, high
-
-
-def even_and_odd(part: slice) -> list[slice]:
-    """Return the even and the odd places of a part, counted from its start."""
-    return [slice((rule - part.start) % 2, None, 2) for rule in (0, 1)]
 
 
 def listed_score_means(weights: Array, scores: Array, u: Array) -> PartitionMeans:
@@ -239,8 +238,8 @@ def assembled(
     r"""Return the means from those that add up over the parts of a law.
 
     $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
-    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$, unless `sums` has them about a
-    centre.
+    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$, unless `sums` contains sums
+    about a centre.
 
     Args:
         u: the nodes, [u].
@@ -264,9 +263,9 @@ def assembled(
         slope = np.where(mean <= 1.0, (sums["missing"] - complement * mean) / phi, slope)
         drift = np.where(sums["missing"] <= sums["mass"], sums["drift_missing"], drift)
     kept = {name: sums[name] for name in _KEPT}
-    lost = np.broadcast_to(rounding, u.shape)
+    errors = np.broadcast_to(rounding, u.shape)
     return PartitionMeans(
-        u, log_mean, tilted_mean, log_phi, excess, slope, drift=drift, **kept, rounding=lost
+        u, log_mean, tilted_mean, log_phi, excess, slope, drift=drift, **kept, rounding=errors
     )
 
 
@@ -287,7 +286,7 @@ def _listed_sums(
     pieces = []
     apart = scores - centre[1]
     moments = weights[:, None] * apart[:, None] ** np.arange(3)
-    for part in _blocks(u.size, scores.size):
+    for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
         t = np.minimum(u[part, None] + scores, LARGEST_EXPONENT)
         x = np.exp(t)
         left = np.exp(-x)
@@ -343,8 +342,9 @@ def _damping_apart(left: Array, centre: Array, off: Array) -> Array:
     return np.where(centre <= _LARGEST_CENTRED, precise, left - np.exp(-centre))
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(1, _ENTRIES_AT_ONCE // columns)
+def blocks(rows: int, columns: int, entries: int) -> Iterator[slice]:
+    """Yield blocks of rows, of at most `entries` entries or of one row."""
+    size = max(1, entries // columns)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 

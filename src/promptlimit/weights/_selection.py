@@ -84,7 +84,7 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
     rows[:, 1:] -= rows[:, 1:2]
     _, kept, places = np.unique(rows.round(_DIGITS), axis=0, return_index=True, return_inverse=True)
     sorted_weights = weights[np.argsort(alike, kind="stable")]
-    moments = _kept_moments(rows[kept].tobytes(), sorted_weights.tobytes(), lengths.tobytes())
+    moments = _cached_moments(rows[kept].tobytes(), sorted_weights.tobytes(), lengths.tobytes())
     masses, products, along, score, participation = (part[places.ravel()] for part in moments)
     back = np.argsort(order, axis=1)[:, None]
     products = np.take_along_axis(products, back[..., None], axis=2)
@@ -98,8 +98,8 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
 
 
 @functools.lru_cache(maxsize=4)
-def _kept_moments(rows: bytes, weights: bytes, lengths: bytes) -> tuple[Array, ...]:
-    """Return the moments in the order of `Selection`, at rows of a sharpness and its shifts."""
+def _cached_moments(rows: bytes, weights: bytes, lengths: bytes) -> tuple[Array, ...]:
+    """Return the moments in the order of `Selection`; a row is a sharpness and its shifts."""
     masses, tokens = np.frombuffer(weights), np.frombuffer(lengths)
     kinds, size = masses.size, tokens.size
     table = np.frombuffer(rows).reshape(-1, 1 + kinds)

@@ -1,9 +1,10 @@
 r"""The moments of selection between two components, as differentiable functions inside jit.
 
-Training evaluates them at new tilts in every step. For two components they depend on two numbers:
-for whitened tokens, the component a of the tilt along the line between the means and the length b
-of the rest, $\sigma^2=a^2+b^2$. They are even in b, so $b^2$ is the variable, and smooth at a tilt
-of zero. The tables are quintic splines on a lattice that is fine near zero and coarse far out.
+Training evaluates them at new tilts in every step. For two components and whitened tokens they
+depend on two numbers: the component a of the tilt along the line between the means, and the norm b
+of the orthogonal component, $\sigma^2=a^2+b^2$. They are even in b, so $b^2$ is the variable, in
+which they are smooth at zero. The tables are quintic splines on a lattice that is fine near zero
+and coarse at large tilts.
 """
 
 import functools
@@ -19,17 +20,17 @@ from promptlimit.weights._selection import Selection, selection
 
 _ORDER = 5
 _STEP = 0.2
-_CLOSE = 2.0
-"""Separation beyond which steps along the means are finer: selection changes faster there."""
+_WIDE = 2.0
+"""The separation beyond which steps along the means are finer: selection changes faster there."""
 
 _BEND = 3.0
 """Steps grow in proportion beyond this size of a coordinate."""
 
 _BEYOND = 3
-"""Lattice points outside the range, where a spline ends."""
+"""Lattice points beyond the range on each side, which the splines need."""
 
 _PADDING = 12
-"""Extrapolated points, so that the ends of a spline have no effect inside."""
+"""Extrapolated points, so that the ends of a spline do not affect the range."""
 
 _TINY = 1e-16
 
@@ -59,12 +60,12 @@ class SelectionTable(eqx.Module):
 
     Attributes:
         coefficients: of the splines, [5, points along, points across].
-        reach: the largest sharpness.
+        max_sharpness: the largest sharpness.
         step: of the lattice along the means.
     """
 
     coefficients: Float[Array, "5 along across"]
-    reach: float = eqx.field(static=True)
+    max_sharpness: float = eqx.field(static=True)
     step: float = eqx.field(static=True)
 
     @eqx.filter_jit
@@ -75,10 +76,10 @@ class SelectionTable(eqx.Module):
             along: $a$.
             across: $b^2$.
         """
-        inside = along**2 + across <= self.reach**2
+        inside = along**2 + across <= self.max_sharpness**2
         a = along + jnp.where(inside, 0.0, jnp.nan).astype(along.dtype)
         size = jnp.sqrt(jnp.where(across >= 0.0, across, 0.0) + _TINY)
-        last = _places(self.reach, self.step)
+        last = _places(self.max_sharpness, self.step)
         rows, row_weights = _basis(_bent(a) / self.step + last, self.coefficients.shape[1])
         columns, column_weights = _basis(_bent(size) / _STEP + _BEYOND, self.coefficients.shape[2])
         patch = self.coefficients[:, rows[:, None], columns[None]]
@@ -91,17 +92,17 @@ def _bent(coordinate: Array) -> Array:
     return _BEND * jnp.arcsinh(coordinate / _BEND)
 
 
-def _places(reach: float, step: float) -> int:
+def _places(max_sharpness: float, step: float) -> int:
     """Return the number of steps from zero to the end of the lattice."""
-    return int(np.ceil(_BEND * np.arcsinh(reach / _BEND) / step)) + _BEYOND
+    return int(np.ceil(_BEND * np.arcsinh(max_sharpness / _BEND) / step)) + _BEYOND
 
 
-def _line(reach: float, step: float) -> np.ndarray:
-    return _BEND * np.sinh(step * np.arange(_places(reach, step) + 1) / _BEND)
+def _line(max_sharpness: float, step: float) -> np.ndarray:
+    return _BEND * np.sinh(step * np.arange(_places(max_sharpness, step) + 1) / _BEND)
 
 
 def _step(separation: float) -> float:
-    return _STEP / max(1.0, separation / _CLOSE)
+    return _STEP / max(1.0, separation / _WIDE)
 
 
 def _basis(place: Array, size: int) -> tuple[Array, Array]:
@@ -119,20 +120,23 @@ def _basis(place: Array, size: int) -> tuple[Array, Array]:
 
 @functools.lru_cache(maxsize=32)
 def _coefficients(
-    separation: float, weights: tuple[float, float], lengths: tuple[float, ...], reach: float
+    separation: float,
+    weights: tuple[float, float],
+    lengths: tuple[float, ...],
+    max_sharpness: float,
 ) -> np.ndarray:
     """Return the coefficients at several lengths, [lengths, 5, along, across]."""
     # ndimage is slow to import, and only tables need it.
     from scipy.ndimage import spline_filter1d  # noqa: PLC0415
 
-    line, half = _line(reach, _STEP), _line(reach, _step(separation))
+    line, half = _line(max_sharpness, _STEP), _line(max_sharpness, _step(separation))
     alike = weights[0] == weights[1]
     along = half if alike else np.concatenate([-half[:0:-1], half])
     a, b = (grid.ravel() for grid in np.meshgrid(along, line, indexing="ij"))
     shifts = np.stack([a * separation, np.zeros_like(a)], axis=1)
     moments = selection(np.hypot(a, b), shifts, np.array(weights), np.array(lengths))
     numbers = _ratios(moments, np.hypot(a, b))
-    numbers[:, (a == 0.0) & (b == 0.0)] = _ratios_at_rest(weights, lengths)
+    numbers[:, (a == 0.0) & (b == 0.0)] = _ratios_at_zero(weights, lengths)
     table = np.moveaxis(numbers.reshape(5, along.size, line.size, len(lengths)), 3, 0)
     if alike:  # a change of sign of a exchanges the components
         signs = np.array([1.0, -1.0, 1.0, -1.0, 1.0])[:, None, None]
@@ -158,8 +162,8 @@ def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
     )
 
 
-def _ratios_at_rest(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
-    """Return those numbers at a tilt of zero, by extrapolation: they are even in the tilt."""
+def _ratios_at_zero(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
+    """Return `_ratios` at a tilt of zero by extrapolation, because they are even in the tilt."""
     small = np.array([0.02, 0.04])
     moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
     near, far = np.moveaxis(_ratios(moments, small), 1, 0)
@@ -167,14 +171,17 @@ def _ratios_at_rest(weights: tuple[float, float], lengths: tuple[float, ...]) ->
 
 
 def _extended(table: np.ndarray) -> np.ndarray:
-    """Return a table with more points at the end of its last axis, on the quintic through six."""
+    """Return a table extended along its last axis by the quintic through the last six points."""
     known = np.vander(np.arange(-5.0, 1.0), 6)
     ahead = np.vander(np.arange(1.0, _PADDING + 1.0), 6) @ np.linalg.inv(known)
     return np.concatenate([table, table[..., -6:] @ ahead.T], axis=-1)
 
 
 def selection_tables(
-    separation: float, weights: tuple[float, float], lengths: tuple[float, ...], reach: float
+    separation: float,
+    weights: tuple[float, float],
+    lengths: tuple[float, ...],
+    max_sharpness: float,
 ) -> tuple[SelectionTable, ...]:
     r"""Return the moments of selection between two components, one table per length.
 
@@ -182,8 +189,8 @@ def selection_tables(
         separation: $|m_1-m_2|$ over the standard deviation of a token within its component.
         weights: $\pi_1$ and $\pi_2$.
         lengths: finite; several take as long as the slowest of them.
-        reach: the largest sharpness.
+        max_sharpness: the largest sharpness.
     """
-    tables = _coefficients(float(separation), weights, lengths, float(reach))
+    tables = _coefficients(float(separation), weights, lengths, float(max_sharpness))
     step = _step(float(separation))
-    return tuple(SelectionTable(to_device(table), float(reach), step) for table in tables)
+    return tuple(SelectionTable(to_device(table), float(max_sharpness), step) for table in tables)

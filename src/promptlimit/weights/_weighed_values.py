@@ -20,8 +20,8 @@ from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 _FIRST_STEP, _LAST_STEP = 0.34, 0.04
 """Steps in log frequency, of the first rule and of the finest."""
 
-_BLUR = 0.1
-"""Noise added to values that are functions of their scores, in units of their slope."""
+_NOISE = 0.1
+"""The noise that is added to values without noise of their own, in units of their slope."""
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
 
@@ -70,12 +70,12 @@ class ScoredValues:
 
     @property
     def hull(self) -> tuple[float, float]:
-        """The range that contains, to double precision, every value and so every mean."""
+        """A range that contains every value, and thus every mean, to double precision."""
         spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
     def nodes(self, tilts: float) -> tuple[Array, Array]:
-        r"""Return nodes g and weights for a standard normal tilted up to n times."""
+        r"""Return nodes g and weights for means of $f(g)e^{k\sigma g}$, k up to n = `tilts`."""
         sigma = float(self.sharpness.max())
         top = min(NORMAL_REACH + tilts * sigma, 37.0)
         step = min(0.15, 0.4 / max(sigma, 1e-9))
@@ -132,9 +132,9 @@ def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array,
 
 
 def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:
-    """Return thresholds evenly spaced in asinh of their distance from the mean.
+    """Return thresholds from below the hull to above it, evenly spaced in asinh.
 
-    They are whole steps from the mean and extend just beyond the hull.
+    The variable is asinh((c - mean) / spread), and the mean is one of the thresholds.
     """
     ends = [math.asinh((end - mean) / spread) / step for end in hull]
     return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))
@@ -162,13 +162,13 @@ def upper_tails(
     """
     if length == 1.0:
         return _one_token(tokens, thresholds), np.zeros_like(thresholds)
-    edged = tokens.rests < (0.5 * _BLUR * tokens.slopes) ** 2
+    edged = tokens.rests < (0.5 * _NOISE * tokens.slopes) ** 2
     if not edged.any():
         return _gil_pelaez(tokens, length, thresholds, agreement)
-    blur = np.where(edged, (_BLUR * tokens.slopes) ** 2, 0.0)
+    noise = np.where(edged, (_NOISE * tokens.slopes) ** 2, 0.0)
     (wide, _), (narrow, error) = (
         _gil_pelaez(
-            dataclasses.replace(tokens, rests=tokens.rests + part * blur),
+            dataclasses.replace(tokens, rests=tokens.rests + part * noise),
             length,
             thresholds,
             agreement,
@@ -176,7 +176,7 @@ def upper_tails(
         for part in (1.0, 0.25)
     )
     tails = np.clip(narrow + (narrow - wide) / 3.0, 0.0, 1.0)
-    return tails, error + _BLUR**2 * np.abs(narrow - wide)
+    return tails, error + _NOISE**2 * np.abs(narrow - wide)
 
 
 def _one_token(tokens: ScoredValues, thresholds: Array) -> Array:
@@ -218,7 +218,10 @@ def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float
 
 
 def _one_way(contour: "_Contour", length: float, first: float, step: float) -> Array:
-    """Return the sum from a frequency up, until the power vanishes, or down, until it is real."""
+    """Return the sum over increasing or decreasing frequencies from the first one.
+
+    It ends where the power is negligible (increasing), or linear in the frequency (decreasing).
+    """
     frequency, total = first, np.zeros(contour.terms.shape[0])
     active = np.arange(total.size)
     while active.size:

@@ -11,37 +11,16 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Gaussian
-from promptlimit.weights import brackets, nodes_of, score_transforms, score_window
+from promptlimit.weights import weight_moments
 
 _STEP, _REACH = 0.1, 20.0
 """The step of the midpoint rule over queries, and its end in standard deviations."""
 
 
-def weight_moments(sharpness: float, lengths: np.ndarray) -> np.ndarray:
-    r"""Return $E\,B^4$, $E[B^2S_2]$ and $E\,S_2^2$ at lengths above 1, [3, length].
-
-        E B^4     = ([a44]_1 + [3 a22^2 - 4 s a20 a33]_2 + [6 s^2 a22 a20^2]_3 + [s^4 a20^4]_4)/6
-        E[B^2 S2] = ([a42]_1 + [a22 a20 - 2 s a20 a31]_2 + [s^2 a20^3]_3)/6
-        E S2^2    = ([a40]_1 + [a20^2]_2)/6
-
-    in the transforms $a_{kj}$ of `promptlimit.weights` and $s=\sigma$.
-    """
-    u = nodes_of([score_window(0.0, sharpness, lengths.max(), lengths.min())])
-    transforms = score_transforms(sharpness, u)
-    a, s = transforms.about_sharpness, sharpness
-    a20, a22 = a[1, 0], a[1, 2]
-    integrands = {
-        "fourth": {
-            1: a[3, 4],
-            2: 3 * a22**2 - 4 * s * a20 * a[2, 3],
-            3: 6 * s**2 * a22 * a20**2,
-            4: s**4 * a20**4,
-        },
-        "mixed": {1: a[3, 2], 2: a22 * a20 - 2 * s * a20 * a[2, 1], 3: s**2 * a20**3},
-        "square": {1: a[3, 0], 2: a20**2},
-    }
-    found = brackets(integrands, u, transforms.log_phi, lengths)
-    return np.stack([both.mean(axis=0) / 6 for both in found.values()])
+def fourth_weight_moments(sharpness: float, lengths: np.ndarray) -> np.ndarray:
+    r"""Return $E\,B^4$, $E[B^2S_2]$ and $E\,S_2^2$ at lengths above 1, [3, length]."""
+    found = weight_moments(("BBBB", "BBS", "SS"), sharpness, lengths)
+    return np.stack([moment.value for moment in found.values()])
 
 
 def fourth_moment(
@@ -56,7 +35,7 @@ def fourth_moment(
     e = tilt / sharpness
     p = V @ root @ e
     Q = V @ root @ (np.eye(e.size) - np.outer(e, e)) @ root @ V.T
-    fourth, mixed, square = weight_moments(sharpness, np.array([float(length)]))[:, 0]
+    fourth, mixed, square = fourth_weight_moments(sharpness, np.array([float(length)]))[:, 0]
     size, trace = p @ p, np.trace(Q)
     return float(
         size**2 * fourth
@@ -72,5 +51,5 @@ def mean_fourth_moment(tau: float, lengths: np.ndarray) -> np.ndarray:
     """
     queries = _STEP * (np.arange(round(_REACH / _STEP)) + 0.5)
     density = 2 * _STEP * np.exp(-(queries**2) / 2) / np.sqrt(2 * np.pi)
-    rows = [weight_moments(tau * float(query), lengths)[0] for query in queries]
+    rows = [fourth_weight_moments(tau * float(query), lengths)[0] for query in queries]
     return density @ np.array(rows)
