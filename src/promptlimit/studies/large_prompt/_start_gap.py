@@ -16,12 +16,15 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import equinox as eqx
+import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 
 from promptlimit.attention import Factored
-from promptlimit.studies.large_prompt._batch_gradients import batch_gradients
+from promptlimit.measures import Empirical
 from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
 from promptlimit.weights import weight_statistics
 
@@ -123,6 +126,45 @@ def population_gradient_gap(
     return Gap(np.asarray(square - noise), np.asarray(slack))
 
 
+def batch_gradients(
+    task: LinearRegression,
+    heads: Sequence[Factored],
+    length: int,
+    *,
+    key: PRNGKeyArray,
+    batch: int,
+    batches: int,
+) -> np.ndarray:
+    """Return the gradients of R on batches that all heads share, [head, batch, parameter].
+
+    Args:
+        task: the law of prompts and queries.
+        heads: where the gradient is taken.
+        length: $L$.
+        key: randomness.
+        batch: prompts in a batch.
+        batches: the number of batches.
+    """
+
+    def loss(head: Factored, key: PRNGKeyArray) -> Array:
+        law_key, prompt_key, query_key = jax.random.split(key, 3)
+        law, query_law = task.draw(key=law_key)
+        prompt = Empirical(law.sample(length, key=prompt_key))
+        token = query_law.sample(1, key=query_key)[0]
+        return task.loss(head.attend(prompt, task.query_of(token)), token)
+
+    def mean_loss(head: Factored, keys: PRNGKeyArray) -> Array:
+        return jax.vmap(loss, in_axes=(None, 0))(head, keys).mean()
+
+    @eqx.filter_jit
+    def gradients(heads: Sequence[Factored], key: PRNGKeyArray) -> list[Array]:
+        keys = jax.random.split(key, batch)
+        return [ravel_pytree(eqx.filter_grad(mean_loss)(head, keys))[0] for head in heads]
+
+    rows = [gradients(heads, one) for one in jax.random.split(key, batches)]
+    return np.asarray(rows, dtype=np.float64).swapaxes(0, 1)
+
+
 def same_batch_gradient_gap(
     task: LinearRegression,
     starts: Sequence[Factored],
@@ -173,4 +215,4 @@ def gradient_noise(
         batches: how many the estimate is from.
     """
     gradients = batch_gradients(task, heads, length, key=key, batch=batch, batches=batches)
-    return np.array([rows.var(axis=0, ddof=1).sum() for rows in gradients])
+    return gradients.var(axis=1, ddof=1).sum(axis=1)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from promptlimit.dynamics import FlowPlan, block_start, flow_rate, gradient_flow
 from promptlimit.measures import ar1_covariance
 from promptlimit.reporting import FOURTH, INK, LINEAR, SOFTMAX, THIRD, selectable
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_least, at_most, control_at_least, control_at_most
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._regressions import THETA
 from promptlimit.studies.large_prompt.protocol import protocol_task
@@ -131,23 +131,19 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
         basis=r"theory: the next order is $e^{-\lambda t}$; margin 10 for its coefficient",
     )
     first = flows[0]
-    yield control(
-        at_least(
-            f"{_CASES[0].name}: relative difference of this ratio from $2\\tau^2c^2\\ell^3$, the "
-            "rate with $b$ held fixed",
-            abs(float(first.slopes[-1]) / first.fixed_rate - 1),
-            0.5 * abs(first.rate / first.fixed_rate - 1),
-            basis="half of the difference between the two formulas",
-        )
+    yield control_at_least(
+        f"{_CASES[0].name}: relative difference of this ratio from $2\\tau^2c^2\\ell^3$, the "
+        "rate with $b$ held fixed",
+        abs(float(first.slopes[-1]) / first.fixed_rate - 1),
+        0.5 * abs(first.rate / first.fixed_rate - 1),
+        basis="half of the difference between the two formulas",
     )
-    yield control(
-        at_most(
-            r"smallest ${|\nabla R|}^2/(R - R^*)$ along these flows over $1.1 \times 2\lambda$, a "
-            "constant that is too large",
-            max(float(flow.slopes.min()) / (1.1 * flow.rate) for flow in flows),
-            1.0,
-            basis=r"theory: the ratio tends to $2\lambda$",
-        )
+    yield control_at_most(
+        r"smallest ${|\nabla R|}^2/(R - R^*)$ along these flows over $1.1 \times 2\lambda$, a "
+        "constant that is too large",
+        max(float(flow.slopes.min()) / (1.1 * flow.rate) for flow in flows),
+        1.0,
+        basis=r"theory: the ratio tends to $2\lambda$",
     )
 
 

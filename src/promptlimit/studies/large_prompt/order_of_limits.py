@@ -18,7 +18,7 @@ from promptlimit.attention import SoftmaxAttention
 from promptlimit.dynamics import FlowPlan, StabilisedRungeKutta, gradient_flow
 from promptlimit.reporting import INK, LINEAR, selectable, shades
 from promptlimit.rules import unwrap
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least, control_at_most
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import DIM
@@ -233,24 +233,20 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
             basis="four standard errors; the points do not depend on the seed",
         )
     linear = max(n * float(distance(*_linear_end(n))) for n in (10**3, 10**4, 10**6))
-    yield control(
-        at_most(
-            "linear attention: $L$ times the distance between the end of training and the end of "
-            "the infinite-prompt flow, largest over $L = 10^3, 10^4, 10^6$",
-            linear,
-            _linear_constant(),
-            basis=r"theory: $c_0d^{1/4}/\sqrt2$ with $c_0 = d + 1 + ds^2$",
-        )
+    yield control_at_most(
+        "linear attention: $L$ times the distance between the end of training and the end of "
+        "the infinite-prompt flow, largest over $L = 10^3, 10^4, 10^6$",
+        linear,
+        _linear_constant(),
+        basis=r"theory: $c_0d^{1/4}/\sqrt2$ with $c_0 = d + 1 + ds^2$",
     )
     drifted = flow(1e4, [0.0, 1e5])[:, -1]
-    yield control(
-        at_least(
-            "softmax attention at $t = 10L$, $L = 10^4$, where no convergence is claimed: distance "
-            "from the end of the infinite-prompt flow",
-            float(distance(*drifted)),
-            FAR,
-            basis=f"theory: this distance is reached at ${slow_law(FAR):.3f}L$ in the limit",
-        )
+    yield control_at_least(
+        "softmax attention at $t = 10L$, $L = 10^4$, where no convergence is claimed: distance "
+        "from the end of the infinite-prompt flow",
+        float(distance(*drifted)),
+        FAR,
+        basis=f"theory: this distance is reached at ${slow_law(FAR):.3f}L$ in the limit",
     )
 
 

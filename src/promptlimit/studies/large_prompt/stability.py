@@ -7,7 +7,13 @@ from matplotlib.figure import Figure
 from scipy.stats import beta, binom
 
 from promptlimit.reporting import INK, selectable
-from promptlimit.studies import Check, Setting, amended, at_least, at_most, control
+from promptlimit.studies import (
+    Check,
+    Setting,
+    amended,
+    at_most,
+    control_at_least,
+)
 from promptlimit.studies._checks import LEVEL, LEVEL_FORMULA
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._panels import HEADS
@@ -75,13 +81,11 @@ def stable_training(setting: Setting) -> Iterator[Check]:
             )
         )
     safe = diverging(setting, SAFE)
-    yield control(
-        at_least(
-            r"rate $\eta_c/2$, where descent is stable for both heads: p-value of the same test",
-            sign_test(~safe[0], ~safe[1]),
-            LEVEL,
-            basis=_SIGN_TEST,
-        )
+    yield control_at_least(
+        r"rate $\eta_c/2$, where descent is stable for both heads: p-value of the same test",
+        sign_test(~safe[0], ~safe[1]),
+        LEVEL,
+        basis=_SIGN_TEST,
     )
 
 

@@ -7,17 +7,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from promptlimit.reporting import INK, LINEAR, SOFTMAX, THIRD, selectable
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies._checks import LEVEL, LEVEL_FORMULA, critical_distance
 from promptlimit.studies.large_prompt import STUDY
+from promptlimit.studies.large_prompt._ensembles import local_slopes
 from promptlimit.studies.large_prompt._panels import LAWS, laws_in, of_law, plain_lengths
 from promptlimit.studies.large_prompt._start_gap import population_gradient_gap
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import (
-    ANISOTROPIC,
-    ISOTROPIC,
+    AS_STATED_AND_CODED,
     Arrays,
     by_law,
+    figure_pair,
     gap_lengths,
     mild_starts,
     output_lengths,
@@ -28,8 +29,7 @@ from promptlimit.studies.large_prompt.study import (
 
 def _slope(values: np.ndarray, lengths: Sequence[int]) -> float:
     """Return the slope of the mean over starts between the first length and the last, log-log."""
-    mean = values.mean(axis=0)
-    return float(np.log(mean[-1] / mean[0]) / np.log(lengths[-1] / lengths[0]))
+    return float(local_slopes(values.mean(axis=0)[[0, -1]], [lengths[0], lengths[-1]])[0])
 
 
 def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
@@ -71,7 +71,7 @@ def _of_different_starts(setting: Setting) -> float:
     one, other = mild_starts(setting, "identity", 2)
     pair = [random_start(setting, one, "softmax"), random_start(setting, other, "linear")]
     gaps = [float(population_gradient_gap(task, pair, length).value) for length in (100, 1000)]
-    return float(np.log(gaps[1] / gaps[0]) / np.log(10.0))
+    return float(local_slopes(np.array(gaps), [100, 1000])[0])
 
 
 @STUDY.claim(13, reference="Figure 1", after_parts=True)
@@ -82,35 +82,22 @@ def gaps_at_the_start(setting: Setting) -> Iterator[Check]:
     tokens are in the asymptotic regime for all but one prompt in 10,000.
     """
     yield from slope_checks(setting, "identity", r"$\Sigma = I$")
-    yield control(
-        at_least(
-            "softmax attention at one start and linear attention at another: slope of the "
-            "squared gradient gap of the population risk, $L$ from 100 to 1000",
-            _of_different_starts(setting),
-            -0.5,
-            basis="a quarter of the slope that is claimed",
-        )
+    yield control_at_least(
+        "softmax attention at one start and linear attention at another: slope of the "
+        "squared gradient gap of the population risk, $L$ from 100 to 1000",
+        _of_different_starts(setting),
+        -0.5,
+        basis="a quarter of the slope that is claimed",
     )
 
 
-def _start_gaps_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
-    """Return what Figures 1 and 5 are drawn from."""
-    arrays = {
-        "lengths": np.array(output_lengths(setting)),
-        "gradient_lengths": np.array(gap_lengths(setting)),
-    }
-    for law in laws:
-        arrays |= by_law(law, start_gaps(setting, law))
-    return arrays
-
-
-@STUDY.figure(
-    "Softmax against linear attention at a random start, isotropic covariates",
-    section="paper",
-    reference="Figure 1",
-    after_parts=True,
+@figure_pair(
+    "Softmax against linear attention at a random start",
+    (1, 5),
+    f"{AS_STATED_AND_CODED}, where the covariates of the prompt have another covariance and those "
+    "of the query are standard normal.",
 )
-def figure_1(setting: Setting) -> Arrays:
+def gaps_by_length(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Mean squared gap between softmax and linear attention at the same random start over
     isotropic covariates, against the prompt length $L$: the gap of the outputs, of the gradients on
     a shared batch of 128 prompts, and of the gradients of the population risk. Thick lines are
@@ -119,27 +106,13 @@ def figure_1(setting: Setting) -> Arrays:
     gradients are simulated and shown with two standard errors. Dashed lines have the slopes of the
     theory, $-1$, $-1$ and $-2$.
     """
-    return _start_gaps_arrays(setting, ISOTROPIC)
-
-
-@STUDY.figure(
-    "Softmax against linear attention at a random start, anisotropic covariates",
-    section="paper",
-    reference="Figure 5",
-    after_parts=True,
-)
-def figure_5(setting: Setting) -> Arrays:
-    r"""Mean squared gap between softmax and linear attention at the same random start over
-    anisotropic covariates, whose covariance has entries $2^{-{|i-j|}}$, against the prompt length
-    $L$: the gap of the outputs, of the gradients on a shared batch of 128 prompts, and of the
-    gradients of the population risk. Thick lines are means over starts and thin lines single
-    starts; at each of them ten tokens are in the asymptotic regime for all but one prompt in
-    10,000. Outputs and population gradients are exact; batch gradients are simulated and shown with
-    two standard errors. Dashed lines have the slopes of the theory, $-1$, $-1$ and $-2$. Left: the
-    law that the paper states. Right: the law that a public copy of its code draws, where the
-    covariates of the prompt have another covariance and those of the query are standard normal.
-    """
-    return _start_gaps_arrays(setting, ANISOTROPIC)
+    arrays = {
+        "lengths": np.array(output_lengths(setting)),
+        "gradient_lengths": np.array(gap_lengths(setting)),
+    }
+    for law in laws:
+        arrays |= by_law(law, start_gaps(setting, law))
+    return arrays
 
 
 _SERIES = {
@@ -150,8 +123,7 @@ _SERIES = {
 """Label, colour, the slope of the theory, and where its line lies relative to the curve."""
 
 
-@figure_1.drawing
-@figure_5.drawing
+@gaps_by_length.drawing
 def draw_start_gaps(data: Mapping[str, np.ndarray]) -> Figure:
     """Return one panel for each law."""
     laws = laws_in(data)

@@ -13,8 +13,9 @@ about one training by the first start from which both heads converge at every le
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from promptlimit.dynamics import (
 )
 from promptlimit.results import Training, Trajectory
 from promptlimit.storage import RunFolder
-from promptlimit.studies import Part, Setting, on_accelerator, on_cpu
+from promptlimit.studies import Figure, Part, Setting, on_accelerator, on_cpu
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._start_gap import (
     gradient_noise,
@@ -648,6 +649,55 @@ def along_training(setting: Setting, law: str) -> Arrays:
         "trained_lengths": np.array(training.lengths),
         "trained_steps": training.times / (2 * RATE),
     }
+
+
+class FigurePair(NamedTuple):
+    """A figure of the paper over isotropic covariates, and the same over anisotropic ones."""
+
+    isotropic: Figure
+    anisotropic: Figure
+
+    def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let a function draw both figures: a decorator."""
+        return self.anisotropic.drawing(self.isotropic.drawing(function))
+
+
+def figure_pair(
+    title: str, numbers: tuple[int, int], panels: str
+) -> Callable[[Callable[[Setting, Sequence[str]], Arrays]], FigurePair]:
+    """Register a function of a setting and laws as two figures of the paper: a decorator.
+
+    Args:
+        title: of both, without the law.
+        numbers: of the figures in the paper: over isotropic and over anisotropic covariates.
+        panels: what the panels of the second figure show. Its caption is otherwise that of the
+            first, the docstring of the function.
+    """
+
+    def register(function: Callable[[Setting, Sequence[str]], Arrays]) -> FigurePair:
+        caption = " ".join(str(function.__doc__).split())
+        anisotropic = "anisotropic covariates, whose covariance has entries $2^{-{|i-j|}}$"
+        captions = caption, f"{caption.replace('isotropic covariates', anisotropic)} {panels}"
+        kinds = zip(("isotropic", "anisotropic"), (ISOTROPIC, ANISOTROPIC), strict=True)
+        figures = [
+            STUDY.figure(
+                f"{title}, {kind} covariates",
+                section="paper",
+                reference=f"Figure {number}",
+                after_parts=True,
+                name=f"figure_{number}",
+                caption=text,
+            )(functools.partial(function, laws=laws))
+            for (kind, laws), number, text in zip(kinds, numbers, captions, strict=True)
+        ]
+        return FigurePair(*figures)
+
+    return register
+
+
+AS_STATED_AND_CODED = (
+    "Left: the law that the paper states. Right: the law that a public copy of its code draws"
+)
 
 
 def by_law(law: str, arrays: Arrays) -> Arrays:

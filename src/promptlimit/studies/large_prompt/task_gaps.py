@@ -19,11 +19,12 @@ from promptlimit.studies import (
     Setting,
     at_least,
     at_most,
-    control,
+    control_at_most,
     rejected,
     share_at_least,
 )
 from promptlimit.studies.large_prompt import STUDY
+from promptlimit.studies.large_prompt._ensembles import local_slopes
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.tasks import LinearRegression
 from promptlimit.weights import weight_statistics
@@ -93,10 +94,6 @@ def scalar_gradient_gaps(rho: float, lengths: np.ndarray) -> dict[str, np.ndarra
     return {"value": mass @ weights.score_error, "key_query": (mass * r**2) @ weights.spread_error}
 
 
-def _last_slope(values: np.ndarray, lengths: np.ndarray) -> float:
-    return float(np.log(values[-1] / values[-2]) / np.log(lengths[-1] / lengths[-2]))
-
-
 def _slowest_stretched(rho: float, length: float) -> float:
     r"""Return the slope of $e^{-\sqrt{2\ln L}/\rho}$ in a log-log plot."""
     return -1 / (rho * math.sqrt(2 * math.log(length)))
@@ -143,13 +140,13 @@ def task_averages(setting: Setting) -> Iterator[Check]:
     fit = fit_rate(lengths, gap)
     yield at_most(
         rf"$d = 1$, $u = {rho}$: largest slope of the gap, $L$ from 100 to $10^{{30}}$",
-        float(np.max(np.diff(np.log(gap)) / np.diff(np.log(lengths)))),
+        float(local_slopes(gap, lengths).max()),
         0.0,
         basis="the statement: the gap tends to zero",
     )
     yield at_least(
         rf"$d = 1$, $u = {rho}$: slope of the gap from $L = 10^{{24}}$ to $10^{{30}}$",
-        _last_slope(gap, lengths),
+        float(local_slopes(gap, lengths)[-1]),
         _slowest_stretched(rho, 1e24),
         basis=_STRETCHED,
     )
@@ -176,22 +173,17 @@ def task_averages(setting: Setting) -> Iterator[Check]:
         )
     )
     blind = output_gap(*protocol_problem(0.0), lengths=lengths).value
-    yield control(
-        at_most(
-            "scores that do not read labels, $d = 5$: slope of the gap from $L = 10^{24}$ to "
-            "$10^{30}$",
-            _last_slope(blind, lengths),
-            -0.99,
-            basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$",
-        )
+    yield control_at_most(
+        "scores that do not read labels, $d = 5$: slope of the gap from $L = 10^{24}$ to $10^{30}$",
+        float(local_slopes(blind, lengths)[-1]),
+        -0.99,
+        basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$",
     )
-    yield control(
-        at_most(
-            "the same: how far the local exponent moves from $L = 10^{12}$ on, by `fit_rate`",
-            fit_rate(lengths[-3:], blind[-3:]).reach,
-            _DRIFT,
-            basis="the largest movement that it accepts as a power law",
-        )
+    yield control_at_most(
+        "the same: how far the local exponent moves from $L = 10^{12}$ on, by `fit_rate`",
+        fit_rate(lengths[-3:], blind[-3:]).reach,
+        _DRIFT,
+        basis="the largest movement that it accepts as a power law",
     )
 
 
@@ -213,25 +205,23 @@ def _gradients(rho: float, lengths: np.ndarray) -> Iterator[Check]:
         )
         yield at_most(
             f"{name}, $d = 1$, $u = {rho}$: largest slope of the gap, $L$ from 100 to $10^{{30}}$",
-            float(np.max(np.diff(np.log(gap)) / np.diff(np.log(lengths)))),
+            float(local_slopes(gap, lengths).max()),
             0.0,
             basis="the statement: the gap tends to zero",
         )
         yield at_least(
             f"{name}, $d = 1$, $u = {rho}$: slope of the gap from $L = 10^{{24}}$ to $10^{{30}}$",
-            _last_slope(gap, lengths),
+            float(local_slopes(gap, lengths)[-1]),
             _slowest_stretched(rho, 1e24),
             basis=_STRETCHED,
         )
         blind = gradient_gap(*protocol_problem(0.0), lengths=blind_lengths, wrt=wrt).value
-        yield control(
-            at_most(
-                f"{name}, scores that do not read labels, $d = 5$: slope of the gap from "
-                "$L = 10^{24}$ to $10^{30}$",
-                _last_slope(blind, blind_lengths),
-                -0.99,
-                basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$",
-            )
+        yield control_at_most(
+            f"{name}, scores that do not read labels, $d = 5$: slope of the gap from "
+            "$L = 10^{24}$ to $10^{30}$",
+            float(local_slopes(blind, blind_lengths)[-1]),
+            -0.99,
+            basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$",
         )
 
 
@@ -242,7 +232,7 @@ def _in_five_dimensions(setting: Setting) -> Iterator[Check]:
         rho, ends = gap_exponent(head, task).rho, np.array([1e24, 1e30])
         yield at_least(
             "$d = 5$, $u = e_1$: slope of the gap from $L = 10^{24}$ to $10^{30}$",
-            _last_slope(output_gap(head, task, lengths=ends).value, ends),
+            float(local_slopes(output_gap(head, task, lengths=ends).value, ends)[-1]),
             _slowest_stretched(rho, 1e24),
             basis=_STRETCHED,
         )
@@ -252,7 +242,7 @@ def _in_five_dimensions(setting: Setting) -> Iterator[Check]:
     yield at_most(
         "$d = 5$, $u$ of the median size of random starts: slope of the gap from $L = 10^3$ to "
         "$10^6$, distance from $-1$",
-        abs(_last_slope(output_gap(head, task, lengths=ends).value, ends) + 1),
+        abs(float(local_slopes(output_gap(head, task, lengths=ends).value, ends)[-1]) + 1),
         0.01,
         basis="theory: the first correction is of order $1/L$; margin",
     )
@@ -291,7 +281,7 @@ def draw_task_gap(data: Mapping[str, np.ndarray]) -> Figure:
                 lengths, data["leading"][place - 1], color=INK, dashes=(4, 3), lw=0.9
             )
             selectable(dashed, name)
-        slopes = -np.diff(np.log(gap)) / np.diff(np.log(lengths))
+        slopes = -local_slopes(gap, lengths)
         middle = np.sqrt(lengths[1:] * lengths[:-1])
         selectable(right.plot(middle, slopes, color=colour, label=name), name)
     left.plot([], [], color=INK, dashes=(4, 3), lw=0.9, label="leading order")

@@ -12,7 +12,8 @@ from promptlimit.studies import (
     amended,
     at_least,
     at_most,
-    control,
+    control_at_least,
+    control_at_most,
     rejected,
     share_at_least,
 )
@@ -103,14 +104,12 @@ def random_starts(setting: Setting) -> Iterator[Check]:
             basis="the statement, up to the accuracy of the quadrature",
         )
     )
-    yield control(
-        at_least(
-            "linear attention from a start at zero, a saddle: ratio of the final to the least "
-            "excess, $L = 1000$",
-            float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
-            10.0,
-            basis="a hundred times the tolerance of convergence",
-        )
+    yield control_at_least(
+        "linear attention from a start at zero, a saddle: ratio of the final to the least "
+        "excess, $L = 1000$",
+        float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
+        10.0,
+        basis="a hundred times the tolerance of convergence",
     )
 
 
@@ -237,21 +236,17 @@ def risk_against_length(setting: Setting) -> Iterator[Check]:
         basis="a margin of a tenth, as in the definition of convergence; gradient noise "
         "adds about a hundredth",
     )
-    yield control(
-        at_least(
-            "before training, $L = 1000$: smallest excess over the noise floor",
-            min(before),
-            0.3,
-            basis="ten times what is claimed after training",
-        )
+    yield control_at_least(
+        "before training, $L = 1000$: smallest excess over the noise floor",
+        min(before),
+        0.3,
+        basis="ten times what is claimed after training",
     )
-    yield control(
-        at_least(
-            "softmax attention at $L = 10$, too short: excess over the noise floor",
-            float(final.errors[0][0] - final.floor),
-            0.3,
-            basis="ten times what is claimed at $L = 1000$",
-        )
+    yield control_at_least(
+        "softmax attention at $L = 10$, too short: excess over the noise floor",
+        float(final.errors[0][0] - final.floor),
+        0.3,
+        basis="ten times what is claimed at $L = 1000$",
     )
 
 
@@ -439,12 +434,10 @@ def anisotropic_training(setting: Setting) -> Iterator[Check]:
     for check in [*checks, *_slower(setting, "kms-as-coded")]:
         yield amended(check)
     yield from _slower(setting, "kms")
-    yield control(
-        at_most(
-            "covariates almost on a line, with the same trace: ratio of the least excess of "
-            "linear attention over the noise floor to its isotropic value, $L = 1000$",
-            _on_a_line(),
-            1.0,
-            basis="closed form",
-        )
+    yield control_at_most(
+        "covariates almost on a line, with the same trace: ratio of the least excess of "
+        "linear attention over the noise floor to its isotropic value, $L = 1000$",
+        _on_a_line(),
+        1.0,
+        basis="closed form",
     )
