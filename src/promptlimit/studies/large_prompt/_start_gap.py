@@ -1,4 +1,4 @@
-r"""How far softmax is from linear attention at one random start: outputs and gradients (Figure 1).
+r"""Distance between softmax and linear attention at one random start (Figure 1).
 
 Both heads have the same factors and read the same prompt. Given the weights w and the query, a
 token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard
@@ -153,7 +153,7 @@ def batch_gradients(
         token = query_law.sample(1, key=query_key)[0]
         return task.loss(head.attend(prompt, task.query_of(token)), token)
 
-    def mean_loss(head: Factored, keys: PRNGKeyArray) -> Array:
+    def mean_loss(head: Factored, keys: jax.Array) -> Array:
         return jax.vmap(loss, in_axes=(None, 0))(head, keys).mean()
 
     @eqx.filter_jit
@@ -182,7 +182,7 @@ def same_batch_gradient_gap(
         length: $L$.
         key: randomness.
         batch: prompts in a batch.
-        batches: how many; the spread between them is the error.
+        batches: the number of batches; the spread between them gives the error.
     """
     softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)
@@ -202,7 +202,7 @@ def gradient_noise(
     batch: int = 128,
     batches: int = 32,
 ) -> np.ndarray:
-    r"""Return the trace of the covariance of the gradient of $R$ on a batch, one for each head.
+    r"""Return the trace of the covariance of the gradient of $R$ on a batch, for each head.
 
     Estimated on batches that the heads share.
 
@@ -212,7 +212,7 @@ def gradient_noise(
         length: $L$.
         key: randomness.
         batch: prompts in a batch.
-        batches: how many the estimate is from.
+        batches: the number of batches.
     """
     gradients = batch_gradients(task, heads, length, key=key, batch=batch, batches=batches)
     return gradients.var(axis=1, ddof=1).sum(axis=1)

@@ -39,14 +39,14 @@ _GRID = np.array([2.0, 10.0, 1e3, 1e6, 1e12])
 
 
 class Simulated(NamedTuple):
-    """How many prompts are simulated, and of how many tokens each."""
+    """The number of simulated prompts, and their lengths."""
 
     samples: int
     lengths: tuple[int, ...]
 
 
 Problems = Sequence[tuple[int, float]]
-"""Dimensions and τ at which gaps are held against their bounds."""
+"""Dimensions and τ at which gaps are compared with their bounds."""
 BOUNDED, FEW_BOUNDED = ((1, 2.0), (3, 0.2)), ((3, 0.2),)
 PROMPTS, FEW_PROMPTS = Simulated(10_000, (2, 20, 200)), Simulated(10_000, (20,))
 
@@ -85,7 +85,7 @@ def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
 
 
 def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
-    """Return the exact gap held against simulated prompts."""
+    """Return a check of the exact gap against simulated prompts."""
     name = (
         f"sharpness {_SIMULATED_SHARPNESS:g}, $d = 4$: exact gap compared with "
         f"{prompts.samples:,} simulated prompts"
@@ -175,11 +175,11 @@ def slopes_over_queries(
 ) -> tuple[float, float]:
     """Return the slopes of a gap over standard normal queries, outside and inside the prompt.
 
-    One dimension: the midpoint rule over queries converges geometrically, but for broad queries
-    inside, of which it says no more than a first digit.
+    The midpoint rule over queries in one dimension converges geometrically. For broad queries
+    inside the prompt it is accurate to about one digit.
 
     Args:
-        gap: the gap at the lengths, of a query and whether it is inside; even in the query.
+        gap: returns the gap at the lengths for a query, inside the prompt or not.
         lengths: two lengths.
         nodes: the number of queries.
     """
@@ -224,7 +224,7 @@ def query_in_the_prompt(setting: Setting) -> Iterator[Check]:
 
 
 SHARPNESS = 0.8
-"""Of the head: a thousand tokens are asymptotic, and simulated squares have light tails."""
+"""The sharpness of the head: mild, so that simulated squares have light tails."""
 _GRADIENT_LENGTHS = np.logspace(2, 12, 41).round()
 _FEW_LENGTHS = _GRADIENT_LENGTHS[::4]
 _GAP = {"value": "gap of the gradient in $V$", "key_query": "gap of the gradient in $U$"}
@@ -279,7 +279,7 @@ def _without_the_tilt() -> float:
 
 
 def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
-    """Return what the gap does averaged over Gaussian queries of sharpness 1."""
+    """Return checks of the gap averaged over Gaussian queries of sharpness 1."""
     problem = standard_problem(2, 1.0)
     slopes = local_slopes(
         library_gradient_gap(*problem, _GRADIENT_LENGTHS[::8], wrt=wrt).value,
@@ -312,7 +312,7 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
 def simulated_gradients(
     seed: int, prompts: Simulated = PROMPTS, lengths: np.ndarray = _FEW_LENGTHS
 ) -> list[Check]:
-    """Return the checks of the value gradient, of which one is against simulated prompts."""
+    """Return the checks of the value gradient, one of them against simulated prompts."""
     return _checks("value", seed, prompts, lengths)
 
 

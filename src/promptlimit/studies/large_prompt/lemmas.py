@@ -69,7 +69,7 @@ def _largest_markov(scale: float) -> float:
 
 
 def _simulated_fourth(seed: int) -> float:
-    """Return how far the exact fourth moment is from simulated prompts, in standard errors."""
+    """Return the distance of the exact fourth moment from simulated prompts, in standard errors."""
     attention, law, query = generic_problem(_SHARPNESS)
     rng = np.random.default_rng([seed, 7])
     factor = np.linalg.cholesky(np.asarray(law.covariance))
@@ -92,7 +92,7 @@ def fourth_exponent(tau: float) -> float:
 
 @STUDY.claim(24, reference="Assumptions 3.3 and 4.2(iii), Lemmas C.2, C.5, C.6, C.8 and C.9")
 def moment_lemmas(setting: Setting) -> Iterator[Check]:
-    r"""The moments that Assumptions 3.3 and 4.2(iii) and Lemmas C.5 and C.8 ask for are finite for
+    r"""The moments in Assumptions 3.3 and 4.2(iii) and Lemmas C.5 and C.8 are finite for
     every sub-Gaussian law, with constants $M_{p,q} = \mathbb{E}\,{|z|}^q\,{|\xi + kz|}^p$ for
     Gaussian tokens and $U = kI$, so that the assumptions exclude none of the laws in the paper.
     Lemma C.2 holds with the constant 1 in place of 3. From $L = 2$ on, the second and fourth

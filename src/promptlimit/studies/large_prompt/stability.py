@@ -32,13 +32,16 @@ _SIGN_TEST = f"a sign test at level {LEVEL_FORMULA}"
 
 
 def converging(setting: Setting) -> np.ndarray:
-    """Return from which starts each head converges at L = 1000, Σ = I, [kernel, start]."""
+    """Return whether each head converges from each start at L = 1000, Σ = I, [kernel, start]."""
     starts = ensemble(setting, "identity")
     return starts.converged[:, list(starts.lengths).index(_LONG)]
 
 
 def sign_test(for_softmax: np.ndarray, for_linear: np.ndarray) -> float:
-    """Return the p-value in favour of softmax over the starts that tell the heads apart."""
+    """Return the one-sided p-value of the sign test that softmax attention succeeds more often.
+
+    Starts at which both heads succeed or both fail do not count.
+    """
     wins, losses = int((for_softmax & ~for_linear).sum()), int((for_linear & ~for_softmax).sum())
     return float(binom.sf(wins - 1, wins + losses, 0.5))
 
@@ -48,7 +51,7 @@ def sign_test(for_softmax: np.ndarray, for_linear: np.ndarray) -> float:
     reference="Section 6",
     expected="holds with a change",
     evidence="At the learning rate of the experiments, $10^{-3}$, the two heads get stuck from "
-    "almost the same starts, and hardly one of 64 tells them apart. They differ at large learning "
+    "almost the same starts, and at most a few of 64 differ. The heads differ at large learning "
     "rates. Descent over an infinite prompt is unstable at its optimum from the critical rate "
     "$\\eta_c = \\frac14(d^2(d+1))^{1/4} = 0.87$ on (derived here). At a rate of "
     "$1.1\\,\\eta_c$, over 10 or 40 tokens, descent diverges from most starts for linear "
@@ -115,7 +118,7 @@ def divergence(setting: Setting) -> dict[str, np.ndarray]:
 
 @divergence.drawing
 def draw_divergence(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return shares with their intervals."""
+    """Return shares of diverging starts with their intervals."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axis = figure.subplots()
     for place, (head, colour) in enumerate(HEADS):

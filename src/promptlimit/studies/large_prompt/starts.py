@@ -66,7 +66,10 @@ def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
 
 
 def _of_different_starts(setting: Setting) -> float:
-    """Return the slope of the population gradient gap between two starts, which does not fall."""
+    """Return the slope of the population gradient gap between two different starts.
+
+    This gap tends to a positive limit.
+    """
     task = protocol_task("identity")
     one, other = mild_starts(setting, "identity", 2)
     pair = [random_start(setting, one, "softmax"), random_start(setting, other, "linear")]
@@ -120,12 +123,12 @@ _SERIES = {
     "batch": ("gradient, same batch", LINEAR, -1, 0.35),
     "population": ("gradient, population", THIRD, -2, 1.9),
 }
-"""Label, colour, the slope of the theory, and where its line lies relative to the curve."""
+"""Label, colour, slope of the theory, and the factor between its line and the curve."""
 
 
 @gaps_by_length.drawing
 def draw_start_gaps(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return one panel for each law."""
+    """Return one panel per law."""
     laws = laws_in(data)
     figure = Figure(figsize=(5.6 if len(laws) == 1 else 9.2, 4.2), layout="constrained")
     axes = figure.subplots(1, len(laws), sharey=True, squeeze=False)[0]
@@ -151,7 +154,7 @@ def _series(
     errors: np.ndarray | None,
     style: tuple[str, str],
 ) -> None:
-    """Draw single starts thin and their mean thick, with two standard errors where there are."""
+    """Draw single starts thin and their mean thick, with two standard errors if given."""
     label, colour = style
     for row in values:
         selectable(axis.plot(lengths, row, color=colour, linewidth=0.6, alpha=0.45), label)
@@ -167,7 +170,7 @@ def _series(
 
 
 def _theory(axis: Axes, lengths: np.ndarray, last: float, slope: int, label: str) -> None:
-    """Draw the slope of the theory beside the curve, with its exponent."""
+    """Draw a line with the slope of the theory near the curve, with its exponent."""
     line = last * (lengths / lengths[-1]) ** float(slope)
     selectable(axis.plot(lengths, line, color=INK, linewidth=0.9, dashes=(4, 3)), label)
     note = axis.annotate(

@@ -103,13 +103,13 @@ def end_lengths(setting: Setting) -> tuple[int, ...]:
 
 
 def _first_starts(setting: Setting) -> int:
-    """Return how many random starts are followed in any case."""
+    """Return the least number of random starts that are followed."""
     return 1 if setting.quick else 4
 
 
 @functools.cache
 def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
-    """Return which random starts are followed: the first ones, up to one that converges.
+    """Return the numbers of the random starts that are followed, up to one that converges.
 
     Raises:
         ArithmeticError: if none of a hundred converges; of independent starts of which half
@@ -157,7 +157,7 @@ def random_start(setting: Setting, index: int, kernel: str) -> Factored:
 
 
 SHORTEST = 10
-"""The length from which gaps at the start must be asymptotic."""
+"""The shortest prompts; gaps at the start must be asymptotic there."""
 
 _PROMPTS = 100_000
 
@@ -261,7 +261,7 @@ def block_factors(kernel: str = "softmax") -> Factored:
 def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
     """Return one trajectory to time 600; without a start, from the blocks of the theory.
 
-    From the blocks it is known at its ends alone.
+    From the blocks, only its start and its end are recorded.
     """
     where = "blocks" if start is None else f"start {start}"
     setting.report(f"flow: {law}, {kernel}, L = {length}, {where}")
@@ -282,11 +282,11 @@ def flow_from(
     points: int = 4096,
     tolerance: float | None = None,
 ) -> Trajectory:
-    """Return the flow on as few points as carry it: a flow may follow too few out of bounds.
+    """Return a flow; if it leaves all bounds, which too few points can cause, use more points.
 
-    Steps are as fine as a curve asks for; an end that is asked for alone is the same to six digits
-    with coarser ones, and so is what a quick run shows. Linear heads that are stuck make their flow
-    stiff: the stabilised method takes a fiftieth of the time there, and finer steps cost nothing.
+    The tolerance is that of a curve, 1e-6. It is 1e-5 in quick mode and if only the end is
+    recorded, which has the same six digits. Linear heads that are stuck make their flow stiff: the
+    stabilised method takes a fiftieth of the time there, even with finer steps.
     """
     usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
@@ -320,7 +320,7 @@ class Curves:
         errors: mean squared errors, [kernel, length, start, time].
         distances: squared distances between the factors of the two kernels, [length, start, time].
         best: the least mean squared error, [kernel, length]; see `least_errors`.
-        floor: the variance of the labels, which no predictor goes below.
+        floor: the variance of the labels, a lower bound on every error.
     """
 
     lengths: np.ndarray
@@ -400,7 +400,7 @@ def ends(setting: Setting, law: str) -> Ends:
 
 
 def shown_start(setting: Setting, law: str) -> int:
-    """Return the number of the start that stands for a law in figures of final errors."""
+    """Return the number of the start that represents a law in figures of final errors."""
     return start_numbers(setting, law)[curves(setting, law).shown]
 
 
@@ -448,7 +448,7 @@ ENSEMBLE_TIMES.sort()
 
 
 def ensemble_starts(law: str) -> int:
-    """Return over how many random starts shares are taken."""
+    """Return the number of random starts over which shares are taken."""
     return 64 if law == "identity" else 24
 
 
@@ -540,7 +540,7 @@ def _ensemble_at(
 
 
 _FIRST_OF_ENSEMBLE = 10_000
-"""The number of the first start of an ensemble: others than those of `start_numbers`."""
+"""The number of the first start of an ensemble, above all numbers of `start_numbers`."""
 
 
 def descent_lengths(setting: Setting) -> tuple[int, ...]:
@@ -585,10 +585,10 @@ def descent(setting: Setting, law: str) -> Training:
 
 @functools.cache
 def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarray:
-    """Return from which random starts descent diverges, [kernel, start].
+    """Return whether descent diverges from each random start, [kernel, start].
 
-    Both heads begin at the same factors and see the same batches; different starts see different
-    ones. A run has diverged when its parameters are infinite.
+    Both heads begin at the same factors and see the same batches; each start has its own batches.
+    A run has diverged when its parameters are infinite.
     """
     starts = [functools.partial(uniform_factors, DIM, kernel=kernel) for kernel in KERNELS]
     setting.report(f"descent at rate {rate:.3g}, L = {length}")
@@ -615,12 +615,12 @@ def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarr
 
 @functools.cache
 def noise_rise(setting: Setting, law: str) -> np.ndarray:
-    r"""Return by how much gradient noise lifts the final error, [kernel, `NOISE_LENGTHS`].
+    r"""Return how much gradient noise adds to the final error, [kernel, `NOISE_LENGTHS`].
 
-    Descent at rate $\eta$ with batch gradients of covariance C settles where
-    $H\Sigma+\Sigma H=\eta C$ for the Hessian H of what it descends, and that costs
-    $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ in the mean. With the gradient of $R$,
-    half of it, that is $\eta\,\mathrm{tr}\,C_R$.
+    Descent at rate $\eta$ with batch gradients of covariance C reaches a stationary covariance
+    $\Sigma$ with $H\Sigma+\Sigma H=\eta C$, where H is the Hessian of the objective. It raises the
+    objective by $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ on average. The objective is
+    $2R$, so that this is $\eta\,\mathrm{tr}\,C_R$ in terms of the gradient of $R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
     traces = []
@@ -640,7 +640,7 @@ _FACTORS = ("key_weight", "query_weight", "value_weight", "output")
 
 
 def along_training(setting: Setting, law: str) -> Arrays:
-    """Return what the figures along training share, under one law."""
+    """Return the arrays that all figures along training contain, under one law."""
     trajectories, training = curves(setting, law), descent(setting, law)
     return {
         "lengths": trajectories.lengths,
@@ -658,7 +658,7 @@ class FigurePair(NamedTuple):
     anisotropic: Figure
 
     def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Let a function draw both figures: a decorator."""
+        """Register a function that draws both figures: a decorator."""
         return self.anisotropic.drawing(self.isotropic.drawing(function))
 
 
@@ -701,5 +701,5 @@ AS_STATED_AND_CODED = (
 
 
 def by_law(law: str, arrays: Arrays) -> Arrays:
-    """Return arrays under names that begin with their law."""
+    """Return the arrays with the name of their law as a prefix."""
     return {f"{law}.{name}": array for name, array in arrays.items()}
