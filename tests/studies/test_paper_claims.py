@@ -1,5 +1,6 @@
 """Reference values of the claims on averages over tasks, orders of limits and moments."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -9,7 +10,14 @@ import pytest
 
 import promptlimit as pl
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.large_prompt import STUDY, lemmas, order_of_limits, task_gaps
+from promptlimit.studies.large_prompt import (
+    STUDY,
+    flow_rates,
+    lemmas,
+    length_transfer,
+    order_of_limits,
+    task_gaps,
+)
 from promptlimit.studies.large_prompt._fourth_moments import (
     fourth_weight_moments,
     mean_fourth_moment,
@@ -110,17 +118,64 @@ def test_fourth_moments_of_weights_are_those_of_simulated_prompts() -> None:
     assert (np.abs(drawn.mean(axis=1) - exact) < 5 * error).all()
 
 
-def test_a_wrong_rate_of_the_flow_turns_claim_23_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    claim = CLAIMS["exponential-convergence"]
-    module = __import__(claim.decide.__module__, fromlist=["flow_rate"])
-    right = module.flow_rate
+def test_gradient_gaps_of_one_dimension_are_those_of_simulated_prompts() -> None:
+    rng, rho, prompts, length = np.random.default_rng(4), 0.5, 200_000, 10
+    w, query = rng.normal(size=(2, prompts))
+    x = rng.normal(size=(prompts, length))
+    scores = (rho * query * w)[:, None] * x
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    mean = (p * x).sum(axis=1)
+    spread = (p * x**2).sum(axis=1) - mean**2 - 1
+    drawn = {
+        "value": (1 + w**2) * (mean - rho * query * w) ** 2,
+        "key_query": (w**2 + w**4) * spread**2 * query**2,
+    }
+    exact = task_gaps.scalar_gradient_gaps(rho, np.array([float(length)]))
+    for wrt, squares in drawn.items():
+        error = squares.std() / prompts**0.5
+        assert abs(squares.mean() - exact[wrt][0]) < 5 * error < 0.1 * exact[wrt][0]
+
+
+@pytest.mark.parametrize("constant", ["rate", "pl_constant"])
+def test_a_wrong_constant_of_the_flow_turns_claim_23_red(
+    constant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = flow_rates.flow_rate
+    factor = 1.02 if constant == "rate" else 100.0
 
     def wrong(*given):
         found = right(*given)
-        return type(found)(1.02 * found.rate, found.pl_constant, found.limit_scale)
+        return dataclasses.replace(found, **{constant: factor * getattr(found, constant)})
 
-    monkeypatch.setattr(module, "flow_rate", wrong)
-    assert decide(claim, QUICK).verdict == "does not hold"
+    flow_rates._flow(0), flow_rates._flow(1)  # times are in units of the right rate
+    monkeypatch.setattr(flow_rates, "flow_rate", wrong)
+    assert decide(CLAIMS["exponential-convergence"], QUICK).verdict == "does not hold"
+
+
+@pytest.mark.parametrize("name", ["best_square", "slow_law"])
+def test_a_constant_off_by_two_percent_turns_claim_22_red(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(order_of_limits, name)
+    monkeypatch.setattr(order_of_limits, name, lambda *given: 1.02 * right(*given))
+    assert decide(CLAIMS["order-of-limits"], QUICK).verdict != "holds"
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_heads_trained_at_another_length_turn_claim_21_red(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = length_transfer.train_test_risk
+
+    def wrong(task, train, test, kernel_of_call="softmax", **options):
+        own = options.pop("kernel", kernel_of_call)
+        factor = 1.1 if own == kernel else 1.0
+        lengths = np.ceil(factor * np.asarray(train, dtype=np.float64))
+        return right(task, lengths, test, kernel=own, **options)
+
+    monkeypatch.setattr(length_transfer, "train_test_risk", wrong)
+    assert decide(CLAIMS["longer-prompts"], QUICK).verdict == "does not hold"
 
 
 def test_a_fourth_moment_off_by_a_fifth_turns_claim_24_red(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,19 @@ def best_for_other_lengths(task, lengths, *args, **options):
     return linear_optimum(task, np.ceil(1.1 * np.asarray(lengths)), *args, **options)
 
 
+def risk_at_queries_of_the_prompt(head, task, lengths, **options):
+    if isinstance(task, pl.LinearRegression) and task.label_dim == 1:
+        variances = {"noise_variance": task.noise_variance, "prior_variance": task.prior_variance}
+        task = pl.LinearRegression(task.covariance, **variances)
+    return pl.risk(head, task, lengths, **options)
+
+
+def risk_without_the_noise_of_one_label(head, task, lengths, **options):
+    found = pl.risk(head, task, lengths, **options)
+    extra = 0.5 * task.noise_variance * (task.label_dim > 1)
+    return dataclasses.replace(found, value=found.value - extra)
+
+
 def limit_of_one_label(task, alpha, theta=None):
     one = pl.LinearRegression(task.covariance)
     b = float(block_limit(one, alpha, theta).value[-1, -1])
@@ -40,7 +53,9 @@ def limit_of_one_label(task, alpha, theta=None):
     [
         ("gradients-with-the-query-in-the-prompt", "gradient_moments", query_too_heavy),
         ("queries-of-another-law", "linear_optimum", best_for_other_lengths),
+        ("queries-of-another-law", "risk", risk_at_queries_of_the_prompt),
         ("labels-of-several-dimensions", "block_limit", limit_of_one_label),
+        ("labels-of-several-dimensions", "risk", risk_without_the_noise_of_one_label),
     ],
 )
 def test_a_planted_error_turns_a_remark_red(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 COINS = '''
-from promptlimit.studies import Study, at_least, at_most, control
+from promptlimit.studies import Study, at_least, at_most, control_at_least, control_at_most
 
 STUDY = Study(title="On coins", citation="Author, 2026")
-CONTROL = control(at_least("a loaded coin", 0.9, 0.6))
+CONTROL = control_at_least("a loaded coin", 0.9, 0.6)
 
 @STUDY.claim(1, reference="Theorem 1")
 def fair(setting):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from promptlimit.claims import ReportFolder, control
+from promptlimit.claims import ReportFolder, control_at_least
 from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reporting.page._numbers import formula
@@ -20,7 +20,6 @@ from promptlimit.studies import (
     Setting,
     Study,
     _stored,
-    at_least,
     at_most,
     decide,
     studies,
@@ -34,7 +33,7 @@ from reporting.page.stored_results import figure, plot, write_results
 HEAD = """
 import matplotlib.figure
 import numpy as np
-from promptlimit.studies import Study, at_least, at_most, control
+from promptlimit.studies import Study, at_least, at_most, control_at_least, control_at_most
 
 STUDY = Study(title="On coins", citation="Author, 2026")
 """
@@ -44,7 +43,7 @@ def fair_coin(setting):
     """A coin is
     fair: $p = 1/2$."""
     yield at_most("heads", 0.5, 0.5, basis="theory")
-    yield control(at_least("a loaded coin", 0.9, 0.6, basis="stated"))
+    yield control_at_least("a loaded coin", 0.9, 0.6, basis="stated")
 '''
 FIGURE = '''
 @STUDY.figure("Tosses", reference="Theorem 1")
@@ -154,7 +153,7 @@ def test_checks_may_be_returned_and_figures_may_share_a_drawing() -> None:
     @study.claim(1)
     def returned(setting: Setting) -> list[Check]:
         """A statement."""
-        return [at_most("x", 0.0, 1.0), control(at_least("y", 2.0, 1.0))]
+        return [at_most("x", 0.0, 1.0), control_at_least("y", 2.0, 1.0)]
 
     study.require_complete()
     assert [one.draw for one in study.figures] == [draw, draw]

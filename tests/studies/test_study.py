@@ -8,17 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from promptlimit.attention import Factored
 from promptlimit.dynamics import uniform_factors
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.large_prompt import STUDY
-from promptlimit.studies.large_prompt._batch_gradients import (
-    Batch,
-    batch_gradient,
-    random_batch,
-)
 from promptlimit.studies.large_prompt._start_gap import (
+    batch_gradients,
     population_gradient_gap,
     same_batch_gradient_gap,
     squared_output_gap,
@@ -26,6 +23,7 @@ from promptlimit.studies.large_prompt._start_gap import (
 from promptlimit.studies.large_prompt.protocol import LENGTHS as PROTOCOL_LENGTHS
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import (
+    CRITICAL_RATE,
     ENSEMBLE_TIMES,
     TIMES,
     Curves,
@@ -35,26 +33,10 @@ from promptlimit.studies.large_prompt.study import (
     mild_starts,
     random_start,
 )
-from promptlimit.studies.large_prompt.training_figures import leading_order
 from promptlimit.tasks import LinearRegression, risk_gradient
 
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
 LENGTHS = np.array([10, 100, 1000])
-
-
-@pytest.mark.parametrize(("dim", "noise"), [(5, 0.1), (1, 0.4)])
-def test_the_cost_of_softmax_is_least_where_its_slope_vanishes(dim: int, noise: float) -> None:
-    def cost(o: float) -> float:
-        return (1 - 2 * o) ** (-dim / 2) * (1 + noise + o / (1 - 2 * o)) / o
-
-    low, high = 0.01, 0.49
-    for _ in range(100):
-        middle, step = (low + high) / 2, 1e-6
-        falling = cost(middle + step) < cost(middle - step)
-        low, high = (middle, high) if falling else (low, middle)
-    np.testing.assert_allclose(leading_order(dim, noise), cost(low), rtol=1e-8)
-    if dim == 5:
-        np.testing.assert_allclose(leading_order(dim, noise), 20.8, atol=0.05)
 
 
 def simulated_output_gap(
@@ -102,46 +84,42 @@ def test_the_exact_output_gap_knows_wide_directions_from_narrow_ones() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "linear"])
-def test_gradients_on_a_batch_are_those_of_a_training_script(kernel: str) -> None:
-    def risk(factors: list[jax.Array], scale: float, drawn: Batch) -> jax.Array:
-        K, Q, V, O = factors  # noqa: E741
-        scores = scale * jnp.einsum("blk,bk->bl", drawn.tokens @ K.T, drawn.queries @ Q.T)
-        weights = jax.nn.softmax(scores) if kernel == "softmax" else scores / scores.shape[1]
-        outputs = jnp.einsum("bl,blk->bk", weights, drawn.tokens @ V.T) @ O.T
-        return 0.5 * jnp.mean((outputs[:, -1] - drawn.labels) ** 2)
-
-    drawn = random_batch(protocol_task("kms-as-coded"), 7, 16, np.random.default_rng(0))
-    with jax.enable_x64(True):
-        head = uniform_factors(5, key=jax.random.key(3), kernel=kernel)
-        factors = [3 * leaf for leaf in jax.tree.leaves(head)[:4]]
-        sharp = Factored(kernel, *factors, scale=0.3)
-        double = Batch(*(part.astype(np.float64) for part in drawn))
-        slopes = jax.grad(risk)(factors, 0.3, double)
-    expected = np.concatenate([np.ravel(slope) for slope in slopes])
-    gradient = batch_gradient(sharp, drawn)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
-
-
-def test_a_batch_is_of_the_law_of_its_task() -> None:
-    task = protocol_task("kms-as-coded")
-    drawn = random_batch(task, 3, 100_000, np.random.default_rng(1))
-    pairs = np.concatenate(
-        [drawn.tokens[:, 0], drawn.queries[:, :5], drawn.labels[:, None]], axis=1
+def test_mean_gradients_on_batches_are_those_of_prompts_drawn_in_numpy(kernel: str) -> None:
+    """Textbook attention over prompts of a task whose query has a covariance of its own."""
+    task, rng, length, prompts = (
+        protocol_task("kms-as-coded", dim=2),
+        np.random.default_rng(0),
+        7,
+        4000,
     )
-    C, B = task.covariance, task.query_covariance
-    total = task.prior_variance * np.trace(C) + task.noise_variance
-    asked = task.prior_variance * np.trace(B) + task.noise_variance
-    expected = np.zeros((12, 12))
-    expected[:5, :5], expected[5, 5], expected[6:11, 6:11] = C, total, B
-    expected[11, 11] = asked
-    np.testing.assert_allclose(np.cov(pairs.T), expected, atol=0.012 * total)
-    # Token and query share the weights: the label of one says something of the other's.
-    shared = (drawn.labels * drawn.tokens[:, 0, 5]) * (
-        drawn.tokens[:, 0, :5] * drawn.queries[:, :5]
-    ).sum(axis=1)
-    error = shared.std() / shared.size**0.5
-    x_q = np.einsum("ij,ij->", C, B)
-    assert abs(shared.mean() - task.prior_variance * x_q) < 4 * error
+    with jax.enable_x64(True):
+        head = uniform_factors(2, key=jax.random.key(3), kernel=kernel)
+        factors = [2 * leaf for leaf in jax.tree.leaves(head)[:4]]
+        sharp = Factored(kernel, *factors, scale=0.5)
+        found = batch_gradients(task, [sharp], length, key=jax.random.key(1), batch=100, batches=40)
+
+    w = np.sqrt(task.prior_variance) * rng.normal(size=(prompts, 2))
+    x = rng.normal(size=(prompts, length + 1, 2))
+    x[:, :-1] = x[:, :-1] @ np.linalg.cholesky(task.covariance).T
+    x[:, -1] = x[:, -1] @ np.linalg.cholesky(task.query_covariance).T
+    noise = np.sqrt(task.noise_variance) * rng.normal(size=(prompts, length + 1))
+    y = np.einsum("nld,nd->nl", x, w) + noise
+    tokens = np.concatenate([x[:, :-1], y[:, :-1, None]], axis=2)
+    queries = np.pad(x[:, -1], ((0, 0), (0, 1)))
+
+    def loss(factors: list[jax.Array], tokens, query, label) -> jax.Array:
+        K, Q, V, O = factors  # noqa: E741
+        scores = 0.5 * (tokens @ K.T) @ (Q @ query)
+        weights = jax.nn.softmax(scores) if kernel == "softmax" else scores / length
+        return 0.5 * ((O @ V @ (weights @ tokens))[-1] - label) ** 2
+
+    with jax.enable_x64(True):
+        slopes = jax.vmap(jax.grad(loss), (None, 0, 0, 0))(factors, tokens, queries, y[:, -1])
+    rows = np.concatenate([np.reshape(slope, (prompts, -1)) for slope in slopes], axis=1)
+    means = [(part.mean(axis=0), part.std(axis=0) / len(part) ** 0.5) for part in (found[0], rows)]
+    distance = np.abs(means[0][0] - means[1][0])
+    assert (distance <= 5 * np.hypot(means[0][1], means[1][1]) + 1e-12).all()
+    assert np.linalg.norm(means[1][1]) < 0.2 * np.linalg.norm(means[1][0])
 
 
 def test_gradients_on_large_batches_are_those_of_the_population() -> None:
@@ -156,6 +134,26 @@ def test_gradients_on_large_batches_are_those_of_the_population() -> None:
     excess = found.value - float(exact.value)
     assert -4 * found.error < excess < 0.1 * float(exact.value) + 4 * found.error
     assert found.error < 0.02 * float(exact.value)
+
+
+def test_the_critical_rate_is_two_over_the_largest_curvature_at_balanced_factors() -> None:
+    d, task = 5, protocol_task("identity")
+    scale = 1 / np.sqrt(d + 1)
+    a = 1 / np.sqrt(d * np.sqrt(d + 1))
+    root = np.sqrt(a / scale) * np.eye(d)
+    vector = np.eye(d + 1)[0] / np.sqrt(a)
+
+    def error(factors: list[jax.Array]) -> jax.Array:
+        K, Q, v, o = factors
+        return task.prior_variance * jnp.sum(((o @ v) * scale * K.T @ Q - jnp.eye(d)) ** 2)
+
+    with jax.enable_x64(True):
+        flat, build = ravel_pytree([jnp.asarray(one) for one in (root, root, vector, vector)])
+        slope = jax.grad(lambda x: error(build(x)))(flat)
+        curvatures = np.linalg.eigvalsh(jax.hessian(lambda x: error(build(x)))(flat))
+    assert np.abs(slope).max() < 1e-12
+    assert np.sum(root**2) == pytest.approx(np.sum(vector**2))  # balanced, as the flow keeps it
+    assert 2 / curvatures[-1] == pytest.approx(CRITICAL_RATE, rel=1e-12)
 
 
 def test_the_block_start_in_factors_is_the_one_of_the_theory() -> None:

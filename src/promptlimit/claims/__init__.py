@@ -14,6 +14,7 @@ from promptlimit.claims._claims import Verdict as Verdict
 from promptlimit.claims._claims import amended as amended
 from promptlimit.claims._claims import at_least as at_least
 from promptlimit.claims._claims import at_most as at_most
-from promptlimit.claims._claims import control as control
+from promptlimit.claims._claims import control_at_least as control_at_least
+from promptlimit.claims._claims import control_at_most as control_at_most
 from promptlimit.claims._claims import figure_numbers as figure_numbers
 from promptlimit.claims._report_folder import ReportFolder as ReportFolder

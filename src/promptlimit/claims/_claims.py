@@ -103,13 +103,21 @@ def at_least(
     return Check(name, value, ">=", bound, basis=basis, error=error, false_alarm=false_alarm)
 
 
-def control(check: Check) -> Check:
-    """Return the check as a negative control: it passes if a false statement is detected.
+def control_at_most(name: str, value: float, bound: float, *, basis: str = "") -> Check:
+    """Return a negative control that passes if the value is at most the bound.
 
-    >>> control(at_least("a loaded coin", 0.9, 0.6)).role
+    The value comes from a case in which the statement is known to be false, and passing means that
+    the test detects this.
+
+    >>> control_at_most("share of heads of a loaded coin", 0.1, 0.4).role
     'control'
     """
-    return replace(check, role="control")
+    return Check(name, value, "<=", bound, role="control", basis=basis)
+
+
+def control_at_least(name: str, value: float, bound: float, *, basis: str = "") -> Check:
+    """Return a negative control that passes if the value is at least the bound."""
+    return Check(name, value, ">=", bound, role="control", basis=basis)
 
 
 def amended(check: Check) -> Check:

@@ -1,4 +1,4 @@
-"""Results become pictures and pages. Nothing is computed here, and jax is not imported."""
+"""Draw figures and write pages from results. This package computes nothing and does not use jax."""
 
 from promptlimit.reporting._drawing import FORMATS as FORMATS
 from promptlimit.reporting._drawing import QUICK_FORMATS as QUICK_FORMATS

@@ -14,11 +14,11 @@ from promptlimit.reporting._theme import theme
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
-"""Those of a first look: what the page shows."""
+"""The formats of quick mode: the page needs SVG only."""
 
 _MARGIN = 0.1  # inches around what is drawn
 
-# What would make the same figure differ from run to run.
+# Metadata that would make the same figure differ from run to run.
 _UNDATED: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "svg": {"Date": None},

@@ -16,17 +16,17 @@ from matplotlib.image import AxesImage
 
 INK, FAINT = "#222222", "#b8b8b8"
 LIMIT, CONTRAST = "#d55e00", "#0072b2"
-"""Vermilion for a limit and blue for what is held against it (Okabe and Ito's palette)."""
+"""Vermilion for a limit and blue for comparisons (the palette of Okabe and Ito)."""
 
 SOFTMAX, LINEAR = LIMIT, CONTRAST
 THIRD, FOURTH = "#009e73", "#cc79a7"
-"""Bluish green and reddish purple of the same palette, for what stands beside the two heads."""
+"""Bluish green and reddish purple of the same palette, for further curves."""
 
 SERIES = "series:"
-"""An id that starts so names what a reader of the page may hide; the rest of it is its label."""
+"""The prefix of the ids of series that a reader of the page can hide; their label follows."""
 
 PAINTED = "painted"
-"""The id of what keeps its colours on a dark page, where all else is turned light."""
+"""The id of artists that keep their colours on a dark page, where others turn light."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -54,13 +54,13 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def theme() -> Generator[None]:
-    """Apply the look while drawing, and leave the caller's settings alone."""
+    """Apply the style while drawing, and restore the settings of the caller."""
     with mpl.rc_context(_RC):
         yield
 
 
 def selectable(drawn: Artist | Container | list, label: str) -> None:
-    """Mark what was drawn as part of a series that a reader of the page may hide."""
+    """Mark artists as part of a series that a reader of the page can hide."""
     if isinstance(drawn, Artist):
         drawn.set_gid(f"{SERIES}{label}")
         return
@@ -70,7 +70,7 @@ def selectable(drawn: Artist | Container | list, label: str) -> None:
 
 
 def painted(*drawn: Artist | Colorbar) -> None:
-    """Mark maps, their colour bars and what is written on them: on a dark page they stay as is."""
+    """Mark maps, colour bars and the text on them: they keep their colours on a dark page."""
     for part in drawn:
         if isinstance(part, Colorbar):
             if part.solids is not None:
@@ -96,5 +96,5 @@ def add_colour_bar(image: AxesImage, axis: Axes, *, extend: str) -> None:
 
 
 def shades(count: int) -> list[str]:
-    """Return colours in an order, from dark to light, that can be read by day and by night."""
+    """Return colours from dark to light that are legible on light and dark pages."""
     return [to_hex(shade) for shade in mpl.colormaps["viridis"](np.linspace(0.0, 0.72, count))]

@@ -12,8 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from promptlimit.claims import Check, at_least, at_most, control
-from promptlimit.claims import amended as amended  # noqa: PLC0414  # a check of a study too
+from promptlimit.claims import Check, at_least, at_most
+
+# checks of a study too
+from promptlimit.claims import amended as amended  # noqa: PLC0414
+from promptlimit.claims import control_at_least as control_at_least  # noqa: PLC0414
+from promptlimit.claims import control_at_most as control_at_most  # noqa: PLC0414
 
 LEVEL = 1e-6
 """The probability that a statistical check fails although the statement is true."""
@@ -67,16 +71,15 @@ def beyond_errors(name: str, distance: float) -> Check:
         distance: of the wrong value from the mean, in standard errors. Its own deviation is about
             one, so that the control itself fails with a probability far below `LEVEL`.
     """
-    return control(
-        at_least(
-            f"{name}: distance in standard errors",
-            distance,
-            2 * critical_distance(),
-            error=1.0,
-            basis="twice the critical distance of one comparison",
-            false_alarm=LEVEL,
-        )
+    check = at_least(
+        f"{name}: distance in standard errors",
+        distance,
+        2 * critical_distance(),
+        error=1.0,
+        basis="twice the critical distance of one comparison",
+        false_alarm=LEVEL,
     )
+    return replace(check, role="control")
 
 
 def share_at_least(name: str, successes: int, trials: int, share: float) -> Check:
@@ -106,7 +109,8 @@ def rejected(check: Check) -> Check:
     Args:
         check: from `share_at_least`, of an ensemble known to have another share.
     """
-    return control(replace(check, relation="<=" if check.relation == ">=" else ">="))
+    relation = "<=" if check.relation == ">=" else ">="
+    return replace(check, relation=relation, role="control")
 
 
 def largest_share(successes: int, trials: int) -> float:

@@ -8,7 +8,7 @@ A study is a Python module, or a package whose public submodules each register c
     def fair(setting):
         '''A coin is fair.'''
         yield at_most("distance of the share of heads from 1/2", ..., 0.1, basis="...")
-        yield control(at_least("the same for a loaded coin", ..., 0.3, basis="..."))
+        yield control_at_least("the same for a loaded coin", ..., 0.3, basis="...")
 
     @STUDY.figure("Heads by toss", reference="Figure 1")
     def tosses(setting):

@@ -1,4 +1,4 @@
-"""What is left of a causal model's heads without their far tokens: moments against dropping."""
+"""Heads of a causal model without far tokens: replaced by their moments, or dropped."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ _WAYS = {
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure: one panel a way, every head a dot."""
+    """Return the figure: one panel per method, one dot per head."""
     figure = Figure(figsize=(10.6, 4.0), layout="constrained")
     axes = figure.subplots(1, len(_WAYS), sharey=True)
     layers, heads = data["r2.dropped"].shape

@@ -1,4 +1,4 @@
-"""Flows over several prompt lengths: what they cost, and how far they are from the infinite one."""
+"""Flows over several prompt lengths: their errors, and distances from the infinite-prompt flow."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What Gaussian tokens of a head's moments would do, against what its own tokens do."""
+"""Errors predicted for Gaussian tokens with the moments of a head, against measured errors."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Every head of a model on the plane of length and sharpness, and what its limits explain."""
+"""Every head of a model by length and sharpness, and the share that its limits explain."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ from promptlimit.reporting._theme import FAINT, INK, shades
 
 _LOWEST = -0.5
 _SHOWN = 1e-3
-"""Heads of smaller sharpness lie below the picture."""
+"""The smallest sharpness that is shown."""
 _COLOURS = ListedColormap(shades(256))
 _REGIMES = ("#0072b2", "#b8930b", "#d55e00")
-"""Laid on thinly, so that words on them can be read on a light and on a dark page."""
+"""Drawn almost transparent, so that text on them is legible on light and dark pages."""
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:

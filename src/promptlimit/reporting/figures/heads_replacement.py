@@ -1,4 +1,4 @@
-"""What a model's output does as its heads are replaced by their limits."""
+"""The output of a model as its heads are replaced by their limits."""
 
 from collections.abc import Mapping
 

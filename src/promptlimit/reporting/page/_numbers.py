@@ -1,4 +1,4 @@
-"""Numbers and formulas as a reader writes them."""
+"""Numbers and formulas as HTML."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ _ATTRIBUTES = {
 
 
 def measured(value: float, error: float | None) -> Markup:
-    """Return a number with its error, when it has one, both written alike.
+    """Return a number, with its error if it has one, both in the same notation.
 
     >>> measured(0.0134, 0.00034), measured(2.0e-7, 3.1e-8)
     (Markup('0.0134 ± 0.00034'), Markup('2 × 10<sup>−7</sup> ± 3.1 × 10<sup>−8</sup>'))
@@ -117,7 +117,7 @@ def two_digits(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span in words.
+    """Return a duration as text.
 
     >>> duration(0.234), duration(8.1), duration(125.0), duration(7300.0)
     ('0.23 s', '8 s', '2 min 5 s', '2 h 1 min')

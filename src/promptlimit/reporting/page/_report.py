@@ -1,4 +1,4 @@
-"""A folder of results becomes pages: a first page, and one for each study."""
+"""The pages of a folder of results: a first page, and one page per study."""
 
 import base64
 import os
@@ -80,7 +80,7 @@ def _study_page(study: "Study") -> str:
 
 
 def _several_settings(settings: list[Mapping]) -> str:
-    """Return how many results come from which setting, in words; nothing if there is only one."""
+    """Return the number of results per setting, as text; empty if there is only one setting."""
     counts = Counter(tuple(facts(setting)) for setting in settings)
     if len(counts) < 2:
         return ""
@@ -92,7 +92,7 @@ def _several_settings(settings: list[Mapping]) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """What the pages show of one study."""
+    """A study as the pages show it."""
 
     about: StoredStudy
     results: StoredReport
@@ -125,7 +125,7 @@ class Study:
 
     @property
     def key_figure(self) -> StoredFigure | None:
-        """The figure that stands for the study: the named one, else the first."""
+        """The figure that represents the study: the named one, else the first."""
         named = [f for f in self.results.figures if f.name == self.about.key_figure]
         return next(iter([*named, *self.results.figures]), None)
 
@@ -146,7 +146,7 @@ class Study:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What the contents of its page list."""
+        """The entries in the contents of its page."""
         sections = (
             ("claims", "Claims", map(_claim_entry, self.claims)),
             ("figures", "Figures", map(_figure_entry, self.figures)),
@@ -160,7 +160,7 @@ class Study:
         return tuple(entry for entry in listed if entry.entries)
 
     def drawing(self, figure: StoredFigure) -> Markup:
-        """Return a figure as markup; nothing where there is no picture."""
+        """Return a figure as markup; empty without a picture."""
         content = self.drawings.get((figure.study, figure.name), b"")
         if content.startswith(b"\x89PNG"):
             data = base64.b64encode(content).decode()
@@ -169,7 +169,7 @@ class Study:
         return inline(content, f"{anchor(figure.study)}-f{place}-") if content else Markup()
 
     def address(self, figure: StoredFigure, ending: str) -> str:
-        """Return where a file of a figure lies, seen from the page of the study."""
+        """Return the address of a file of a figure, relative to the page of the study."""
         return quote(os.fsencode(f"figures/{figure.name}.{ending}"))
 
     def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:
@@ -182,7 +182,7 @@ class Study:
 
 
 def _belong(claim: StoredClaim, figure: StoredFigure) -> bool:
-    """Return whether a claim names a figure of the paper, or both the same of its results."""
+    """Return whether a claim and a figure refer to the same figure or result of the paper."""
     stated, drawn = claim.result.reference, figure.reference
     if "Figure" in stated and "Figure" in drawn:
         return bool(set(figure_numbers(stated)) & set(figure_numbers(drawn)))

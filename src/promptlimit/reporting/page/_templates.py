@@ -1,7 +1,7 @@
-"""Pages from templates: one file each, which asks nothing of a network and runs no other script.
+"""Pages from templates: self-contained files that make no network requests.
 
-What comes from data is escaped on its way in. The policy in a page's head names its only style
-sheet and its only script by their hashes.
+Templates escape all data. The security policy in the head of a page allows only its own style
+sheet and script, by their hashes.
 """
 
 import base64
@@ -23,7 +23,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uf
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the contents: where it leads, what it says, a sign before it, lines below it."""
+    """A line of the contents: its target, its label, a mark before it and the entries below it."""
 
     anchor: str
     label: str
@@ -48,8 +48,8 @@ def page_text(
         title: the name in the browser's bar and the heading.
         contents: what is on the page.
         sources: style sheets and scripts besides those of every page.
-        home: where the name of the library leads.
-        values: what the template asks for.
+        home: the target of the link on the name of the library.
+        values: the variables of the template.
     """
     style, script = (_sources(ending, sources) for ending in (".css", ".js"))
     shell = {"style": style, "script": script, "title": title, "contents": contents, "home": home}
@@ -70,7 +70,7 @@ def _source_hash(text: str) -> Markup:
 
 
 def _printable(value: object) -> object:
-    """Return text without what no page can show."""
+    """Return text with unprintable characters replaced."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return _UNPRINTABLE.sub("\ufffd", value)
     return value
@@ -86,7 +86,7 @@ def anchor(*words: str | int) -> str:
 
 
 def verdict_class(verdict: str) -> str:
-    """Return the class a verdict's colour goes by."""
+    """Return the CSS class of a verdict, which determines its colour."""
     return "verdict-" + re.sub("[^a-z]", "-", verdict)
 
 

@@ -12,7 +12,7 @@ from promptlimit.depth import depth_flow
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.reporting import FAINT, LIMIT, selectable, shades
 from promptlimit.results import DepthFlow
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least, control_at_most
 from promptlimit.studies.depth import STUDY
 
 Matrix = NDArray[np.float64]
@@ -97,14 +97,12 @@ def closed_covariance(setting: Setting) -> Iterator[Check]:
         basis="solver: tolerance $10^{-9}$, and errors grow by $1/(1 - 0.9)$ along the "
         "flow; margin 100",
     )
-    yield control(
-        at_least(
-            "$V = {-I}$, $d = 1$: distance of the solved flow from the formula for $V = I$, at "
-            "$t = 0.3$",
-            other[0],
-            0.4,
-            basis="closed form: $6/13$",
-        )
+    yield control_at_least(
+        "$V = {-I}$, $d = 1$: distance of the solved flow from the formula for $V = I$, at "
+        "$t = 0.3$",
+        other[0],
+        0.4,
+        basis="closed form: $6/13$",
     )
 
 
@@ -157,14 +155,12 @@ def blow_up(setting: Setting) -> Iterator[Check]:
         8e-6,
         basis=r"theory: at most $2 \cdot 2$ over $10^6/2$",
     )
-    yield control(
-        at_most(
-            r"$U + U^\top$ negative definite: largest variance of the solved flow at $t = 1000$",
-            max(grown),
-            2e-3,
-            basis=r"theory: $t\,G(t) \le ({-U} - U^\top)^{-1}$, whose eigenvalues are at most "
-            "1; margin 2",
-        )
+    yield control_at_most(
+        r"$U + U^\top$ negative definite: largest variance of the solved flow at $t = 1000$",
+        max(grown),
+        2e-3,
+        basis=r"theory: $t\,G(t) \le ({-U} - U^\top)^{-1}$, whose eigenvalues are at most "
+        "1; margin 2",
     )
 
 
@@ -219,14 +215,12 @@ def low_rank_limits(setting: Setting) -> Iterator[Check]:
         basis=r"theory: ${\|G_0^{-1}\|}\,{\|B^{-1}\|}\,10^{-8}\sqrt{d}$, at most "
         r"$5 \times 10^{-8}$; margin 20",
     )
-    yield control(
-        at_least(
-            "$K = Q$, near the blow-up: smallest distance of the covariance from "
-            r"$\sqrt{G_0}\,P\sqrt{G_0}$",
-            min(missed),
-            0.5,
-            basis=r"theory: $10 \cdot 1/2$ over $2\sqrt{\lceil d/2 \rceil}$, at least 1.4",
-        )
+    yield control_at_least(
+        "$K = Q$, near the blow-up: smallest distance of the covariance from "
+        r"$\sqrt{G_0}\,P\sqrt{G_0}$",
+        min(missed),
+        0.5,
+        basis=r"theory: $10 \cdot 1/2$ over $2\sqrt{\lceil d/2 \rceil}$, at least 1.4",
     )
 
 
@@ -257,13 +251,11 @@ def constant_rank(setting: Setting) -> Iterator[Check]:
         basis="a count; a cut at $10^{-6}$ of the largest eigenvalue separates 0.07 from "
         "the solver's $10^{-9}$",
     )
-    yield control(
-        at_least(
-            "a layer with $I + VGU$ singular: ranks lost, of 3",
-            3.0 - left,
-            1.0,
-            basis=r"a count; in closed form the layer is $I - uu^\top$, which has one rank less",
-        )
+    yield control_at_least(
+        "a layer with $I + VGU$ singular: ranks lost, of 3",
+        3.0 - left,
+        1.0,
+        basis=r"a count; in closed form the layer is $I - uu^\top$, which has one rank less",
     )
 
 
@@ -306,14 +298,11 @@ def thin_layers(setting: Setting) -> Iterator[Check]:
         0.1,
         basis="theory: the next order has relative size $1/K$, 0.05 in the ratio; margin 2",
     )
-    yield control(
-        at_least(
-            "steps not divided by $K$: ratio of the error with $2K$ layers to that with $K$",
-            kept,
-            1.5,
-            basis="theory: the depth doubles, so an error of order 1 is divided by one of order "
-            "$1/K$",
-        )
+    yield control_at_least(
+        "steps not divided by $K$: ratio of the error with $2K$ layers to that with $K$",
+        kept,
+        1.5,
+        basis="theory: the depth doubles, so an error of order 1 is divided by one of order $1/K$",
     )
 
 
@@ -347,13 +336,11 @@ def no_finite_blow_up(setting: Setting) -> Iterator[Check]:
         1.0 + 1e-5,
         basis="theory: 1, since no token is larger; the solver's $10^{-6}$, margin 10",
     )
-    yield control(
-        at_least(
-            r"variance of the limit at $0.9999\,t^*$",
-            law.cov[0, 0, 0],
-            9_000.0,
-            basis="closed form: $1/(1 - 0.9999) = 10^4$",
-        )
+    yield control_at_least(
+        r"variance of the limit at $0.9999\,t^*$",
+        law.cov[0, 0, 0],
+        9_000.0,
+        basis="closed form: $1/(1 - 0.9999) = 10^4$",
     )
 
 

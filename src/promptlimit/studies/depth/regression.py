@@ -13,7 +13,13 @@ from scipy.integrate import solve_ivp
 
 from promptlimit.attention import KernelName, Layer, LinearAttention, SoftmaxAttention, Stack
 from promptlimit.reporting import selectable, shades
-from promptlimit.studies import Check, Setting, amended, at_least, at_most, control
+from promptlimit.studies import (
+    Check,
+    Setting,
+    amended,
+    at_most,
+    control_at_least,
+)
 from promptlimit.studies.depth import STUDY
 from promptlimit.studies.depth.flows import random_covariance
 from promptlimit.tasks import LinearRegression, RotatedRegression, bayes_risk, linear_optimum, risk
@@ -109,14 +115,11 @@ def depth_in_the_limit(setting: Setting) -> Iterator[Check]:
         1e-24,
         basis="rounding error, squared: residuals of $10^{-15}$; margin 1000 before squaring",
     )
-    yield control(
-        at_least(
-            "rotated covariance with spectrum $(1, 1/2, 1/4)$: excess of the best two linear "
-            "layers",
-            two,
-            0.01,
-            basis="Hankel system of order 2: 0.0274; margin 2.7",
-        )
+    yield control_at_least(
+        "rotated covariance with spectrum $(1, 1/2, 1/4)$: excess of the best two linear layers",
+        two,
+        0.01,
+        basis="Hankel system of order 2: 0.0274; margin 2.7",
     )
 
 
@@ -181,14 +184,12 @@ def tied_layers(setting: Setting) -> Iterator[Check]:
         1e-9,
         basis="rounding error: $10^{-16}$ over residuals of $10^{-2}$; margin $10^4$",
     )
-    yield control(
-        at_least(
-            "$K = 2$: ratio of the risk from equal steps to that from unequal steps at $t = 40$",
-            tied / risks[-1],
-            1e3,
-            basis=r"theory: $1/(8t^2) = 8 \times 10^{-5}$ over "
-            r"$e^{-2 \cdot 0.56 \cdot 40} = 4 \times 10^{-20}$",
-        )
+    yield control_at_least(
+        "$K = 2$: ratio of the risk from equal steps to that from unequal steps at $t = 40$",
+        tied / risks[-1],
+        1e3,
+        basis=r"theory: $1/(8t^2) = 8 \times 10^{-5}$ over "
+        r"$e^{-2 \cdot 0.56 \cdot 40} = 4 \times 10^{-20}$",
     )
 
 
@@ -256,14 +257,12 @@ def depth_and_ridge(setting: Setting) -> Iterator[Check]:
             basis="a thousandth of the noise variance 0.1 of the other task",
         )
     )
-    yield control(
-        at_least(
-            "with noise: smallest excess of a single layer over the Bayes risk, relative to the "
-            "Bayes risk above the noise",
-            min(shallow),
-            1.0,
-            basis="stated: the excess of one layer is larger than the Bayes risk above the noise",
-        )
+    yield control_at_least(
+        "with noise: smallest excess of a single layer over the Bayes risk, relative to the "
+        "Bayes risk above the noise",
+        min(shallow),
+        1.0,
+        basis="stated: the excess of one layer is larger than the Bayes risk above the noise",
     )
 
 

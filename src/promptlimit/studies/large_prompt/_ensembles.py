@@ -1,5 +1,7 @@
 """Random problems: parameters and Gaussian laws of moderate size, and prompts that grow."""
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 from jaxtyping import Array, Float
@@ -58,6 +60,11 @@ def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
     weights = np.zeros(len(tokens))
     weights[:count] = 1.0 / count
     return Empirical(tokens, weights)
+
+
+def local_slopes(values: np.ndarray, lengths: np.ndarray | Sequence[float]) -> np.ndarray:
+    """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
+    return np.diff(np.log(values)) / np.diff(np.log(lengths))
 
 
 def relative_error(got: np.ndarray | Array, want: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""What the paper's figures share: panels for laws, colours for lengths, curves along training."""
+"""Shared by the figures of the paper: panels for laws, colours for lengths, training curves."""
 
 from collections.abc import Mapping
 
@@ -20,12 +20,12 @@ HEADS = (("softmax", SOFTMAX), ("linear", LINEAR))
 
 
 def laws_in(data: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the laws a figure's arrays are about, in the order of `LAWS`."""
+    """Return the laws of the arrays of a figure, in the order of `LAWS`."""
     return [law for law in LAWS if any(name.startswith(f"{law}.") for name in data)]
 
 
 def of_law(data: Mapping[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
-    """Return the arrays of one law under their short names."""
+    """Return the arrays of one law, without the prefix of their names."""
     start = f"{law}."
     return {name.removeprefix(start): data[name] for name in data if name.startswith(start)}
 
@@ -37,7 +37,7 @@ def length_colours(lengths: np.ndarray) -> dict[int, str]:
 
 
 def plain_lengths(axis: Axes) -> None:
-    """Put lengths on the horizontal axis in plain numbers."""
+    """Label the horizontal axis with lengths as plain numbers."""
     axis.set_xscale("log")
     axis.set_xticks([10, 30, 100, 300, 1000], ["10", "30", "100", "300", "1000"])
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -45,7 +45,7 @@ def plain_lengths(axis: Axes) -> None:
 
 
 def plain_steps(axis: Axes) -> None:
-    """Put steps on the horizontal axis in plain numbers."""
+    """Label the horizontal axis with steps as plain numbers."""
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -85,7 +85,7 @@ def draw_dots(axis: Axes, arrays: Mapping[str, np.ndarray], values: np.ndarray) 
 
 
 def length_legend(axis: Axes, arrays: Mapping[str, np.ndarray], converged: np.ndarray) -> None:
-    """Write the legend: a length's colour, and how many of its starts converged."""
+    """Add a legend with the colour of each length and the number of starts that converged."""
     colours = length_colours(arrays["lengths"])
     lines, labels = [], []
     for length, row in zip(arrays["lengths"], converged, strict=True):
@@ -95,7 +95,7 @@ def length_legend(axis: Axes, arrays: Mapping[str, np.ndarray], converged: np.nd
 
 
 def plain_errors(axis: Axes) -> None:
-    """Put mean squared errors on the vertical axis in plain numbers."""
+    """Label the vertical axis with mean squared errors as plain numbers."""
     axis.set_yscale("log")
     axis.set_yticks([0.1, 0.2, 0.4, 0.8])
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

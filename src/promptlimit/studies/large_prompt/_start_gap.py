@@ -1,4 +1,4 @@
-r"""How far softmax is from linear attention at one random start: outputs and gradients (Figure 1).
+r"""Distance between softmax and linear attention at one random start (Figure 1).
 
 Both heads have the same factors and read the same prompt. Given the weights w and the query, a
 token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard
@@ -16,12 +16,15 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import equinox as eqx
+import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 
 from promptlimit.attention import Factored
-from promptlimit.studies.large_prompt._batch_gradients import batch_gradients
+from promptlimit.measures import Empirical
 from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
 from promptlimit.weights import weight_statistics
 
@@ -123,6 +126,45 @@ def population_gradient_gap(
     return Gap(np.asarray(square - noise), np.asarray(slack))
 
 
+def batch_gradients(
+    task: LinearRegression,
+    heads: Sequence[Factored],
+    length: int,
+    *,
+    key: PRNGKeyArray,
+    batch: int,
+    batches: int,
+) -> np.ndarray:
+    """Return the gradients of R on batches that all heads share, [head, batch, parameter].
+
+    Args:
+        task: the law of prompts and queries.
+        heads: where the gradient is taken.
+        length: $L$.
+        key: randomness.
+        batch: prompts in a batch.
+        batches: the number of batches.
+    """
+
+    def loss(head: Factored, key: PRNGKeyArray) -> Array:
+        law_key, prompt_key, query_key = jax.random.split(key, 3)
+        law, query_law = task.draw(key=law_key)
+        prompt = Empirical(law.sample(length, key=prompt_key))
+        token = query_law.sample(1, key=query_key)[0]
+        return task.loss(head.attend(prompt, task.query_of(token)), token)
+
+    def mean_loss(head: Factored, keys: jax.Array) -> Array:
+        return jax.vmap(loss, in_axes=(None, 0))(head, keys).mean()
+
+    @eqx.filter_jit
+    def gradients(heads: Sequence[Factored], key: PRNGKeyArray) -> list[Array]:
+        keys = jax.random.split(key, batch)
+        return [ravel_pytree(eqx.filter_grad(mean_loss)(head, keys))[0] for head in heads]
+
+    rows = [gradients(heads, one) for one in jax.random.split(key, batches)]
+    return np.asarray(rows, dtype=np.float64).swapaxes(0, 1)
+
+
 def same_batch_gradient_gap(
     task: LinearRegression,
     starts: Sequence[Factored],
@@ -140,7 +182,7 @@ def same_batch_gradient_gap(
         length: $L$.
         key: randomness.
         batch: prompts in a batch.
-        batches: how many; the spread between them is the error.
+        batches: the number of batches; the spread between them gives the error.
     """
     softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)
@@ -160,7 +202,7 @@ def gradient_noise(
     batch: int = 128,
     batches: int = 32,
 ) -> np.ndarray:
-    r"""Return the trace of the covariance of the gradient of $R$ on a batch, one for each head.
+    r"""Return the trace of the covariance of the gradient of $R$ on a batch, for each head.
 
     Estimated on batches that the heads share.
 
@@ -170,7 +212,7 @@ def gradient_noise(
         length: $L$.
         key: randomness.
         batch: prompts in a batch.
-        batches: how many the estimate is from.
+        batches: the number of batches.
     """
     gradients = batch_gradients(task, heads, length, key=key, batch=batch, batches=batches)
-    return np.array([rows.var(axis=0, ddof=1).sum() for rows in gradients])
+    return gradients.var(axis=1, ddof=1).sum(axis=1)

@@ -18,7 +18,7 @@ from promptlimit.measures import (
     UniformCube,
     UniformSphere,
 )
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._ensembles import (
     generic_problem,
@@ -129,30 +129,24 @@ def elementary_bounds(setting: Setting) -> Iterator[Check]:
         1e-10,
         basis="rounding error, with a margin of $10^5$",
     )
-    yield control(
-        at_least(
-            r"ratio of ${|T[\mu](z)|}$ to its bound for tokens of mean $(1, 1, 1)$, which are "
-            "not centred, at a small query",
-            _shifted_over_bound(),
-            1.0,
-            basis="the bound itself",
-        )
+    yield control_at_least(
+        r"ratio of ${|T[\mu](z)|}$ to its bound for tokens of mean $(1, 1, 1)$, which are "
+        "not centred, at a small query",
+        _shifted_over_bound(),
+        1.0,
+        basis="the bound itself",
     )
-    yield control(
-        at_least(
-            r"largest ratio of $\mathbb{E}\max_i{|z_i|}^2$ to the smaller value $2\sigma^2\ln L$",
-            max(_token_ratios(2.0, 0.0)),
-            1.0,
-            basis="the bound itself",
-        )
+    yield control_at_least(
+        r"largest ratio of $\mathbb{E}\max_i{|z_i|}^2$ to the smaller value $2\sigma^2\ln L$",
+        max(_token_ratios(2.0, 0.0)),
+        1.0,
+        basis="the bound itself",
     )
-    yield control(
-        at_least(
-            "largest distance of linear outputs outside the convex hull of the values",
-            _distance_outside(LinearAttention, rng, key),
-            1e-3,
-            basis="$10^7$ times the tolerance of the statement",
-        )
+    yield control_at_least(
+        "largest distance of linear outputs outside the convex hull of the values",
+        _distance_outside(LinearAttention, rng, key),
+        1e-3,
+        basis="$10^7$ times the tolerance of the statement",
     )
 
 
@@ -251,11 +245,9 @@ def gradient_formulas(setting: Setting) -> Iterator[Check]:
         _EXACT,
         basis=_ROUNDING,
     )
-    yield control(
-        at_least(
-            "gradient with respect to $K$ without the transpose, compared with finite differences",
-            relative_error(untransposed, differences),
-            1e-2,
-            basis="$10^5$ times the tolerance of the statement",
-        )
+    yield control_at_least(
+        "gradient with respect to $K$ without the transpose, compared with finite differences",
+        relative_error(untransposed, differences),
+        1e-2,
+        basis="$10^5$ times the tolerance of the statement",
     )

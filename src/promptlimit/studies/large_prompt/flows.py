@@ -21,7 +21,7 @@ from promptlimit.dynamics import (
 from promptlimit.errors import OutsideTheoremWarning
 from promptlimit.results import Trajectory
 from promptlimit.rules import unwrap
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._regressions import (
     ALPHA,
@@ -78,13 +78,11 @@ def uniform_convergence(setting: Setting) -> Iterator[Check]:
         0.9,
         basis="the statement, with a margin of a tenth",
     )
-    yield control(
-        at_least(
-            "largest gradient gap at $L = 10$: ratio of a ball four times as wide to the ball",
-            wide.gradient / gaps[0].gradient,
-            4.0,
-            basis="theory: growth at least linear, since the risk is a polynomial of higher degree",
-        )
+    yield control_at_least(
+        "largest gradient gap at $L = 10$: ratio of a ball four times as wide to the ball",
+        wide.gradient / gaps[0].gradient,
+        4.0,
+        basis="theory: growth at least linear, since the risk is a polynomial of higher degree",
     )
 
 
@@ -118,13 +116,11 @@ def _with_covariance(
             basis="theory: the excess is $C/L$, with corrections of relative order $C/L = 0.1$ "
             "at $L = 1000$",
         ),
-        control(
-            at_least(
-                f"{name}: final risk above the Bayes risk at $L = 10$, too short",
-                float(excess[0]),
-                _EXCESS,
-                basis=r"the same $\varepsilon$",
-            )
+        control_at_least(
+            f"{name}: final risk above the Bayes risk at $L = 10$, too short",
+            float(excess[0]),
+            _EXCESS,
+            basis=r"the same $\varepsilon$",
         ),
     ]
 
@@ -154,13 +150,11 @@ def learning_in_context(setting: Setting) -> Iterator[Check]:  # nothing is rand
         _EXCESS,
         basis=r"the same $\varepsilon$",
     )
-    yield control(
-        at_least(
-            "start at zero, a saddle: final risk above the Bayes risk",
-            stuck,
-            0.1,
-            basis=r"five times that $\varepsilon$",
-        )
+    yield control_at_least(
+        "start at zero, a saddle: final risk above the Bayes risk",
+        stuck,
+        0.1,
+        basis=r"five times that $\varepsilon$",
     )
 
 
@@ -205,83 +199,40 @@ def flow_limits(setting: Setting) -> Iterator[Check]:  # nothing is random
     finite = gradient_flow(start(task), task, length, plan)
     shift = noisy_limit.value - limit.value - _NOISE / 2
     drift = float(np.ptp(imbalance(limit)))
-    yield at_most(
-        "largest entry outside the blocks along the infinite-prompt flow",
-        block_defect(limit).max(),
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield at_most(
-        "largest entry outside the blocks along the flow at $L = 10$",
-        block_defect(finite).max(),
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield at_most(
-        r"range of ${\|A\|}^2 - b^2$ along the infinite-prompt flow",
-        drift,
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield at_most(
-        "end of the infinite-prompt flow compared with Remark 5.3: largest difference of an entry",
-        _distance(limit, at_once),
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield at_most(
-        r"singular $\Sigma$: end of the infinite-prompt flow compared with Appendix F.3, "
-        "largest difference of an entry",
-        _distance(flat_limit, flat_end),
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield at_most(
-        "label noise, $L = 10$: end of the flow of linear attention compared with the "
-        "optimum of Zhang et al., largest difference of an entry",
-        _distance(linear, best),
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield at_most(
-        "largest squared distance between the infinite-prompt flows with and without label noise",
-        float(trajectory_gap(limit, noisy_limit).value.max()),
-        _DIGITS**2,
-        basis=_SOLVER,
-    )
-    yield at_most(
+    solved = {
+        "largest entry outside the blocks along the infinite-prompt flow": block_defect(
+            limit
+        ).max(),
+        "largest entry outside the blocks along the flow at $L = 10$": block_defect(finite).max(),
+        r"range of ${\|A\|}^2 - b^2$ along the infinite-prompt flow": drift,
+        "end of the infinite-prompt flow compared with Remark 5.3: largest difference of an "
+        "entry": _distance(limit, at_once),
+        r"singular $\Sigma$: end of the infinite-prompt flow compared with Appendix F.3, largest "
+        "difference of an entry": _distance(flat_limit, flat_end),
+        "label noise, $L = 10$: end of the flow of linear attention compared with the optimum of "
+        "Zhang et al., largest difference of an entry": _distance(linear, best),
+        "largest distance between the infinite-prompt flows with and without label noise": float(
+            np.sqrt(trajectory_gap(limit, noisy_limit).value.max())
+        ),
         "largest change of the infinite-prompt risk due to label noise, apart from half its "
-        "variance",
-        float(np.abs(shift).max()),
-        _DIGITS,
-        basis=_SOLVER,
-    )
-    yield control(
-        at_least(
-            r"range of ${\|A\|}^2 - b^2$ along the flow at $L = 10$, which does not conserve it",
-            float(np.ptp(imbalance(finite))),
-            1e-3,
-            basis="$10^5$ times the tolerance of the statement",
+        "variance": float(np.abs(shift).max()),
+    }
+    for name, value in solved.items():
+        yield at_most(name, value, _DIGITS, basis=_SOLVER)
+    detected = {
+        r"range of ${\|A\|}^2 - b^2$ along the flow at $L = 10$, which does not conserve "
+        "it": float(np.ptp(imbalance(finite))),
+        r"singular $\Sigma$: end of the infinite-prompt flow compared with the formula that keeps "
+        r"$\Sigma^+$ and omits the start, largest difference of an entry": _distance(
+            flat_limit, inverse_only
+        ),
+        "label noise, $L = 10$: end of the flow of linear attention compared with the optimum "
+        "without noise, largest difference of an entry": _distance(linear, without),
+    }
+    for name, value in detected.items():
+        yield control_at_least(
+            name, value, 1e-3, basis="$10^5$ times the tolerance of the statement"
         )
-    )
-    yield control(
-        at_least(
-            r"singular $\Sigma$: end of the infinite-prompt flow compared with the formula that "
-            r"keeps $\Sigma^+$ and omits the start, largest difference of an entry",
-            _distance(flat_limit, inverse_only),
-            1e-3,
-            basis="$10^5$ times the tolerance of the statement",
-        )
-    )
-    yield control(
-        at_least(
-            "label noise, $L = 10$: end of the flow of linear attention compared with the "
-            "optimum without noise, largest difference of an entry",
-            _distance(linear, without),
-            1e-3,
-            basis="$10^5$ times the tolerance of the statement",
-        )
-    )
 
 
 _FINAL_EXCESS = 0.05
@@ -352,30 +303,24 @@ def flows_converge(setting: Setting) -> Iterator[Check]:
         0.5,
         basis="the statement, with a margin of a half",
     )
-    yield control(
-        at_least(
-            "largest ratio of the distance between the flows to a thousandth of its bound",
-            1e3 * max(outside),
-            1.0,
-            basis="the bound itself",
-        )
+    yield control_at_least(
+        "largest ratio of the distance between the flows to a thousandth of its bound",
+        1e3 * max(outside),
+        1.0,
+        basis="the bound itself",
     )
-    yield control(
-        at_least(
-            r"squared distance between the flows at $t = \infty$ and $L = 10^4$, where no "
-            "convergence is claimed",
-            float(gaps[-1, -1]),
-            0.1,
-            basis="theory: in the end softmax attention moves along its minima by a distance of "
-            "order one",
-        )
+    yield control_at_least(
+        r"squared distance between the flows at $t = \infty$ and $L = 10^4$, where no "
+        "convergence is claimed",
+        float(gaps[-1, -1]),
+        0.1,
+        basis="theory: in the end softmax attention moves along its minima by a distance of "
+        "order one",
     )
-    yield control(
-        at_least(
-            "final risk at $L = 10$, which is too short, above that of the infinite-prompt "
-            rf"flow, for $\varepsilon = {_FINAL_EXCESS}$",
-            float(excess[0]),
-            _FINAL_EXCESS,
-            basis=r"the same $\varepsilon$",
-        )
+    yield control_at_least(
+        "final risk at $L = 10$, which is too short, above that of the infinite-prompt "
+        rf"flow, for $\varepsilon = {_FINAL_EXCESS}$",
+        float(excess[0]),
+        _FINAL_EXCESS,
+        basis=r"the same $\varepsilon$",
     )

@@ -19,7 +19,7 @@ from promptlimit.reporting.figures import gap_curve as gap_drawing
 from promptlimit.results import GapReport
 from promptlimit.studies import Setting
 from promptlimit.studies.large_prompt import STUDY
-from promptlimit.studies.large_prompt._ensembles import standard_problem
+from promptlimit.studies.large_prompt._ensembles import local_slopes, standard_problem
 from promptlimit.weights import weight_statistics
 
 SHARPNESSES = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
@@ -170,8 +170,8 @@ def _exponent(tau: float) -> float:
 
 def _slope(tau: float, near: float) -> float:
     """Return minus the slope of the exact squared gap over two decades about a length."""
-    gap = output_gap(*standard_problem(1, tau), np.array([near / 10, near * 10])).value
-    return float(-np.log(gap[1] / gap[0]) / np.log(100.0))
+    lengths = np.array([near / 10, near * 10])
+    return float(-local_slopes(output_gap(*standard_problem(1, tau), lengths).value, lengths)[0])
 
 
 @sharp_exponent.drawing

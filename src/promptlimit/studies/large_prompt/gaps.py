@@ -13,9 +13,20 @@ from promptlimit.concentration import gradient_gap as library_gradient_gap
 from promptlimit.concentration import output_gap as library_output_gap
 from promptlimit.finite import gradient_moments, prompt_moments
 from promptlimit.measures import Gaussian
-from promptlimit.studies import Check, Setting, at_least, at_most, control, within_errors
+from promptlimit.studies import (
+    Check,
+    Setting,
+    at_least,
+    at_most,
+    control_at_least,
+    within_errors,
+)
 from promptlimit.studies.large_prompt import STUDY
-from promptlimit.studies.large_prompt._ensembles import generic_problem, standard_problem
+from promptlimit.studies.large_prompt._ensembles import (
+    generic_problem,
+    local_slopes,
+    standard_problem,
+)
 from promptlimit.weights import weight_statistics
 
 _SHARPNESSES = np.array([0.5, 1.0, 2.0, 3.0, 4.0])
@@ -28,21 +39,16 @@ _GRID = np.array([2.0, 10.0, 1e3, 1e6, 1e12])
 
 
 class Simulated(NamedTuple):
-    """How many prompts are simulated, and of how many tokens each."""
+    """The number of simulated prompts, and their lengths."""
 
     samples: int
     lengths: tuple[int, ...]
 
 
 Problems = Sequence[tuple[int, float]]
-"""Dimensions and τ at which gaps are held against their bounds."""
+"""Dimensions and τ at which gaps are compared with their bounds."""
 BOUNDED, FEW_BOUNDED = ((1, 2.0), (3, 0.2)), ((3, 0.2),)
 PROMPTS, FEW_PROMPTS = Simulated(10_000, (2, 20, 200)), Simulated(10_000, (20,))
-
-
-def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
-    return np.diff(np.log(values)) / np.diff(np.log(lengths))
 
 
 def _simulation_distances(seed: int, prompts: Simulated) -> np.ndarray:
@@ -79,7 +85,7 @@ def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
 
 
 def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
-    """Return the exact gap held against simulated prompts."""
+    """Return a check of the exact gap against simulated prompts."""
     name = (
         f"sharpness {_SIMULATED_SHARPNESS:g}, $d = 4$: exact gap compared with "
         f"{prompts.samples:,} simulated prompts"
@@ -136,22 +142,18 @@ def output_gap(setting: Setting) -> Iterator[Check]:
         1.0,
         basis="the statement is an upper bound",
     )
-    yield control(
-        at_least(
-            "gap of a single token, where the printed bound "
-            r"$c_1\sigma^6\ln L / L^{c_2/\sigma^2}$ is 0",
-            float(at_one),
-            0.1,
-            basis=r"theory: here the gap of one token is $1 + \tau^2$",
-        )
+    yield control_at_least(
+        "gap of a single token, where the printed bound "
+        r"$c_1\sigma^6\ln L / L^{c_2/\sigma^2}$ is 0",
+        float(at_one),
+        0.1,
+        basis=r"theory: here the gap of one token is $1 + \tau^2$",
     )
-    yield control(
-        at_least(
-            "sharpness 8, beyond the freezing length: slope from $L = 10^3$ to $10^4$",
-            float(local_slopes(frozen, np.array([1e3, 1e4]))[0]),
-            -0.5,
-            basis="half of the slope that is claimed",
-        )
+    yield control_at_least(
+        "sharpness 8, beyond the freezing length: slope from $L = 10^3$ to $10^4$",
+        float(local_slopes(frozen, np.array([1e3, 1e4]))[0]),
+        -0.5,
+        basis="half of the slope that is claimed",
     )
 
 
@@ -173,11 +175,11 @@ def slopes_over_queries(
 ) -> tuple[float, float]:
     """Return the slopes of a gap over standard normal queries, outside and inside the prompt.
 
-    One dimension: the midpoint rule over queries converges geometrically, but for broad queries
-    inside, of which it says no more than a first digit.
+    The midpoint rule over queries in one dimension converges geometrically. For broad queries
+    inside the prompt it is accurate to about one digit.
 
     Args:
-        gap: the gap at the lengths, of a query and whether it is inside; even in the query.
+        gap: returns the gap at the lengths for a query, inside the prompt or not.
         lengths: two lengths.
         nodes: the number of queries.
     """
@@ -212,19 +214,17 @@ def query_in_the_prompt(setting: Setting) -> Iterator[Check]:
         basis=r"theory: at $\tau = 1/2$ the correction is of order $1/L$, and $L = 10^5$; "
         "margin",
     )
-    yield control(
-        at_least(
-            "queries ten times broader than the tokens: slope with the query in the prompt "
-            "minus slope without",
-            broad_inside - broad_outside,
-            0.3,
-            basis="thirty times the tolerance of the statement",
-        )
+    yield control_at_least(
+        "queries ten times broader than the tokens: slope with the query in the prompt "
+        "minus slope without",
+        broad_inside - broad_outside,
+        0.3,
+        basis="thirty times the tolerance of the statement",
     )
 
 
 SHARPNESS = 0.8
-"""Of the head: a thousand tokens are asymptotic, and simulated squares have light tails."""
+"""The sharpness of the head: mild, so that simulated squares have light tails."""
 _GRADIENT_LENGTHS = np.logspace(2, 12, 41).round()
 _FEW_LENGTHS = _GRADIENT_LENGTHS[::4]
 _GAP = {"value": "gap of the gradient in $V$", "key_query": "gap of the gradient in $U$"}
@@ -279,7 +279,7 @@ def _without_the_tilt() -> float:
 
 
 def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
-    """Return what the gap does averaged over Gaussian queries of sharpness 1."""
+    """Return checks of the gap averaged over Gaussian queries of sharpness 1."""
     problem = standard_problem(2, 1.0)
     slopes = local_slopes(
         library_gradient_gap(*problem, _GRADIENT_LENGTHS[::8], wrt=wrt).value,
@@ -300,13 +300,11 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
             1.0,
             basis="the statement is an upper bound",
         ),
-        control(
-            at_least(
-                f"{_GAP[wrt]}: value for a single token, where the printed bound is 0",
-                one,
-                0.1,
-                basis="far above rounding error",
-            )
+        control_at_least(
+            f"{_GAP[wrt]}: value for a single token, where the printed bound is 0",
+            one,
+            0.1,
+            basis="far above rounding error",
         ),
     ]
 
@@ -314,7 +312,7 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
 def simulated_gradients(
     seed: int, prompts: Simulated = PROMPTS, lengths: np.ndarray = _FEW_LENGTHS
 ) -> list[Check]:
-    """Return the checks of the value gradient, of which one is against simulated prompts."""
+    """Return the checks of the value gradient, one of them against simulated prompts."""
     return _checks("value", seed, prompts, lengths)
 
 
@@ -330,12 +328,10 @@ def gradient_gap(setting: Setting) -> Iterator[Check]:
     yield from _checks("key_query", seed, *effort)
     yield from _over_queries("value", bounded)
     yield from _over_queries("key_query", bounded)
-    yield control(
-        at_least(
-            "relative difference of the gap for $U$ from ${|z|}^2$ times the gap for $V$, which "
-            "would confuse the two",
-            _without_the_tilt(),
-            0.05,
-            basis="far above rounding error",
-        )
+    yield control_at_least(
+        "relative difference of the gap for $U$ from ${|z|}^2$ times the gap for $V$, which "
+        "would confuse the two",
+        _without_the_tilt(),
+        0.05,
+        basis="far above rounding error",
     )

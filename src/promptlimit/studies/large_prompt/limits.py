@@ -26,10 +26,9 @@ from promptlimit.reporting import CONTRAST, LIMIT
 from promptlimit.studies import (
     Check,
     Setting,
-    at_least,
     at_most,
     beyond_errors,
-    control,
+    control_at_least,
     within_errors,
 )
 from promptlimit.studies.large_prompt import STUDY
@@ -134,14 +133,12 @@ def gaussian_limit(setting: Setting) -> Iterator[Check]:
         )
         for name, error in errors.items()
     )
-    yield control(
-        at_least(
-            "two-valued tokens with the same mean and covariance, sharpness 1: distance from "
-            "the formula",
-            _rademacher_departure(),
-            0.01,
-            basis="$10^8$ times the tolerance of the statement",
-        )
+    yield control_at_least(
+        "two-valued tokens with the same mean and covariance, sharpness 1: distance from "
+        "the formula",
+        _rademacher_departure(),
+        0.01,
+        basis="$10^8$ times the tolerance of the statement",
     )
 
 
@@ -193,13 +190,11 @@ def linear_is_the_limit(setting: Setting) -> Iterator[Check]:
         for name, value in differences.items()
     )
     yield from (
-        control(
-            at_least(
-                name,
-                value,
-                1e-2,
-                basis="$10^8$ times that tolerance",
-            )
+        control_at_least(
+            name,
+            value,
+            1e-2,
+            basis="$10^8$ times that tolerance",
         )
         for name, value in controls.items()
     )

@@ -13,20 +13,18 @@ from promptlimit.measures import Affine, Gaussian, Rademacher, ar1_covariance
 from promptlimit.studies import (
     Check,
     Setting,
-    at_least,
     at_most,
     beyond_errors,
-    control,
+    control_at_least,
     within_errors,
 )
 from promptlimit.studies.large_prompt import STUDY
-from promptlimit.studies.large_prompt._ensembles import generic_problem
+from promptlimit.studies.large_prompt._ensembles import generic_problem, local_slopes
 from promptlimit.studies.large_prompt.gaps import (
     FEW_PROMPTS,
     PROMPTS,
     SHARPNESS,
     Simulated,
-    local_slopes,
     slopes_over_queries,
 )
 from promptlimit.tasks import (
@@ -121,15 +119,13 @@ def gradients_with_the_query_in_the_prompt(setting: Setting) -> Iterator[Check]:
         basis="theory: the query adds terms of relative order $1/L = 10^{-5}$; margin",
     )
     outside_slope, inside_slope = _averaged_slopes(5.0, 0.01, nodes)
-    yield control(
-        at_least(
-            "queries ten times broader than the tokens, gradient in $U$: slope with the query in "
-            "the prompt minus slope without",
-            inside_slope - outside_slope,
-            0.3,
-            basis="thirty times the tolerance of the statement; the query has most of the weight "
-            r"with a probability of about $L^{-0.1}$",
-        )
+    yield control_at_least(
+        "queries ten times broader than the tokens, gradient in $U$: slope with the query in "
+        "the prompt minus slope without",
+        inside_slope - outside_slope,
+        0.3,
+        basis="thirty times the tolerance of the statement; the query has most of the weight "
+        r"with a probability of about $L^{-0.1}$",
     )
 
 
@@ -236,24 +232,20 @@ def queries_of_another_law(setting: Setting) -> Iterator[Check]:
     spread = _other_queries()["spread"]
     kept = [risk(untrained, _regression(one), math.inf).mse for one in (spread, _COVARIANCE)]
     left = 0.25 * _PRIOR * float(np.trace(change["spread"]))
-    yield control(
-        at_least(
-            "a head with half the best weights, over an infinite prompt: bias by other queries",
-            float(kept[0] - kept[1]),
-            0.5 * left,
-            basis=r"half of $\tau^2\mathrm{tr}((b\Sigma A-I)^\top(b\Sigma A-I)(H-\Sigma))$",
-        )
+    yield control_at_least(
+        "a head with half the best weights, over an infinite prompt: bias by other queries",
+        float(kept[0] - kept[1]),
+        0.5 * left,
+        basis=r"half of $\tau^2\mathrm{tr}((b\Sigma A-I)^\top(b\Sigma A-I)(H-\Sigma))$",
     )
     shifted = _regression(_COVARIANCE, prompt=np.eye(_DIM))
     missed = np.linalg.inv(_COVARIANCE) - np.eye(_DIM)
-    yield control(
-        at_least(
-            "prompts of another law, over an infinite prompt: excess of the trained head",
-            float(risk(_trained(math.inf), shifted, math.inf).mse) - _NOISE,
-            0.5 * _PRIOR * float(np.trace(missed @ _COVARIANCE @ missed.T)),
-            basis=r"half of $\tau^2\mathrm{tr}(MHM^\top)$, $M=\Sigma'\Sigma^{-1}-I$, $\Sigma'$ the "
-            "covariance of the prompts",
-        )
+    yield control_at_least(
+        "prompts of another law, over an infinite prompt: excess of the trained head",
+        float(risk(_trained(math.inf), shifted, math.inf).mse) - _NOISE,
+        0.5 * _PRIOR * float(np.trace(missed @ _COVARIANCE @ missed.T)),
+        basis=r"half of $\tau^2\mathrm{tr}(MHM^\top)$, $M=\Sigma'\Sigma^{-1}-I$, $\Sigma'$ the "
+        "covariance of the prompts",
     )
 
 
@@ -355,13 +347,11 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
         basis="the tolerance of the solver, with a margin",
     )
     balanced = math.sqrt(math.sqrt(float(np.sum(np.linalg.inv(_COVARIANCE) ** 2))))
-    yield control(
-        at_least(
-            "the same end compared with the end of the flow for one label: distance of $b$",
-            abs(float(ends[0, 0]) - balanced),
-            0.5 * abs(float(predicted[0, 0]) - balanced),
-            basis="half of the distance between the two closed forms",
-        )
+    yield control_at_least(
+        "the same end compared with the end of the flow for one label: distance of $b$",
+        abs(float(ends[0, 0]) - balanced),
+        0.5 * abs(float(predicted[0, 0]) - balanced),
+        basis="half of the distance between the two closed forms",
     )
     mixing = 0.2 * (np.ones((_LABELS, _LABELS)) - np.eye(_LABELS))
     isotropic = _labelled(np.eye(_DIM), _LABELS)
@@ -369,12 +359,10 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
         risk(_block(LinearAttention, 0.5, B), isotropic, math.inf).value
         for B in (1.5 * np.eye(_LABELS) + mixing, 1.5 * np.eye(_LABELS))
     ]
-    yield control(
-        at_least(
-            "a head that mixes labels, over an infinite prompt: risk above that of blocks",
-            float(risks[0] - risks[1]),
-            0.5 * 0.5 * _PRIOR * _DIM * 0.25 * float(np.sum(mixing**2)),
-            basis=r"half of $\frac12\tau^2\|E\|^2\mathrm{tr}(\Sigma A\Sigma A^\top\Sigma)$, where "
-            "$E$ are the entries of $B$ off the diagonal",
-        )
+    yield control_at_least(
+        "a head that mixes labels, over an infinite prompt: risk above that of blocks",
+        float(risks[0] - risks[1]),
+        0.5 * 0.5 * _PRIOR * _DIM * 0.25 * float(np.sum(mixing**2)),
+        basis=r"half of $\frac12\tau^2\|E\|^2\mathrm{tr}(\Sigma A\Sigma A^\top\Sigma)$, where "
+        "$E$ are the entries of $B$ off the diagonal",
     )

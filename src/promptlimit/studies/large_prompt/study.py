@@ -13,8 +13,9 @@ about one training by the first start from which both heads converge at every le
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from promptlimit.dynamics import (
 )
 from promptlimit.results import Training, Trajectory
 from promptlimit.storage import RunFolder
-from promptlimit.studies import Part, Setting, on_accelerator, on_cpu
+from promptlimit.studies import Figure, Part, Setting, on_accelerator, on_cpu
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._start_gap import (
     gradient_noise,
@@ -63,14 +64,29 @@ Starts that do not converge end at a saddle, where the excess is at least 1.2 ti
 
 _MOST_STARTS = 100
 
-RATES = (0.3, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5)
+CRITICAL_RATE = (DIM**2 * (DIM + 1)) ** 0.25 / 4
+r"""The learning rate from which descent is unstable at the optimum of an infinite prompt.
+
+Flows from small factors end at balanced ones, $A=aI$ with $a^2=1/(d\sqrt{d+1})$ and $b=1/a$. There
+the largest curvature of the mean squared error is $8\tau^2da$, and steps of size $\eta$ are stable
+up to $\eta=2/(8\tau^2da)=1/4a$.
+"""
+
+RATES = tuple(share * CRITICAL_RATE for share in (0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5))
 """The learning rates at which descent is tried until it diverges."""
 
-DECISIVE, SAFE = 1.0, 0.3
-"""Learning rates: the one of the sign test, and one at which descent does not diverge."""
+DECISIVE, SAFE = RATES[4], RATES[0]
+"""The learning rate of the sign test, a tenth above the critical one; and half the critical one."""
 
 DIVERGING_LENGTHS = (10, 40)
-"""The lengths of the sign test; longer prompts diverge sooner."""
+"""The lengths of the sign test."""
+
+DIVERGING_STEPS = 600
+"""The number of steps within which descent diverges.
+
+A tenth above the critical rate, about 310 steps have the flow time of the paper's training, and
+280 more multiply a deviation by 1.2 each, from rounding error to $10^6$.
+"""
 
 FASTER = 10
 """How much larger the rate of the short training runs is, and how many times fewer their steps."""
@@ -87,13 +103,13 @@ def end_lengths(setting: Setting) -> tuple[int, ...]:
 
 
 def _first_starts(setting: Setting) -> int:
-    """Return how many random starts are followed in any case."""
+    """Return the least number of random starts that are followed."""
     return 1 if setting.quick else 4
 
 
 @functools.cache
 def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
-    """Return which random starts are followed: the first ones, up to one that converges.
+    """Return the numbers of the random starts that are followed, up to one that converges.
 
     Raises:
         ArithmeticError: if none of a hundred converges; of independent starts of which half
@@ -141,7 +157,7 @@ def random_start(setting: Setting, index: int, kernel: str) -> Factored:
 
 
 SHORTEST = 10
-"""The length from which gaps at the start must be asymptotic."""
+"""The shortest prompts; gaps at the start must be asymptotic there."""
 
 _PROMPTS = 100_000
 
@@ -245,7 +261,7 @@ def block_factors(kernel: str = "softmax") -> Factored:
 def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
     """Return one trajectory to time 600; without a start, from the blocks of the theory.
 
-    From the blocks it is known at its ends alone.
+    From the blocks, only its start and its end are recorded.
     """
     where = "blocks" if start is None else f"start {start}"
     setting.report(f"flow: {law}, {kernel}, L = {length}, {where}")
@@ -266,11 +282,11 @@ def flow_from(
     points: int = 4096,
     tolerance: float | None = None,
 ) -> Trajectory:
-    """Return the flow on as few points as carry it: a flow may follow too few out of bounds.
+    """Return a flow; if it leaves all bounds, which too few points can cause, use more points.
 
-    Steps are as fine as a curve asks for; an end that is asked for alone is the same to six digits
-    with coarser ones, and so is what a quick run shows. Linear heads that are stuck make their flow
-    stiff: the stabilised method takes a fiftieth of the time there, and finer steps cost nothing.
+    The tolerance is that of a curve, 1e-6. It is 1e-5 in quick mode and if only the end is
+    recorded, which has the same six digits. Linear heads that are stuck make their flow stiff: the
+    stabilised method takes a fiftieth of the time there, even with finer steps.
     """
     usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
@@ -304,7 +320,7 @@ class Curves:
         errors: mean squared errors, [kernel, length, start, time].
         distances: squared distances between the factors of the two kernels, [length, start, time].
         best: the least mean squared error, [kernel, length]; see `least_errors`.
-        floor: the variance of the labels, which no predictor goes below.
+        floor: the variance of the labels, a lower bound on every error.
     """
 
     lengths: np.ndarray
@@ -384,7 +400,7 @@ def ends(setting: Setting, law: str) -> Ends:
 
 
 def shown_start(setting: Setting, law: str) -> int:
-    """Return the number of the start that stands for a law in figures of final errors."""
+    """Return the number of the start that represents a law in figures of final errors."""
     return start_numbers(setting, law)[curves(setting, law).shown]
 
 
@@ -409,7 +425,7 @@ def parts(setting: Setting) -> list[Part]:
         ordered.append(Part(f"{law}, ends of training", functools.partial(ends, law=law), stage=1))
     tried = [(rate, SHORTEST) for rate in RATES] + [(DECISIVE, max(DIVERGING_LENGTHS))]
     for rate, length in () if setting.quick else tried:
-        name = f"descent at rate {rate:g}, L = {length}"
+        name = f"descent at rate {rate:.3g}, L = {length}"
         descending = functools.partial(diverging, rate=rate, length=length)
         ordered.append(Part(name, descending, stage=1, accelerated=True))
     return ordered
@@ -432,7 +448,7 @@ ENSEMBLE_TIMES.sort()
 
 
 def ensemble_starts(law: str) -> int:
-    """Return over how many random starts shares are taken."""
+    """Return the number of random starts over which shares are taken."""
     return 64 if law == "identity" else 24
 
 
@@ -524,7 +540,7 @@ def _ensemble_at(
 
 
 _FIRST_OF_ENSEMBLE = 10_000
-"""The number of the first start of an ensemble: others than those of `start_numbers`."""
+"""The number of the first start of an ensemble, above all numbers of `start_numbers`."""
 
 
 def descent_lengths(setting: Setting) -> tuple[int, ...]:
@@ -569,20 +585,20 @@ def descent(setting: Setting, law: str) -> Training:
 
 @functools.cache
 def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarray:
-    """Return from which random starts descent diverges, [kernel, start].
+    """Return whether descent diverges from each random start, [kernel, start].
 
-    Both heads begin at the same factors and see the same batches; different starts see different
-    ones. A run has diverged when its parameters are infinite.
+    Both heads begin at the same factors and see the same batches; each start has its own batches.
+    A run has diverged when its parameters are infinite.
     """
     starts = [functools.partial(uniform_factors, DIM, kernel=kernel) for kernel in KERNELS]
-    setting.report(f"descent at rate {rate:g}, L = {length}")
+    setting.report(f"descent at rate {rate:.3g}, L = {length}")
     with on_accelerator():
         runs = sgd(
             [lambda key, start=start: start(key=key) for start in starts],
             protocol_task("identity"),
             [length],
             TrainingPlan(
-                steps=200 if setting.quick else (1000 if length == SHORTEST else 300),
+                steps=200 if setting.quick else DIVERGING_STEPS,
                 learning_rate=rate,
                 batch=BATCH,
                 record=[0],
@@ -599,12 +615,12 @@ def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarr
 
 @functools.cache
 def noise_rise(setting: Setting, law: str) -> np.ndarray:
-    r"""Return by how much gradient noise lifts the final error, [kernel, `NOISE_LENGTHS`].
+    r"""Return how much gradient noise adds to the final error, [kernel, `NOISE_LENGTHS`].
 
-    Descent at rate $\eta$ with batch gradients of covariance C settles where
-    $H\Sigma+\Sigma H=\eta C$ for the Hessian H of what it descends, and that costs
-    $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ in the mean. With the gradient of $R$,
-    half of it, that is $\eta\,\mathrm{tr}\,C_R$.
+    Descent at rate $\eta$ with batch gradients of covariance C reaches a stationary covariance
+    $\Sigma$ with $H\Sigma+\Sigma H=\eta C$, where H is the Hessian of the objective. It raises the
+    objective by $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ on average. The objective is
+    $2R$, so that this is $\eta\,\mathrm{tr}\,C_R$ in terms of the gradient of $R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
     traces = []
@@ -624,7 +640,7 @@ _FACTORS = ("key_weight", "query_weight", "value_weight", "output")
 
 
 def along_training(setting: Setting, law: str) -> Arrays:
-    """Return what the figures along training share, under one law."""
+    """Return the arrays that all figures along training contain, under one law."""
     trajectories, training = curves(setting, law), descent(setting, law)
     return {
         "lengths": trajectories.lengths,
@@ -635,6 +651,55 @@ def along_training(setting: Setting, law: str) -> Arrays:
     }
 
 
+class FigurePair(NamedTuple):
+    """A figure of the paper over isotropic covariates, and the same over anisotropic ones."""
+
+    isotropic: Figure
+    anisotropic: Figure
+
+    def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Register a function that draws both figures: a decorator."""
+        return self.anisotropic.drawing(self.isotropic.drawing(function))
+
+
+def figure_pair(
+    title: str, numbers: tuple[int, int], panels: str
+) -> Callable[[Callable[[Setting, Sequence[str]], Arrays]], FigurePair]:
+    """Register a function of a setting and laws as two figures of the paper: a decorator.
+
+    Args:
+        title: of both, without the law.
+        numbers: of the figures in the paper: over isotropic and over anisotropic covariates.
+        panels: what the panels of the second figure show. Its caption is otherwise that of the
+            first, the docstring of the function.
+    """
+
+    def register(function: Callable[[Setting, Sequence[str]], Arrays]) -> FigurePair:
+        caption = " ".join(str(function.__doc__).split())
+        anisotropic = "anisotropic covariates, whose covariance has entries $2^{-{|i-j|}}$"
+        captions = caption, f"{caption.replace('isotropic covariates', anisotropic)} {panels}"
+        kinds = zip(("isotropic", "anisotropic"), (ISOTROPIC, ANISOTROPIC), strict=True)
+        figures = [
+            STUDY.figure(
+                f"{title}, {kind} covariates",
+                section="paper",
+                reference=f"Figure {number}",
+                after_parts=True,
+                name=f"figure_{number}",
+                caption=text,
+            )(functools.partial(function, laws=laws))
+            for (kind, laws), number, text in zip(kinds, numbers, captions, strict=True)
+        ]
+        return FigurePair(*figures)
+
+    return register
+
+
+AS_STATED_AND_CODED = (
+    "Left: the law that the paper states. Right: the law that a public copy of its code draws"
+)
+
+
 def by_law(law: str, arrays: Arrays) -> Arrays:
-    """Return arrays under names that begin with their law."""
+    """Return the arrays with the name of their law as a prefix."""
     return {f"{law}.{name}": array for name, array in arrays.items()}

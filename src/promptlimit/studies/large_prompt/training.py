@@ -12,7 +12,8 @@ from promptlimit.studies import (
     amended,
     at_least,
     at_most,
-    control,
+    control_at_least,
+    control_at_most,
     rejected,
     share_at_least,
 )
@@ -36,7 +37,7 @@ from promptlimit.studies.large_prompt.study import (
 from promptlimit.tasks import LinearRegression, linear_optimum
 
 _EVERY, _MOST, _SOME = 0.99, 0.9, 1 / 3
-"""Shares of starts that stand for every one of them, for most and for some."""
+"""Shares of starts that count as every start, most starts and some starts."""
 
 
 @STUDY.claim(
@@ -103,14 +104,12 @@ def random_starts(setting: Setting) -> Iterator[Check]:
             basis="the statement, up to the accuracy of the quadrature",
         )
     )
-    yield control(
-        at_least(
-            "linear attention from a start at zero, a saddle: ratio of the final to the least "
-            "excess, $L = 1000$",
-            float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
-            10.0,
-            basis="a hundred times the tolerance of convergence",
-        )
+    yield control_at_least(
+        "linear attention from a start at zero, a saddle: ratio of the final to the least "
+        "excess, $L = 1000$",
+        float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
+        10.0,
+        basis="a hundred times the tolerance of convergence",
     )
 
 
@@ -128,11 +127,11 @@ _FLOOR = (
 
 
 def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
-    """Return how the curves of final errors lie to one another under one law.
+    """Return checks of the order of final errors: softmax, linear attention, ridge regression.
 
     Args:
         final: the curves.
-        name: the law, in words.
+        name: of the law.
         narrowing_from: the length from which the difference between the heads must fall.
     """
     softmax, linear = final.errors
@@ -174,13 +173,13 @@ def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check
 def floor_checks(
     final: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
 ) -> list[Check]:
-    """Return how far above the noise both heads end at the longest prompts, and how they fall.
+    """Return checks of the excess of both heads over the noise: at long prompts, and its slope.
 
     Args:
         final: the curves.
         name: the law, in words.
-        near: how close to the noise softmax and linear attention must come.
-        slope: how fast their excess must fall at least, in a log-log plot.
+        near: the largest excess of softmax and of linear attention.
+        slope: the largest slope of the excess in a log-log plot.
     """
     checks = []
     for head, errors, most in zip(KERNELS, final.errors, near, strict=True):
@@ -237,35 +236,31 @@ def risk_against_length(setting: Setting) -> Iterator[Check]:
         basis="a margin of a tenth, as in the definition of convergence; gradient noise "
         "adds about a hundredth",
     )
-    yield control(
-        at_least(
-            "before training, $L = 1000$: smallest excess over the noise floor",
-            min(before),
-            0.3,
-            basis="ten times what is claimed after training",
-        )
+    yield control_at_least(
+        "before training, $L = 1000$: smallest excess over the noise floor",
+        min(before),
+        0.3,
+        basis="ten times what is claimed after training",
     )
-    yield control(
-        at_least(
-            "softmax attention at $L = 10$, too short: excess over the noise floor",
-            float(final.errors[0][0] - final.floor),
-            0.3,
-            basis="ten times what is claimed at $L = 1000$",
-        )
+    yield control_at_least(
+        "softmax attention at $L = 10$, too short: excess over the noise floor",
+        float(final.errors[0][0] - final.floor),
+        0.3,
+        basis="ten times what is claimed at $L = 1000$",
     )
 
 
 _EVERY, _MOST = 0.999, 0.9
-"""The share of starts that stands for every one of them, and the one that stands for most."""
+"""Shares of starts that count as every start and as most starts."""
 
 
 def always_falling(starts: Ensemble) -> int:
-    """Return from how many starts the distance falls from each length to the next."""
+    """Return the number of starts from which the distance falls from each length to the next."""
     return int((starts.farthest[1:] < starts.farthest[:-1]).all(axis=0).sum())
 
 
 def halved(distances: np.ndarray) -> int:
-    """Return for how many starts the distance at the longest prompts is at most half the first."""
+    """Return the number of starts whose distance at the longest prompts is at most halved."""
     return int((distances[-1] <= 0.5 * distances[0]).sum())
 
 
@@ -360,7 +355,7 @@ def slowness(setting: Setting, law: str) -> np.ndarray:
 
 
 def _slower(setting: Setting, law: str) -> list[Check]:
-    """Return whether the risk falls more slowly than over isotropic covariates, under one law."""
+    """Return checks that the risk falls more slowly than over isotropic covariates."""
     final, isotropic = ends(setting, law), ends(setting, "identity")
     ratio = (final.errors[0] - final.floor) / (isotropic.errors[0] - isotropic.floor)
     return [
@@ -396,7 +391,7 @@ def _on_a_line() -> float:
 
 
 def _distance_check(setting: Setting, law: str) -> Check:
-    """Return from how many of the starts that converge the distance of the heads falls."""
+    """Return a check of the share of converging starts from which the heads come closer."""
     starts = ensemble(setting, law)
     converging = starts.converged.all(axis=(0, 1))
     return share_at_least(
@@ -439,12 +434,10 @@ def anisotropic_training(setting: Setting) -> Iterator[Check]:
     for check in [*checks, *_slower(setting, "kms-as-coded")]:
         yield amended(check)
     yield from _slower(setting, "kms")
-    yield control(
-        at_most(
-            "covariates almost on a line, with the same trace: ratio of the least excess of "
-            "linear attention over the noise floor to its isotropic value, $L = 1000$",
-            _on_a_line(),
-            1.0,
-            basis="closed form",
-        )
+    yield control_at_most(
+        "covariates almost on a line, with the same trace: ratio of the least excess of "
+        "linear attention over the noise floor to its isotropic value, $L = 1000$",
+        _on_a_line(),
+        1.0,
+        basis="closed form",
     )

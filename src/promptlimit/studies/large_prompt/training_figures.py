@@ -22,11 +22,11 @@ from promptlimit.studies.large_prompt._panels import (
     plain_lengths,
     plain_steps,
 )
+from promptlimit.studies.large_prompt.order_of_limits import best_square, excess_constant
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import (
-    ANISOTROPIC,
+    AS_STATED_AND_CODED,
     DIM,
-    ISOTROPIC,
     NOISE_LENGTHS,
     STEPS_AT,
     Arrays,
@@ -35,13 +35,24 @@ from promptlimit.studies.large_prompt.study import (
     curves,
     descent,
     ends,
+    figure_pair,
     noise_rise,
 )
 from promptlimit.tasks import bayes_risk
 
 
-def _training_risks_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
-    """Return mean squared errors against steps of the paper's protocol."""
+@figure_pair(
+    "Risk along training",
+    (4, 8),
+    "Upper row: the law that the paper states. Lower row: the law that a public copy of its code "
+    "draws.",
+)
+def training_risks(setting: Setting, laws: Sequence[str]) -> Arrays:
+    r"""Mean squared error along training over isotropic covariates, for softmax attention (left)
+    and linear attention (right). Thick lines: one start, followed by exact gradient flow. Thin
+    lines: the other starts. Dots: training runs. Short bars at the right mark the least error at
+    each length; the dashed line is the noise floor.
+    """
     arrays: Arrays = {"steps": STEPS_AT}
     for law in laws:
         flows, training = curves(setting, law), descent(setting, law)
@@ -55,39 +66,7 @@ def _training_risks_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
     return arrays
 
 
-@STUDY.figure(
-    "Risk along training, isotropic covariates",
-    section="paper",
-    reference="Figure 4",
-    after_parts=True,
-)
-def figure_4(setting: Setting) -> Arrays:
-    r"""Mean squared error along training over isotropic covariates, for softmax attention (left)
-    and linear attention (right). Thick lines: one start, followed by exact gradient flow. Thin
-    lines: the other starts. Dots: training runs. Short bars at the right mark the least error at
-    each length; the dashed line is the noise floor.
-    """
-    return _training_risks_arrays(setting, ISOTROPIC)
-
-
-@STUDY.figure(
-    "Risk along training, anisotropic covariates",
-    section="paper",
-    reference="Figure 8",
-    after_parts=True,
-)
-def figure_8(setting: Setting) -> Arrays:
-    r"""Mean squared error along training over anisotropic covariates, whose covariance has entries
-    $2^{-{|i-j|}}$, for softmax attention (left) and linear attention (right). Thick lines: one
-    start, followed by exact gradient flow. Thin lines: the other starts. Dots: training runs. Short
-    bars at the right mark the least error at each length; the dashed line is the noise floor. Upper
-    row: the law that the paper states. Lower row: the law that a public copy of its code draws.
-    """
-    return _training_risks_arrays(setting, ANISOTROPIC)
-
-
-@figure_4.drawing
-@figure_8.drawing
+@training_risks.drawing
 def draw_training_risks(data: Mapping[str, np.ndarray]) -> Figure:
     """Return errors along training, a row for each law, softmax left and linear right."""
     laws = laws_in(data)
@@ -114,8 +93,14 @@ def draw_training_risks(data: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _training_distances_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
-    """Return squared distances of the factors against steps of the paper's protocol."""
+@figure_pair("Distance between the two trainings", (3, 7), f"{AS_STATED_AND_CODED}.")
+def training_distances(setting: Setting, laws: Sequence[str]) -> Arrays:
+    r"""Squared distance between the factors $(K, Q, V, O)$ of softmax and linear attention trained
+    from the same start over isotropic covariates, against the number of steps of the paper's
+    protocol. Thick lines: one start from which both heads converge, followed by exact gradient
+    flow. Thin lines: the other starts; from some of them one head gets stuck, and the two never
+    approach again. Dots: training runs on shared prompts.
+    """
     arrays: Arrays = {"steps": STEPS_AT}
     for law in laws:
         training = descent(setting, law)
@@ -134,41 +119,7 @@ def _squares(parameters: Mapping[str, np.ndarray], place: int) -> np.ndarray:
     return np.sum([((a - b) ** 2).sum(axis=(1, 2)) for a, b in pairs], axis=0)
 
 
-@STUDY.figure(
-    "Distance between the two trainings, isotropic covariates",
-    section="paper",
-    reference="Figure 3",
-    after_parts=True,
-)
-def figure_3(setting: Setting) -> Arrays:
-    r"""Squared distance between the factors $(K, Q, V, O)$ of softmax and linear attention trained
-    from the same start over isotropic covariates, against the number of steps of the paper's
-    protocol. Thick lines: one start from which both heads converge, followed by exact gradient
-    flow. Thin lines: the other starts; from some of them one head gets stuck, and the two never
-    approach again. Dots: training runs on shared prompts.
-    """
-    return _training_distances_arrays(setting, ISOTROPIC)
-
-
-@STUDY.figure(
-    "Distance between the two trainings, anisotropic covariates",
-    section="paper",
-    reference="Figure 7",
-    after_parts=True,
-)
-def figure_7(setting: Setting) -> Arrays:
-    r"""Squared distance between the factors $(K, Q, V, O)$ of softmax and linear attention trained
-    from the same start over anisotropic covariates, whose covariance has entries $2^{-{|i-j|}}$,
-    against the number of steps of the paper's protocol. Thick lines: one start from which both
-    heads converge, followed by exact gradient flow. Thin lines: the other starts; from some of them
-    one head gets stuck, and the two never approach again. Dots: training runs on shared prompts.
-    Left: the law that the paper states. Right: the law that a public copy of its code draws.
-    """
-    return _training_distances_arrays(setting, ANISOTROPIC)
-
-
-@figure_3.drawing
-@figure_7.drawing
+@training_distances.drawing
 def draw_training_distances(data: Mapping[str, np.ndarray]) -> Figure:
     """Return squared distances between the two trainings, one panel for each law."""
     laws = laws_in(data)
@@ -189,11 +140,26 @@ def draw_training_distances(data: Mapping[str, np.ndarray]) -> Figure:
 
 _BETWEEN = np.unique(np.geomspace(10, 1000, 33).round())
 _POINTS = 256
+"""Points of the Bayes risk: an error of a thousandth, which the figure does not show."""
 
 
-# a thousandth of the risk, which no eye sees
-def _training_ends_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
-    """Return what Figures 2 and 6 are drawn from."""
+@figure_pair(
+    "Risk after training against the length of the prompt",
+    (2, 6),
+    f"{AS_STATED_AND_CODED}, where the prompt does not reveal the covariance of the query and "
+    "errors fall more slowly. Grey: the optimum of linear attention over isotropic covariates, for "
+    "comparison.",
+)
+def training_ends(setting: Setting, laws: Sequence[str]) -> Arrays:
+    r"""Mean squared error at the end of training, for softmax and linear attention from the block
+    start of the theory over isotropic covariates, with the closed-form optimum of linear attention,
+    the Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows of exact
+    risks up to time 600, as after 300,000 steps at rate 0.001. Bands, hardly wider than the lines,
+    are twice the mean increase due to gradient noise at the rate and batch size of the paper,
+    estimated at $L = 10$ and $100$ and taken as constant beyond. Rings are training runs from a
+    converging random start, at ten times that rate unless the full protocol is chosen. Crosses are
+    random starts that ended more than a tenth above the least excess.
+    """
     arrays: Arrays = {}
     between = _BETWEEN[::4] if setting.quick else _BETWEEN
     for law in laws:
@@ -224,49 +190,7 @@ def _training_ends_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
     return arrays
 
 
-@STUDY.figure(
-    "Risk after training against the length of the prompt, isotropic covariates",
-    section="paper",
-    reference="Figure 2",
-    after_parts=True,
-)
-def figure_2(setting: Setting) -> Arrays:
-    r"""Mean squared error at the end of training, for softmax and linear attention from the block
-    start of the theory over isotropic covariates, with the closed-form optimum of linear attention,
-    the Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows of exact
-    risks up to time 600, as after 300,000 steps at rate 0.001. Bands, hardly wider than the lines,
-    are twice the mean increase due to gradient noise at the rate and batch size of the paper,
-    estimated at $L = 10$ and $100$ and taken as constant beyond. Rings are training runs from a
-    converging random start, at ten times that rate unless the full protocol is chosen. Crosses are
-    random starts that ended more than a tenth above the least excess.
-    """
-    return _training_ends_arrays(setting, ISOTROPIC)
-
-
-@STUDY.figure(
-    "Risk after training against the length of the prompt, anisotropic covariates",
-    section="paper",
-    reference="Figure 6",
-    after_parts=True,
-)
-def figure_6(setting: Setting) -> Arrays:
-    r"""Mean squared error at the end of training, for softmax and linear attention from the block
-    start of the theory over anisotropic covariates, whose covariance has entries $2^{-{|i-j|}}$,
-    with the closed-form optimum of linear attention, the Bayes predictor (ridge regression) and the
-    noise floor. Lines are gradient flows of exact risks up to time 600, as after 300,000 steps at
-    rate 0.001. Bands, hardly wider than the lines, are twice the mean increase due to gradient
-    noise at the rate and batch size of the paper, estimated at $L = 10$ and $100$ and taken as
-    constant beyond. Rings are training runs from a converging random start, at ten times that rate
-    unless the full protocol is chosen. Crosses are random starts that ended more than a tenth above
-    the least excess. Left: the law that the paper states. Right: the law that a public copy of its
-    code draws, where the prompt does not reveal the covariance of the query and errors fall more
-    slowly. Grey: the optimum of linear attention over isotropic covariates, for comparison.
-    """
-    return _training_ends_arrays(setting, ANISOTROPIC)
-
-
-@figure_2.drawing
-@figure_6.drawing
+@training_ends.drawing
 def draw_training_ends(data: Mapping[str, np.ndarray]) -> Figure:
     """Return final errors against the length, one panel for each law."""
     laws = laws_in(data)
@@ -325,12 +249,6 @@ def _end_panel(axis: Axes, arrays: Mapping[str, np.ndarray]) -> None:
     plain_errors(axis)
 
 
-def leading_order(dim: int, noise: float) -> float:
-    """Return the least C(o): softmax attention's excess times L as L grows, prior variance 1/d."""
-    o = np.linspace(0.0, 0.5, 100_001)[1:-1]
-    return float(np.min((1 - 2 * o) ** (-dim / 2) * (1 + noise + o / (1 - 2 * o)) / o))
-
-
 @STUDY.figure(
     "What softmax costs at long prompts", reference="Section 6, at long prompts", after_parts=True
 )
@@ -351,7 +269,7 @@ def softmax_optimum(setting: Setting) -> dict[str, np.ndarray]:
     return {
         "lengths": final.lengths,
         **{name: (error - final.floor) * final.lengths for name, error in scaled.items()},
-        "softmax_limit": np.array(leading_order(DIM, noise)),
+        "softmax_limit": np.array(excess_constant(best_square())),
         "linear_limit": np.array(DIM + 1 + DIM * noise),
         "ridge_limit": np.array(DIM * noise),
     }

@@ -14,10 +14,9 @@ from promptlimit.results import LengthStatistics
 from promptlimit.studies import (
     Check,
     Setting,
-    at_least,
     at_most,
     beyond_errors,
-    control,
+    control_at_least,
     rejected,
     share_at_least,
     within_errors,
@@ -160,14 +159,12 @@ def derivatives(setting: Setting) -> Iterator[Check]:
         1e-7,
         basis="as above; the variance is a difference of two terms that are ten times larger",
     )
-    yield control(
-        at_least(
-            r"$\frac{d}{d\sigma}\mathbb{E}\ln Z$ compared with $\sigma$, without $S_2$: largest "
-            "relative difference",
-            without,
-            0.1,
-            basis=r"with two tokens $\mathbb{E}S_2$ is at least $1/2$; margin 5",
-        )
+    yield control_at_least(
+        r"$\frac{d}{d\sigma}\mathbb{E}\ln Z$ compared with $\sigma$, without $S_2$: largest "
+        "relative difference",
+        without,
+        0.1,
+        basis=r"with two tokens $\mathbb{E}S_2$ is at least $1/2$; margin 5",
     )
 
 
@@ -230,13 +227,11 @@ def entropy_share(setting: Setting) -> Iterator[Check]:
         basis=r"theory: the entropy stays finite, so its share falls like $1/\ln L$, to "
         "$1/4$; margin 2",
     )
-    yield control(
-        at_least(
-            "$s = 1.5$, $L = 10^{24}$: distance of the share from $1 - s$",
-            abs(slow[-1] + 0.5),
-            0.5,
-            basis="the limits $1/4$ and $-1/2$ are 0.75 apart; margin 1.5",
-        )
+    yield control_at_least(
+        "$s = 1.5$, $L = 10^{24}$: distance of the share from $1 - s$",
+        abs(slow[-1] + 0.5),
+        0.5,
+        basis="the limits $1/4$ and $-1/2$ are 0.75 apart; margin 1.5",
     )
 
 

@@ -23,10 +23,9 @@ from promptlimit.results import Length
 from promptlimit.studies import (
     Check,
     Setting,
-    at_least,
     at_most,
     beyond_errors,
-    control,
+    control_at_least,
     within_errors,
 )
 from promptlimit.studies.lengths import STUDY
@@ -121,13 +120,11 @@ def needle_temperature(setting: Setting) -> Iterator[Check]:
         1e-10,
         basis="tolerance of the root finder, $10^{-13}$ in $b$; margin 1000",
     )
-    yield control(
-        at_least(
-            r"log-n rule at $\sigma = 2$, from 8192 to 131,072 tokens: weight lost",
-            lost,
-            0.15,
-            basis="ten times the 1.5% that the formula may lose",
-        )
+    yield control_at_least(
+        r"log-n rule at $\sigma = 2$, from 8192 to 131,072 tokens: weight lost",
+        lost,
+        0.15,
+        basis="ten times the 1.5% that the formula may lose",
     )
 
 
@@ -177,15 +174,13 @@ def freezing(setting: Setting) -> Iterator[Check]:
         4.0,
         basis="beyond freezing a bounded number of tokens shares the attention; stated margin",
     )
-    yield control(
-        at_least(
-            r"$\sigma = 3$, at 30 times the freezing length of YaRN: ratio of the effective "
-            "number of tokens under the square-root rule to that under YaRN",
-            tokens[1] / tokens[0],
-            8.0,
-            basis=r"the square-root rule, at the distance $s = \sigma^2/\ln L_0$, keeps "
-            "$L^{1-s/2}$ tokens; stated margin",
-        )
+    yield control_at_least(
+        r"$\sigma = 3$, at 30 times the freezing length of YaRN: ratio of the effective "
+        "number of tokens under the square-root rule to that under YaRN",
+        tokens[1] / tokens[0],
+        8.0,
+        basis=r"the square-root rule, at the distance $s = \sigma^2/\ln L_0$, keeps "
+        "$L^{1-s/2}$ tokens; stated margin",
     )
 
 

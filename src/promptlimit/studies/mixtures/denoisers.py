@@ -11,7 +11,15 @@ from jaxtyping import Array
 
 from promptlimit.attention import AbstractAttention, Layer, MultiHead, SoftmaxAttention
 from promptlimit.measures import Mixture
-from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies import (
+    Check,
+    Setting,
+    at_least,
+    at_most,
+    control_at_least,
+    rejected,
+    share_at_least,
+)
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import (
     Denoising,
@@ -181,13 +189,11 @@ def bayes_denoiser(setting: Setting) -> Iterator[Check]:
         basis=r"theory: $(0.8 \cdot 7 + 2 \cdot 2 \cdot (14 + 2)) \cdot 10^{-9}$, at most "
         r"$7 \times 10^{-8}$",
     )
-    yield control(
-        at_least(
-            r"gate without the terms $\langle m_k, S^{-1}m_k\rangle/2$: largest distance",
-            lost,
-            0.05,
-            basis="theory: at least 0.098 in norm, 0.056 in some coordinate",
-        )
+    yield control_at_least(
+        r"gate without the terms $\langle m_k, S^{-1}m_k\rangle/2$: largest distance",
+        lost,
+        0.05,
+        basis="theory: at least 0.098 in norm, 0.056 in some coordinate",
     )
 
 
@@ -238,22 +244,18 @@ def two_heads(setting: Setting) -> Iterator[Check]:
         1e-20,
         basis=f"{rounding}, squared; margin $10^6$",
     )
-    yield control(
-        at_least(
-            "norms 3 and 2: excess of the construction",
-            limit_excess(plane_heads(UNEQUAL), UNEQUAL),
-            1e-2,
-            basis="stated margin: far above rounding error",
-        )
+    yield control_at_least(
+        "norms 3 and 2: excess of the construction",
+        limit_excess(plane_heads(UNEQUAL), UNEQUAL),
+        1e-2,
+        basis="stated margin: far above rounding error",
     )
     if not setting.quick:
-        yield control(
-            at_least(
-                "norms 3 and 2: least excess of six fits",
-                min(fitted_excesses(UNEQUAL, 6, rng, heads=2)),
-                1e-3,
-                basis=r"the least of 16 other fits is $5.4 \times 10^{-3}$; margin 5",
-            )
+        yield control_at_least(
+            "norms 3 and 2: least excess of six fits",
+            min(fitted_excesses(UNEQUAL, 6, rng, heads=2)),
+            1e-3,
+            basis=r"the least of 16 other fits is $5.4 \times 10^{-3}$; margin 5",
         )
 
 
@@ -361,14 +363,12 @@ def degenerate_mixture(setting: Setting) -> Iterator[Check]:
         1e-20,
         basis=rounding,
     )
-    yield control(
-        at_least(
-            r"$\gamma = 1$, opposite means in the plane: excess of the head that is Bayes at "
-            r"$\gamma = 0$",
-            missed,
-            1e-2,
-            basis="stated margin: far above rounding error",
-        )
+    yield control_at_least(
+        r"$\gamma = 1$, opposite means in the plane: excess of the head that is Bayes at "
+        r"$\gamma = 0$",
+        missed,
+        1e-2,
+        basis="stated margin: far above rounding error",
     )
 
 
@@ -407,11 +407,9 @@ def one_layer_for_all(setting: Setting) -> Iterator[Check]:
         1e-20,
         basis="as above",
     )
-    yield control(
-        at_least(
-            "norms 3 and 2: excess",
-            limit_excess(paper_layer(1.0, 4.0, 2), UNEQUAL),
-            1e-2,
-            basis="stated margin: far above rounding error",
-        )
+    yield control_at_least(
+        "norms 3 and 2: excess",
+        limit_excess(paper_layer(1.0, 4.0, 2), UNEQUAL),
+        1e-2,
+        basis="stated margin: far above rounding error",
     )

@@ -15,7 +15,15 @@ from scipy.special import ndtri
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.reporting import INK, LIMIT, selectable, shades
 from promptlimit.rules import unwrap
-from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies import (
+    Check,
+    Setting,
+    at_most,
+    control_at_least,
+    control_at_most,
+    rejected,
+    share_at_least,
+)
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import (
     AbstractObjective,
@@ -187,14 +195,11 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
         0.9,
     )
     yield rejected(_stuck("batch 128, 3,000 steps", many))
-    yield control(
-        at_most(
-            "excess after 1,000 steps of the exact gradient from an even start, which has no "
-            "plateau",
-            exact,
-            far,
-            basis="stated: a tenth of the excess of the score 0",
-        )
+    yield control_at_most(
+        "excess after 1,000 steps of the exact gradient from an even start, which has no plateau",
+        exact,
+        far,
+        basis="stated: a tenth of the excess of the score 0",
     )
 
 
@@ -225,13 +230,11 @@ def structured_starts(setting: Setting) -> Iterator[Check]:
     yield _trained("batch 16, 4,000 steps", excesses(16, 4000, 32), 10)
     yield _trained("batch 128, 1,500 steps", excesses(128, 1500, 16), 100)
     yield rejected(noisy)
-    yield control(
-        at_least(
-            "excess from a start with $v_{21} = 0$ as well, a saddle",
-            saddle,
-            0.9 * zero_excess(),
-            basis="theory: the gradient is 0 there, so the excess does not change; margin 0.9",
-        )
+    yield control_at_least(
+        "excess from a start with $v_{21} = 0$ as well, a saddle",
+        saddle,
+        0.9 * zero_excess(),
+        basis="theory: the gradient is 0 there, so the excess does not change; margin 0.9",
     )
 
 

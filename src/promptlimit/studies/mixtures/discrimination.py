@@ -12,7 +12,15 @@ from scipy.special import expit
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit._quadrature import normal_gauss, product_rule
-from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies import (
+    Check,
+    Setting,
+    at_least,
+    at_most,
+    control_at_least,
+    rejected,
+    share_at_least,
+)
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import Discrimination, bayes_risk, risk
 
@@ -309,14 +317,12 @@ def bayes_score(setting: Setting) -> Iterator[Check]:
         0.01,
         basis="theory: positive; stated margin",
     )
-    yield control(
-        at_least(
-            r"norm of the gradient of the squared loss, whose target is $2\eta - 1$, at the "
-            "Bayes score",
-            _slope_of_squares(C1),
-            0.1,
-            basis="theory: not 0; stated margin",
-        )
+    yield control_at_least(
+        r"norm of the gradient of the squared loss, whose target is $2\eta - 1$, at the "
+        "Bayes score",
+        _slope_of_squares(C1),
+        0.1,
+        basis="theory: not 0; stated margin",
     )
 
 
@@ -369,13 +375,11 @@ def no_spurious_points(setting: Setting) -> Iterator[Check]:
         "directions; margin 20",
     )
     yield rejected(share_at_least(f"before the first step: {name}", len(first), len(starts), 0.9))
-    yield control(
-        at_least(
-            "excess risk of the best score with $b = r = 0$",
-            _slope_alone(),
-            0.005,
-            basis="stated margin: far above $10^{-12}$",
-        )
+    yield control_at_least(
+        "excess risk of the best score with $b = r = 0$",
+        _slope_alone(),
+        0.005,
+        basis="stated margin: far above $10^{-12}$",
     )
 
 
@@ -414,19 +418,15 @@ def regular_coordinates(setting: Setting) -> Iterator[Check]:
         1e-14,
         basis="rounding error: entries of at most 10",
     )
-    yield control(
-        at_least(
-            "$d = 2$, $v_{21} = 0$: 6 minus the rank of the derivative",
-            6 - _rank(C1, still),
-            1.0,
-            basis=_COUNT,
-        )
+    yield control_at_least(
+        "$d = 2$, $v_{21} = 0$: 6 minus the rank of the derivative",
+        6 - _rank(C1, still),
+        1.0,
+        basis=_COUNT,
     )
-    yield control(
-        at_least(
-            "$d = 2$, opposite means: 6 minus the rank of the derivative",
-            6 - _rank(OPPOSITE, theta),
-            1.0,
-            basis=_COUNT,
-        )
+    yield control_at_least(
+        "$d = 2$, opposite means: 6 minus the rank of the derivative",
+        6 - _rank(OPPOSITE, theta),
+        1.0,
+        basis=_COUNT,
     )

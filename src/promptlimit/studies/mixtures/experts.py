@@ -9,10 +9,9 @@ from promptlimit.measures import Gaussian, Mixture
 from promptlimit.studies import (
     Check,
     Setting,
-    at_least,
     at_most,
     beyond_errors,
-    control,
+    control_at_least,
     within_errors,
 )
 from promptlimit.studies.mixtures import STUDY
@@ -187,13 +186,11 @@ def any_alignment(setting: Setting) -> Iterator[Check]:
         basis="a lattice of step 0.1 is exact for standard deviations from 0.5 on; reach 9: "
         "$10^{-17}$",
     )
-    yield control(
-        at_least(
-            r"shares fixed at the weights $\pi_k$ of the components: distance from the integral",
-            frozen,
-            0.1,
-            basis="stated margin: far above the $10^{-10}$ of the formula",
-        )
+    yield control_at_least(
+        r"shares fixed at the weights $\pi_k$ of the components: distance from the integral",
+        frozen,
+        0.1,
+        basis="stated margin: far above the $10^{-10}$ of the formula",
     )
 
 
@@ -248,12 +245,10 @@ def score_coordinates(setting: Setting) -> Iterator[Check]:
         1e-12,
         basis="rounding error: $10^{-16}$ times scores of at most 10; margin 1000",
     )
-    yield control(
-        at_least(
-            "largest difference between the formula, with the blocks of $U$ itself, and "
-            "attention over the law, for an antisymmetric $U$",
-            _misread(),
-            0.1,
-            basis="the slope has the opposite sign; stated margin",
-        )
+    yield control_at_least(
+        "largest difference between the formula, with the blocks of $U$ itself, and "
+        "attention over the law, for an antisymmetric $U$",
+        _misread(),
+        0.1,
+        basis="the slope has the opposite sign; stated margin",
     )

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, selectable
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import Denoising
 
@@ -112,14 +112,12 @@ def iterated_denoising(setting: Setting) -> Iterator[Check]:
         1e-3 if setting.quick else 1e-4,
         basis=r"theory: the next order is 0.3 times $\log n/n$; margin 5",
     )
-    yield control(
-        at_least(
-            r"$\pi = 0.3$: smallest distance from the midpoint",
-            leftover,
-            0.1,
-            basis=r"theory: $u = \tanh(\lambda^2u + o)$ with $o = -0.42$ has ${|u|}$ above 0.4; "
-            "margin 10",
-        )
+    yield control_at_least(
+        r"$\pi = 0.3$: smallest distance from the midpoint",
+        leftover,
+        0.1,
+        basis=r"theory: $u = \tanh(\lambda^2u + o)$ with $o = -0.42$ has ${|u|}$ above 0.4; "
+        "margin 10",
     )
 
 
@@ -163,14 +161,12 @@ def noise_regimes(setting: Setting) -> Iterator[Check]:
         1e-3,
         basis=r"theory: a factor of 0.9365 per step, 300 steps: $2 \times 10^{-8}$; margin",
     )
-    yield control(
-        at_least(
-            r"$\xi = 2.9$: smallest distance from 0",
-            np.abs(below[:, 1]).min(),
-            0.5,
-            basis="theory: $u = 0.45$, times 3; a factor of 1.07 per step away from 0, from "
-            "starts at $10^{-3}$ or more",
-        )
+    yield control_at_least(
+        r"$\xi = 2.9$: smallest distance from 0",
+        np.abs(below[:, 1]).min(),
+        0.5,
+        basis="theory: $u = 0.45$, times 3; a factor of 1.07 per step away from 0, from "
+        "starts at $10^{-3}$ or more",
     )
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from promptlimit._arrays import Array
 from promptlimit.reporting import CONTRAST, INK, LIMIT
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_least, at_most, control_at_least, control_at_most
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.discrimination import (
     BALANCED,
@@ -62,13 +62,11 @@ def hessian_kernel(setting: Setting) -> Iterator[Check]:
             0.0,
             basis=_COUNT,
         )
-    yield control(
-        at_least(
-            "additional dimensions of the kernel at $s = 0$",
-            nullity(C1, _shut_gate(C1)) - 5,
-            1.0,
-            basis=_COUNT,
-        )
+    yield control_at_least(
+        "additional dimensions of the kernel at $s = 0$",
+        nullity(C1, _shut_gate(C1)) - 5,
+        1.0,
+        basis=_COUNT,
     )
 
 
@@ -113,14 +111,12 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
         1e-8,
         basis=r"theory: $10^{-3}e^{-14} = 8 \times 10^{-10}$; margin 10",
     )
-    yield control(
-        at_least(
-            "start near a constant gate, which the theorem excludes: distance of the flow from "
-            "the minimisers at the end",
-            excluded[-1],
-            1e-4,
-            basis=r"theory: $3.5 \times 10^{-4}$ is left, and changes like ${|s|}^3$; margin 3",
-        )
+    yield control_at_least(
+        "start near a constant gate, which the theorem excludes: distance of the flow from "
+        "the minimisers at the end",
+        excluded[-1],
+        1e-4,
+        basis=r"theory: $3.5 \times 10^{-4}$ is left, and changes like ${|s|}^3$; margin 3",
     )
 
 
@@ -191,14 +187,12 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
         0.03,
         basis="as above; the excess is of order ${|s|}^6$",
     )
-    yield control(
-        at_most(
-            r"minimiser with $r = 0$ and $s \ne 0$: number of zero eigenvalues beyond the "
-            "tangent space, which must be none",
-            regular,
-            0.0,
-            basis=_COUNT,
-        )
+    yield control_at_most(
+        r"minimiser with $r = 0$ and $s \ne 0$: number of zero eigenvalues beyond the "
+        "tangent space, which must be none",
+        regular,
+        0.0,
+        basis=_COUNT,
     )
 
 
@@ -271,14 +265,12 @@ def plateau(setting: Setting) -> Iterator[Check]:
         0.9,
         basis="theory: $e^{-6}$ of the rest is left at $t = 120$; margin",
     )
-    yield control(
-        at_most(
-            "minimisers with $r = 0$: ratio of the distance at $t = 1000$ to that at $t = 120$, "
-            "which must not be a plateau",
-            first[-1] / first[3],
-            0.5,
-            basis="theory: $e^{-19}$",
-        )
+    yield control_at_most(
+        "minimisers with $r = 0$: ratio of the distance at $t = 1000$ to that at $t = 120$, "
+        "which must not be a plateau",
+        first[-1] / first[3],
+        0.5,
+        basis="theory: $e^{-19}$",
     )
 
 

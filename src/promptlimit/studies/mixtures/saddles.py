@@ -7,7 +7,14 @@ from scipy.optimize import minimize, root_scalar
 from scipy.special import expit
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies import (
+    Check,
+    Setting,
+    at_most,
+    control_at_least,
+    rejected,
+    share_at_least,
+)
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.discrimination import (
     BALANCED,
@@ -96,21 +103,17 @@ def strict_saddles(setting: Setting) -> Iterator[Check]:
         basis="rounding error: sums of symmetric terms",
     )
     yield rejected(early)
-    yield control(
-        at_least(
-            "least eigenvalue of the Hessian at two minimisers, which are not saddles",
-            min(np.linalg.eigvalsh(C1.hessian(point))[0] for point in minima),
-            -1e-12,
-            basis="theory: 0; rounding error",
-        )
+    yield control_at_least(
+        "least eigenvalue of the Hessian at two minimisers, which are not saddles",
+        min(np.linalg.eigvalsh(C1.hessian(point))[0] for point in minima),
+        -1e-12,
+        basis="theory: 0; rounding error",
     )
-    yield control(
-        at_least(
-            r"the origin at $\pi = 0.6$, where it is not critical: norm of the gradient",
-            float(np.linalg.norm(C1.gradient(np.zeros(9)))),
-            1e-2,
-            basis="theory: not 0; stated margin",
-        )
+    yield control_at_least(
+        r"the origin at $\pi = 0.6$, where it is not critical: norm of the gradient",
+        float(np.linalg.norm(C1.gradient(np.zeros(9)))),
+        1e-2,
+        basis="theory: not 0; stated margin",
     )
 
 
@@ -177,13 +180,11 @@ def divergent_sequences(setting: Setting) -> Iterator[Check]:
         basis=r"theory: the next order is $1/R^2 = 10^{-4}$, since $\sigma - 1/2$ is odd; "
         "margin 100",
     )
-    yield control(
-        at_least(
-            "excess risk at $R = 10^3$ without the correction of $w$",
-            C1.excess(_point(C1, far, corrected=False)),
-            1e-3,
-            basis=r"theory: an excess of order ${|\sigma'(s_0)c|}^2$, a few hundredths",
-        )
+    yield control_at_least(
+        "excess risk at $R = 10^3$ without the correction of $w$",
+        C1.excess(_point(C1, far, corrected=False)),
+        1e-3,
+        basis=r"theory: an excess of order ${|\sigma'(s_0)c|}^2$, a few hundredths",
     )
 
 
@@ -276,14 +277,11 @@ def invariant_subspace(setting: Setting) -> Iterator[Check]:
         1e-5,
         basis="stated margin: at $t = 400$ the flow is $10^{-7}$ from its end",
     )
-    yield control(
-        at_least(
-            "component of the gradient out of the subspace if $v_{21}$ is perpendicular to $m$ "
-            "only",
-            leaving(tilted),
-            1e-3,
-            basis="theory: of order 1; stated margin",
-        )
+    yield control_at_least(
+        "component of the gradient out of the subspace if $v_{21}$ is perpendicular to $m$ only",
+        leaving(tilted),
+        1e-3,
+        basis="theory: of order 1; stated margin",
     )
 
 
@@ -317,19 +315,15 @@ def krylov_space(setting: Setting) -> Iterator[Check]:
         0.0,
         basis=_COUNT,
     )
-    yield control(
-        at_least(
-            r"repeated eigenvalue: $d$ minus the dimension of $\mathcal{K}$",
-            5 - _rank(repeated, mean, axes),
-            1.0,
-            basis=_COUNT,
-        )
+    yield control_at_least(
+        r"repeated eigenvalue: $d$ minus the dimension of $\mathcal{K}$",
+        5 - _rank(repeated, mean, axes),
+        1.0,
+        basis=_COUNT,
     )
-    yield control(
-        at_least(
-            r"$m$ perpendicular to an eigenspace: $d$ minus the dimension of $\mathcal{K}$",
-            5 - _rank(distinct, missing, axes),
-            1.0,
-            basis=_COUNT,
-        )
+    yield control_at_least(
+        r"$m$ perpendicular to an eigenspace: $d$ minus the dimension of $\mathcal{K}$",
+        5 - _rank(distinct, missing, axes),
+        1.0,
+        basis=_COUNT,
     )

@@ -17,7 +17,15 @@ from matplotlib.ticker import FuncFormatter
 from promptlimit.attention import AbstractHead, LinearAttention, MultiHead, SoftmaxAttention
 from promptlimit.measures import Empirical, Mixture
 from promptlimit.reporting import INK, LINEAR, SOFTMAX, selectable
-from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies import (
+    Check,
+    Setting,
+    at_least,
+    at_most,
+    control_at_most,
+    rejected,
+    share_at_least,
+)
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.denoisers import figure_law, least_gaps, limit_excess
 from promptlimit.tasks import Denoising, QueryPoints, query_points
@@ -176,13 +184,11 @@ def linear_stays_above(setting: Setting) -> Iterator[Check]:
         0.9,
         basis="the nine tenths of the statement",
     )
-    yield control(
-        at_most(
-            "both means 0: least excess of a linear map",
-            least_gaps(centred)[0],
-            1e-20,
-            basis="theory: 0, since the Bayes denoiser is linear; rounding error, squared",
-        )
+    yield control_at_most(
+        "both means 0: least excess of a linear map",
+        least_gaps(centred)[0],
+        1e-20,
+        basis="theory: 0, since the Bayes denoiser is linear; rounding error, squared",
     )
 
 

@@ -11,7 +11,7 @@ from promptlimit.finite import prompt_moments
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.prompts import MarkovChain, Prompt, WithoutReplacement
 from promptlimit.reporting import LIMIT, selectable, shades
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.prompts import STUDY
 
 HEAD = SoftmaxAttention([[1.0]], [[1.0]])
@@ -60,13 +60,11 @@ def slope(setting: Setting) -> Iterator[Check]:
         basis=f"a correction of order $m$, {off[-2]:.2g} at the larger slope; twice its square",
     )
     plain = float(prompt_moments(HEAD, NORMAL, [_MILD], 1e6).mse)
-    yield control(
-        at_least(
-            "no slope: how many times smaller the error is at a million tokens",
-            endless[-1] / plain,
-            100.0,
-            basis=r"the ratio is about $10^6\tanh(m/2) \ge 10^4$",
-        )
+    yield control_at_least(
+        "no slope: how many times smaller the error is at a million tokens",
+        endless[-1] / plain,
+        100.0,
+        basis=r"the ratio is about $10^6\tanh(m/2) \ge 10^4$",
     )
 
 
@@ -106,13 +104,11 @@ def chain(setting: Setting) -> Iterator[Check]:
         1e-5,
         basis="corrections of order $1/L$; margin 1000",
     )
-    yield control(
-        at_least(
-            "the same without correlations (lag 0 alone)",
-            min(abs(one / two - 1.0) for one, two in zip(scaled, alone, strict=True)),
-            0.2,
-            basis="a chain that stays in a state with probability 1/2 or more; stated margin",
-        )
+    yield control_at_least(
+        "the same without correlations (lag 0 alone)",
+        min(abs(one / two - 1.0) for one, two in zip(scaled, alone, strict=True)),
+        0.2,
+        basis="a chain that stays in a state with probability 1/2 or more; stated margin",
     )
 
 
@@ -153,13 +149,11 @@ def known_tokens(setting: Setting) -> Iterator[Check]:
         1e-3,
         basis="of order $1/L$; margin 1000",
     )
-    yield control(
-        at_least(
-            "$L = 10$: relative change of the variance",
-            change[0],
-            0.1,
-            basis="two of twelve tokens are known; stated margin",
-        )
+    yield control_at_least(
+        "$L = 10$: relative change of the variance",
+        change[0],
+        0.1,
+        basis="two of twelve tokens are known; stated margin",
     )
 
 
@@ -185,13 +179,11 @@ def without_replacement(setting: Setting) -> Iterator[Check]:
         0.5,
         basis="corrections of order $1/n$: a share of 1/4; margin 2",
     )
-    yield control(
-        at_least(
-            "equal scores, N = 10: relative difference from $(N - n)/N$",
-            abs(_finite_factor(10, 0.0) / 0.5 - 1.0),
-            0.1,
-            basis="$N/(N - 1) - 1 = 1/9$ exactly",
-        )
+    yield control_at_least(
+        "equal scores, N = 10: relative difference from $(N - n)/N$",
+        abs(_finite_factor(10, 0.0) / 0.5 - 1.0),
+        0.1,
+        basis="$N/(N - 1) - 1 = 1/9$ exactly",
     )
 
 

@@ -13,10 +13,9 @@ from promptlimit.reporting import CONTRAST, FAINT, LIMIT, THIRD, selectable, sha
 from promptlimit.studies import (
     Check,
     Setting,
-    at_least,
     at_most,
     beyond_errors,
-    control,
+    control_at_least,
     within_errors,
 )
 from promptlimit.studies.prompts import STUDY
@@ -58,13 +57,11 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
     yield beyond_errors(
         "the risk with a sink of a quarter of the weight", abs(mean - half) / spread
     )
-    yield control(
-        at_least(
-            "a sink of a quarter of the weight: relative excess of the risk",
-            half / exact - 1.0,
-            0.05,
-            basis="exact numbers; stated margin",
-        )
+    yield control_at_least(
+        "a sink of a quarter of the weight: relative excess of the risk",
+        half / exact - 1.0,
+        0.05,
+        basis="exact numbers; stated margin",
     )
 
 
@@ -114,13 +111,11 @@ def nishimori(setting: Setting) -> Iterator[Check]:
     yield within_errors(
         rf"$E\,p_0 - E\sum p^2$ over {prompts:,} simulated prompts", [difference.mean() / spread]
     )
-    yield control(
-        at_least(
-            r"$\beta = 1.5\sqrt\nu$: smallest relative excess over the Bayes risk",
-            min(warm),
-            0.01,
-            basis="exact numbers; stated margin",
-        )
+    yield control_at_least(
+        r"$\beta = 1.5\sqrt\nu$: smallest relative excess over the Bayes risk",
+        min(warm),
+        0.01,
+        basis="exact numbers; stated margin",
     )
 
 
@@ -156,13 +151,11 @@ def importance_rates(setting: Setting) -> Iterator[Check]:
         0.75,
         basis=r"distances fall as $1/\log n$: a share of 9/21; stated margin",
     )
-    yield control(
-        at_least(
-            r"$s$ = 0.6: distance of the local exponent at $n = 10^{21}$ from 1",
-            1.0 - slopes[1],
-            0.3,
-            basis=r"$1 - \kappa$ = 0.4375, less $1/\log n$; stated margin",
-        )
+    yield control_at_least(
+        r"$s$ = 0.6: distance of the local exponent at $n = 10^{21}$ from 1",
+        1.0 - slopes[1],
+        0.3,
+        basis=r"$1 - \kappa$ = 0.4375, less $1/\log n$; stated margin",
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from promptlimit.attention import MultiHead, SoftmaxAttention
 from promptlimit.reporting import CONTRAST, LIMIT, THIRD, selectable
-from promptlimit.studies import Check, Setting, at_least, at_most, control
+from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.prompts import STUDY
 from promptlimit.tasks import LinearRegression, linear_optimum, risk, train_test_risk
 
@@ -68,13 +68,11 @@ def small_opposite_heads(setting: Setting) -> Iterator[Check]:
         0.1,
         basis="theory: corrections of relative order $Lu^2=0.016$; margin 6",
     )
-    yield control(
-        at_least(
-            "$L$ = 40: the same distance from linear attention on $L$ tokens",
-            abs(errors[40] - _linear(40)),
-            1e-3,
-            basis="theory: $c/L^2=0.004$; margin 4",
-        )
+    yield control_at_least(
+        "$L$ = 40: the same distance from linear attention on $L$ tokens",
+        abs(errors[40] - _linear(40)),
+        1e-3,
+        basis="theory: $c/L^2=0.004$; margin 4",
     )
 
 
@@ -93,13 +91,11 @@ def two_heads_miss(setting: Setting) -> Iterator[Check]:
             basis="theory: corrections of relative order $2c/L$",
         )
     one = 1000 * (_one_head(1000) - _linear(1000)) / _CONSTANT
-    yield control(
-        at_least(
-            "$L$ = 1,000: the difference for one head, times $L/c$",
-            one,
-            0.1,
-            basis="theory: of order 1; $c/L=0.0065$ if it were of order $1/L^2$",
-        )
+    yield control_at_least(
+        "$L$ = 1,000: the difference for one head, times $L/c$",
+        one,
+        0.1,
+        basis="theory: of order 1; $c/L=0.0065$ if it were of order $1/L^2$",
     )
 
 
