@@ -151,7 +151,7 @@ def test_a_result_goes_into_the_format_that_its_file_names(here: Here, tmp_path:
         here(*asked, "--json").stdout
     )
     with np.load(tmp_path / "gap.npz") as arrays:
-        assert arrays["exact_lengths"].tolist() == [10.0, 100.0]
+        assert arrays["curves.exact.lengths"].tolist() == [10.0, 100.0]
     assert (tmp_path / "gap.svg").read_text().startswith("<?xml")
 
 
@@ -457,7 +457,7 @@ def test_gap_and_length_of_files_with_gaussian_queries(here: Here, tmp_path: Pat
     assert "simulated" not in done.stdout
     done = here("length", "problem.npz", "--tolerance", "0.1", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)
     assert found["length"]["exact"] < found["length"]["asymptotic"] < found["length"]["bound"]
 
 

@@ -27,11 +27,9 @@ from promptlimit.results import (
     CausalAtlas,
     DenoisingReport,
     FlowReport,
-    GapCurve,
-    GapExponent,
-    GapReport,
     HeadAtlas,
     HeadReplacement,
+    HeadsReport,
     Limits,
     RequiredLength,
     Result,
@@ -179,7 +177,7 @@ def stack_report() -> StackReport:
     layer = pl.Layer([pl.LinearAttention([[0.2]], [[0.5]])])
     stack = pl.Stack([layer, layer])
     limit, curve = (pl.prompt_moments(stack, ONE, [1.0], x) for x in (math.inf, [10, 100]))
-    return StackReport(limit, {"exact": curve}, {"asymptotic": "it is linear"}, False, None)
+    return StackReport({"exact": curve}, {"asymptotic": "it is linear"}, limit, False, None)
 
 
 def gap_to_another_flow() -> Result:
@@ -207,6 +205,7 @@ EXAMPLES = {
     "HeadReplacement": lambda: HeadReplacement(
         "small", "cosine", 24, 2, 0, np.array([0, 2]), {"gaussian": np.ones((2, 3))}, 0.5
     ),
+    "HeadsReport": lambda: HeadsReport({"one": head_atlas(), "two": head_atlas()}),
     "InverseTemperatures": lambda: pl.inverse_temperature(
         1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5
     ),
@@ -688,14 +687,6 @@ def test_bad_lengths_and_multiples_are_refused_in_one_sentence():
         found.at(5).at(6)
     with pytest.raises(pl.errors.ArgumentError, match=r"^`k` must be a number of at least 0"):
         found.interval(-1)
-
-
-def test_only_a_gap_of_outputs_is_shown_with_the_slope_that_theory_predicts() -> None:
-    lengths = np.array([10.0, 100.0])
-    for wrt, shown in ((None, 0.5), ("value", math.nan)):
-        curve = GapCurve(lengths, 1 / lengths, 0 * lengths, "exact", wrt, 1.0, None, 0)
-        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).to_arrays()
-        np.testing.assert_equal(float(arrays["exponent"]), shown)
 
 
 def test_the_axes_of_a_class_are_checked_when_it_is_created() -> None:

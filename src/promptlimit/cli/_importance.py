@@ -55,7 +55,7 @@ def importance(
         except ArgumentError as problem:
             names = {"cov": "proposal_cov", "target": "target_cov"}
             raise CommandError(str(problem.renamed(**names))) from None
-    emit(result, output, "importance", figure="importance")
+    emit(result, output, "importance")
 
 
 def _arrays(path: Path) -> "dict[str, np.ndarray]":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from promptlimit._text import aligned, text_table
 from promptlimit.cli._console import (
     ERR,
     JsonOption,
@@ -21,7 +22,6 @@ from promptlimit.cli._console import (
     require_folder,
     use_double_precision,
 )
-from promptlimit.cli._emit import print_columns, print_table
 from promptlimit.cli._progress import progress
 from promptlimit.errors import InputFileError
 
@@ -177,7 +177,7 @@ def _at_seeds(
 
 def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
     decided = [verdict for verdict in verdicts if verdict.decided]
-    print_table(
+    rows = (
         {
             "claim": f"{verdict.study}/{verdict.name}",
             "verdict on record": verdict.expected,
@@ -185,6 +185,7 @@ def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
         }
         for verdict in decided
     )
+    typer.echo(text_table(rows))
     for verdict in verdicts:
         for seed, reason in verdict.differing.items():
             typer.echo(f"{verdict.study}/{verdict.name} at seed {seed}: {reason}")
@@ -240,7 +241,7 @@ def _list(studies: "Sequence[Study]") -> None:
         typer.echo(f"{study.name}: {study.title}")
         claims = [[str(claim.number), claim.name, claim.reference] for claim in study.claims]
         figures = [["", figure.name, figure.title] for figure in study.figures]
-        print_columns(["", "name", ""], [*claims, *figures], left=[False, True, True])
+        typer.echo(aligned(["", "name", ""], [*claims, *figures], left=[False, True, True]))
 
 
 def _chosen(
@@ -274,7 +275,7 @@ def _chosen(
 def _print_claims(claims: "Sequence[StoredClaim]") -> None:
     """Print one line per claim, and how many verdicts are as on record."""
     results = [claim.result for claim in claims]
-    print_table(
+    rows = (
         {
             "study": claim.study,
             "": claim.result.number,
@@ -284,6 +285,7 @@ def _print_claims(claims: "Sequence[StoredClaim]") -> None:
         }
         for claim in claims
     )
+    typer.echo(text_table(rows))
     counts = Counter(result.verdict for result in results)
     verdicts = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     decided = [result for result in results if result.decided]

@@ -105,7 +105,7 @@ def stream(
         except (ConfigurationError, RunBusyError) as refusal:
             raise CommandError(str(refusal), "choose another --out") from None
         shown.close()
-        emit(report, output, "stream", figure="stream_curve", writes=writes)
+        emit(report, output, "stream", writes=writes)
 
 
 def _tokens(path: Path) -> "Path | np.ndarray":

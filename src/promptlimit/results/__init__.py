@@ -12,6 +12,8 @@ from promptlimit.results._heads import AbstractAtlas as AbstractAtlas
 from promptlimit.results._heads import CausalAtlas as CausalAtlas
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement
+from promptlimit.results._heads import HeadsReport as HeadsReport
+from promptlimit.results._kinds import AbstractKindReport as AbstractKindReport
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._kinds import Length as Length
 from promptlimit.results._law_checks import LawCheck as LawCheck

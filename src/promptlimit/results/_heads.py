@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from promptlimit._text import aligned
 from promptlimit.results._result import Result, axis, derived, variable
 
 REGIMES = ("linear", "concentrating", "frozen")
@@ -90,6 +91,20 @@ class AbstractAtlas(Result, abc.ABC):
     @abc.abstractmethod
     def notes(self) -> list[str]:
         """Return sentences that describe the measurement and statistics over all heads."""
+
+    def text(self) -> str:
+        """Return the table of heads, the summary and the notes."""
+        columns = self.columns
+        rows = [[_cell(row[c.name], c.digits) for c in columns] for row in self.rows()]
+        headings, summary = self.summary()
+        return "\n".join(
+            [
+                f"{self.windows} x {self.window} tokens",
+                aligned([column.heading for column in columns], rows),
+                aligned(headings, [[_cell(value, 2) for value in row] for row in summary]),
+                *self.notes(),
+            ]
+        )
 
 
 class HeadAtlas(AbstractAtlas):
@@ -381,3 +396,50 @@ class HeadReplacement(Result):
     def is_cosine(self) -> bool:
         """Whether `measure` is "cosine"."""
         return self.measure == "cosine"
+
+    def text(self) -> str:
+        """Return the mean over windows of every curve, one row per number of heads."""
+        rows = [
+            [str(count), *(f"{values[place].mean():.4f}" for values in self.curves.values())]
+            for place, count in enumerate(self.counts)
+        ]
+        prompts = next(iter(self.curves.values())).shape[1]
+        return (
+            f"heads replaced, {self.measure}; baseline {self.baseline:.3g}; {prompts} prompts, "
+            f"{self.read_before} of them also in the atlas\n"
+            f"{aligned(['heads', *self.curves], rows)}"
+        )
+
+
+class HeadsReport(Result):
+    """The heads of a model on several texts, and its output with heads replaced.
+
+    Attributes:
+        texts: the atlas of each text, by its name.
+        replacement: the model's output on the first text as heads are replaced; None if it was not
+            measured.
+    """
+
+    texts: Mapping[str, AbstractAtlas]
+    replacement: HeadReplacement | None = None
+
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return one row for each head and text."""
+        tables = {name: atlas._table() for name, atlas in self.texts.items()}
+        tables = {name: {**index, **columns} for name, (index, columns) in tables.items()}
+        names = np.repeat(list(tables), [next(iter(x.values())).size for x in tables.values()])
+        columns = zip(*(table.items() for table in tables.values()), strict=True)
+        joined = {parts[0][0]: np.concatenate([x for _, x in parts]) for parts in columns}
+        return {"text": names}, joined
+
+    def text(self) -> str:
+        """Return the tables of every text, and that of replaced heads."""
+        parts = [f"{name}: {atlas.text()}" for name, atlas in self.texts.items()]
+        parts += [] if self.replacement is None else [self.replacement.text()]
+        return "\n\n".join(parts)
+
+
+def _cell(value: str | float | int, digits: int) -> str:  # noqa: PYI041 - run-time checks
+    if isinstance(value, str | int):
+        return str(value)
+    return f"{value:.2f}" if digits == 2 else f"{value:.3g}"

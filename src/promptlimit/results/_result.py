@@ -36,6 +36,7 @@ from typing import (
 
 import numpy as np
 
+from promptlimit._text import text_table
 from promptlimit.errors import ArgumentError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -200,9 +201,12 @@ class Result:
         """Return every numerical field as an array; entries of mappings are named "field.key"."""
         arrays = {name: array for name, _, array, role in self._labelled() if not role.bulk}
         arrays |= {name: np.array(value) for name, value in self._attributes().items()}
-        for name, part in vars(self).items():
-            if isinstance(part, Result):
-                arrays |= {f"{name}.{key}": array for key, array in part.to_arrays().items()}
+        for name, value in vars(self).items():
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            for key, part in parts:
+                if isinstance(part, Result):
+                    start = f"{name}.{key}" if key else name
+                    arrays |= {f"{start}.{own}": array for own, array in part.to_arrays().items()}
         return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
 
     def to_xarray(self) -> Any:
@@ -249,6 +253,10 @@ class Result:
     def notes(self) -> list[str]:
         """Return sentences that complete the table, none by default."""
         return []
+
+    def text(self) -> str:
+        """Return the table and the notes, as commands print them."""
+        return "\n".join([text_table(self.table()), *self.notes()])
 
     def _attributes(self) -> dict[str, Any]:
         """Return the fields that are a number or a text."""
