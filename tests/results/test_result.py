@@ -19,6 +19,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import promptlimit as pl
+from json_schemas import problems
 from promptlimit.concentration import gap_report
 from promptlimit.dynamics._blocks import FlowRate
 from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
@@ -43,6 +44,7 @@ from promptlimit.results import (
     TunedLayers,
     axis,
     derived,
+    json_schema,
     variable,
 )
 
@@ -280,6 +282,11 @@ def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
         expected = np.asarray(value, dtype=float)
         plain = np.array(found["value"], dtype=float)
         assert_array_equal(plain, np.where(np.isfinite(expected), expected, np.nan))
+
+
+def test_a_dictionary_satisfies_the_schema_of_its_class(result: Any) -> None:
+    schema = json_schema(type(result))
+    assert problems(result.to_dict(), schema, schema) == []
 
 
 def test_a_result_is_saved_and_loaded_with_the_same_bits(result: Any, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def reproduce(
         shown.at("starting")
         use_double_precision()
         from promptlimit.claims import ReportFolder, StoredClaim
+        from promptlimit.results import plain
 
         began = time.monotonic()
         chosen_studies, items = _studies(names or [])
@@ -117,7 +118,7 @@ def reproduce(
     folder.record(stored, fresh, facts, whole=whole)
     claims = [item for item in stored if isinstance(item, StoredClaim)]
     if as_json:
-        print_json({"seed": seed, "claims": [claim.result.to_dict() for claim in claims]})
+        print_json(plain(studies.DecidedClaims(seed, [claim.result for claim in claims])))
     elif claims:
         _print_claims(claims)
     drawings = {(o.stored.study, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
@@ -168,7 +169,7 @@ def _at_seeds(
         setting = studies.Setting(quick=quick, protocol=protocol)
         verdicts = studies.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
-        print_json({"seeds": list(seeds), "claims": [asdict(verdict) for verdict in verdicts]})
+        print_json(asdict(studies.ClaimsAtSeeds(list(seeds), verdicts)))
     else:
         _print_seeds(verdicts, len(seeds))
     if any(verdict.differing for verdict in verdicts):

@@ -42,6 +42,7 @@ from promptlimit.results._result import variable as variable
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._risks import TunedLayers as TunedLayers
+from promptlimit.results._schema import json_schema as json_schema
 from promptlimit.results._stacks import StackReport as StackReport
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
 from promptlimit.results._streams import StreamReport as StreamReport

@@ -129,6 +129,16 @@ def derived(
     return mark
 
 
+def derived_roles(cls: type) -> dict[str, Role]:
+    """Return the roles of the properties of a class that `derived` marks."""
+    return {
+        name: getattr(member.fget, _ROLE)
+        for base in reversed(cls.__mro__)
+        for name, member in vars(base).items()
+        if isinstance(member, property) and hasattr(member.fget, _ROLE)
+    }
+
+
 def _declared(role: Role, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_ROLE: role})
 
@@ -171,11 +181,7 @@ class Result:
         """Return the roles of all fields and derived properties, in their order."""
         fields: Any = dataclasses.fields(cls)  # ty: ignore[invalid-argument-type]
         roles = {field.name: field.metadata.get(_ROLE, Role()) for field in fields}
-        for base in reversed(cls.__mro__):
-            for name, member in vars(base).items():
-                if isinstance(member, property) and hasattr(member.fget, _ROLE):
-                    roles[name] = getattr(member.fget, _ROLE)
-        return roles
+        return roles | derived_roles(cls)
 
     def __eq__(self, other: object) -> bool:
         """Compare all fields; arrays are equal when shapes and values are, NaN equal to NaN."""
@@ -535,14 +541,16 @@ def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
                 left = left[len(length) :]
 
 
-def plain(value: object) -> Any:
+def plain(value: Any) -> Any:
     """Return Python numbers, lists, dictionaries and strings; non-finite numbers become None.
 
     >>> plain({"value": np.array([1.0, np.inf]), "kind": "exact"})
     {'value': [1.0, None], 'kind': 'exact'}
     """
-    if isinstance(value, Result):
+    if hasattr(value, "to_dict"):
         return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        return plain(vars(value))
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
