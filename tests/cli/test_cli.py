@@ -472,7 +472,9 @@ def test_stream_of_the_standard_case_as_json(
     streamed = result["streamed"]
     assert streamed["lengths"] == [10, 32, 100, 316, 1000, 3162, 5000]
     assert np.shape(streamed["linear_output"]) == (7, 3, 2)
-    square, expected = (np.array(result[name]) for name in ("square", "expected_square"))
+    square, expected = (
+        np.array(result[name]) for name in ("squared_distance", "expected_squared_distance")
+    )
     assert 0.2 < np.exp(np.mean(np.log(square / expected))) < 2.0
     assert json.loads((tmp_path / "stream.json").read_text()) == result
     assert (tmp_path / "stream.svg").stat().st_size > 5_000
@@ -490,7 +492,7 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         np.ravel(result["streamed"]["output"]), [1.0, weight + 2.0 * (1.0 - weight)]
     )
-    assert result["expected_square"] is None
+    assert result["expected_squared_distance"] is None
     assert not result["is_limit"]
     table = here("stream", "head.npz", "--tokens", "tokens.npy")
     assert "Distances from the output over the whole prompt are root mean squares" in table.stdout
@@ -527,7 +529,7 @@ def test_a_stream_of_a_file_leaves_a_report_and_figures(
     assert "from the output over the whole prompt" in " ".join(done.stdout.split())
     report = json.loads((tmp_path / "out" / "stream.json").read_text())
     assert report["streamed"]["lengths"] == [10, 32, 100, 200]
-    assert report["square"][-1] == [0.0, 0.0]
+    assert report["squared_distance"][-1] == [0.0, 0.0]
     assert (tmp_path / "out" / "stream.svg").is_file()
 
 
@@ -536,7 +538,7 @@ def test_queries_too_sharp_for_exact_theory_are_streamed_all_the_same(here: Here
     done = here("stream", *given)
     assert done.returncode == 0
     report = json.loads(done.stdout)
-    assert report["expected_square"] is None
+    assert report["expected_squared_distance"] is None
     assert report["streamed"]["max_weight"][-1] == [1.0]
 
 

@@ -64,7 +64,7 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     assert {"heads_map.svg", "heads_error.svg", "heads_replacement.svg"} <= names
     page = (out / "index.html").read_text()
     assert "The heads of model" in page
-    assert "Judged on 4 prompts of the text letters, 4 of which the atlas had read." in page
+    assert "Measured on 4 prompts of the text letters; the atlas also used 4 of them." in page
     assert page.count("<svg") == 4
 
 

@@ -122,7 +122,7 @@ def causal_atlas() -> CausalAtlas:
     ]  # fmt: skip
     return CausalAtlas(
         model="small", model_type="llama", window=64, windows=2, shortest=8, every=3, sinks=2,
-        recent=6, equivalent=8, band=8, rotary=True, parity=np.zeros(LAYERS),
+        recent=6, equivalent_tokens=8, band=8, rotary=True, parity=np.zeros(LAYERS),
         r2={"dropped": cells()}, r2_error={"dropped": np.full(CELLS, np.inf)},
         lengths=np.array([8.0, 16.0, 64.0]),
         by_length={name: cells(2) for name in ("between", "within", "entropy")},

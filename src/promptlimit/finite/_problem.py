@@ -166,7 +166,7 @@ class Problem:
             return self._once("measure", lambda: self.prompt.token_law)
 
     @property
-    def prompt_words(self) -> str:
+    def prompt_description(self) -> str:
         """What the prompt has besides independent tokens; empty for these alone."""
         return self.prompt.words
 

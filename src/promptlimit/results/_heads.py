@@ -244,7 +244,8 @@ class CausalAtlas(AbstractAtlas):
         shortest: the number of tokens of the shortest measured prompt.
         every: one query in `every` was measured.
         recent: the number of most recent tokens that are kept, including the query's own.
-        equivalent: the number of tokens that take as much memory as the moments of the far tokens.
+        equivalent_tokens: the number of tokens that take as much memory as the moments of the far
+            tokens.
         band: the number of distances in a band.
         between: variance of the mean scores of bands of distance.
         within: variance of the scores within bands; `sharpness` squared is the sum of both.
@@ -273,7 +274,7 @@ class CausalAtlas(AbstractAtlas):
     shortest: int
     every: int
     recent: int
-    equivalent: int
+    equivalent_tokens: int
     band: int
     between: np.ndarray = variable("layer", "head")
     within: np.ndarray = variable("layer", "head")
@@ -358,8 +359,8 @@ class CausalAtlas(AbstractAtlas):
         first, second, last, end = self.lengths[[0, 1, -2, -1]]
         return [
             f"The first {self.sinks} tokens and the last {self.recent} are kept; the others are "
-            f"far, and their moments cost as much memory as {self.equivalent} tokens. One query in "
-            f"{self.every} was measured, from {self.shortest} tokens on.",
+            f"far, and their moments cost as much memory as {self.equivalent_tokens} tokens. One "
+            f"query in {self.every} was measured, from {self.shortest} tokens on.",
             f"Medians over heads: {medians}.",
             f"Entropy of prompts of {last:.0f} to {end - 1:.0f} tokens predicted from those of "
             f"{first:.0f} to {second - 1:.0f}, mean absolute error over heads in nats: {errors}.",
@@ -375,7 +376,7 @@ class HeadReplacement(Result):
         measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
         window: tokens of a prompt.
         sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
-        read_before: how many of the windows the atlas had used, if both had the same text.
+        windows_in_atlas: how many of the windows the atlas had used, if both had the same text.
         counts: numbers of heads replaced, [n].
         curves: by name, one value for every count and window, [n, windows].
         baseline: a reference value: the mean cosine between embeddings of different windows, or the
@@ -386,7 +387,7 @@ class HeadReplacement(Result):
     measure: str
     window: int
     sinks: int
-    read_before: int
+    windows_in_atlas: int
     counts: np.ndarray = axis("count")
     curves: Mapping[str, np.ndarray] = variable("count", "window")
     baseline: float
@@ -406,7 +407,7 @@ class HeadReplacement(Result):
         prompts = next(iter(self.curves.values())).shape[1]
         return (
             f"heads replaced, {self.measure}; baseline {self.baseline:.3g}; {prompts} prompts, "
-            f"{self.read_before} of them also in the atlas\n"
+            f"{self.windows_in_atlas} of them also in the atlas\n"
             f"{aligned(['heads', *self.curves], rows)}"
         )
 
