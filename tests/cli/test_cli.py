@@ -384,20 +384,26 @@ def test_the_options_of_a_file_are_those_of_the_command_line(here: Here, tmp_pat
         assert words in " ".join(done.stderr.split())
 
 
-def test_the_time_left_of_training_follows_from_the_rate_of_its_steps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("weights", "left"), [({10: 40.0, 50: 80.0}, 22), ({10: 1, 50: 1}, 12)])
+def test_the_time_left_of_training_follows_from_its_steps_after_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    weights: dict[int, float],
+    left: int,
 ) -> None:
     now = 0.0
     monkeypatch.setattr(_progress, "_clock", lambda: now)
     with _progress.progress("train") as shown:
         assert isinstance(shown, _progress._Lines)
-        watch = _train._Watch([10, 50], 10_000, 2, Path("out"), shown)
+        watch = _train._Watch(weights, 10_000, 2, Path("out"), shown)
         watch(Progress(0, 10_000, 0.0, (10,)))
         now = 35.0  # compilation and tables take most of it
         watch(Progress(5_000, 10_000, 1000.0, (10,)))
+        now = 38.0
+        watch(Progress(8_000, 10_000, 1000.0, (10,)))
         shown.beat()
-    # 5 s for the rest, and 10 s for the next length, whose steps take (30 + 50)/(30 + 10) as long
-    assert "35 s so far, about 25 s more, 2 left" in capsys.readouterr().err
+    # 2 s for the rest, and 10 s for the next length, or twice as long if its steps are
+    assert f"38 s so far, about {left} s more, 2 left" in capsys.readouterr().err
 
 
 def test_reproduce_lists_what_it_knows(here: Here) -> None:

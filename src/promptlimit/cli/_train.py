@@ -5,7 +5,7 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -164,7 +164,8 @@ def train(
             _estimate(arguments, record, out, shown, Output(None, as_json, as_csv))
             return
         runs = len(kernels) * seeds
-        watch = _Watch(lengths, steps, runs, out, shown)
+        weights = {length: 1.0 if sampling == "law" else _OVERHEAD + length for length in lengths}
+        watch = _Watch(weights, steps, runs, out, shown)
         is_new = not (out / "train.json").exists()
         try:
             run_on_writer(lambda: _require_record(out / "train.json", record))
@@ -224,18 +225,31 @@ def _estimate(
 
 
 class _Watch:
-    """Reports the progress of training; a length without any report was finished before."""
+    """Reports the progress of training; a length without any report was finished before.
+
+    Args:
+        weights: by length, a number proportional to the time of a step.
+        steps: of each run.
+        runs: at each length.
+        out: the folder of the runs.
+        shown: the progress of the command.
+    """
 
     def __init__(
-        self, lengths: Sequence[int], steps: int, runs: int, out: Path, shown: AbstractProgress
+        self,
+        weights: Mapping[int, float],
+        steps: int,
+        runs: int,
+        out: Path,
+        shown: AbstractProgress,
     ):
-        self._shown, self._left, self._steps, self._runs = shown, list(lengths), steps, runs
+        self._shown, self._left, self._runs = shown, list(weights), runs
         self._looked, self._error = time.monotonic(), ""
-        count = len(lengths)
+        count = len(weights)
         shown.plan(
             f"{count} length{'s' if count > 1 else ''}, {steps:,} steps of {runs} "
             f"run{'s' if runs > 1 else ''} each, in {out}",
-            {f"L = {length}": _OVERHEAD + length for length in lengths},
+            {f"L = {length}": weight for length, weight in weights.items()},
         )
 
     def __call__(self, at: "Progress") -> None:
@@ -254,16 +268,7 @@ class _Watch:
         speed = f"{at.rate:.0f} steps per second" if at.rate else ""
         words = filter(None, (f"step {at.done:,} of {at.total:,}", speed, self._error))
         place = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-        shares = dict.fromkeys(names, at.share)
-        self._shown.at(f"{place}: {', '.join(words)}", shares, left=self._seconds_left(at))
-
-    def _seconds_left(self, at: "Progress") -> float | None:
-        """Return the time left at the current rate; a step takes longer for longer prompts."""
-        if not at.rate:
-            return None
-        now = sum(_OVERHEAD + length for length in at.lengths)
-        later = sum(_OVERHEAD + length for length in self._left if length not in at.lengths)
-        return (self._steps - at.done + self._steps * later / now) / at.rate
+        self._shown.at(f"{place}: {', '.join(words)}", dict.fromkeys(names, at.share))
 
     def close(self, below: int | None = None) -> None:
         """Report the lengths that needed no training, below this one or all, as stored."""
