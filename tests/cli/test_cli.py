@@ -384,7 +384,9 @@ def test_the_options_of_a_file_are_those_of_the_command_line(here: Here, tmp_pat
         assert words in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(("weights", "left"), [({10: 40.0, 50: 80.0}, 22), ({10: 1, 50: 1}, 12)])
+@pytest.mark.parametrize(
+    ("weights", "left"), [({10: 40.0, 50: 80.0}, 22), ({10: 1.0, 50: 1.0}, 12)]
+)
 def test_the_time_left_of_training_follows_from_its_steps_after_compilation(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -392,18 +394,33 @@ def test_the_time_left_of_training_follows_from_its_steps_after_compilation(
     left: int,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(_progress, "_clock", lambda: now)
+    for module in (_progress, _train):
+        monkeypatch.setattr(module, "_clock", lambda: now)
     with _progress.progress("train") as shown:
         assert isinstance(shown, _progress._Lines)
         watch = _train._Watch(weights, 10_000, 2, Path("out"), shown)
         watch(Progress(0, 10_000, 0.0, (10,)))
         now = 35.0  # compilation and tables take most of it
         watch(Progress(5_000, 10_000, 1000.0, (10,)))
+        assert shown._seconds_left() is None
         now = 38.0
         watch(Progress(8_000, 10_000, 1000.0, (10,)))
         shown.beat()
-    # 2 s for the rest, and 10 s for the next length, or twice as long if its steps are
-    assert f"38 s so far, about {left} s more, 2 left" in capsys.readouterr().err
+        # 2 s for the rest, and 10 s for the next length, or twice as long if its steps are
+        assert f"38 s so far, about {left} s more, 2 left" in capsys.readouterr().err
+        now = 40.0
+
+        def slow_risk() -> float:
+            nonlocal now
+            now += 30.0
+            return 0.5
+
+        watch(Progress(10_000, 10_000, 1000.0, (10,), slow_risk))
+        now = 100.0  # the risk and another compilation change no estimate of the speed
+        watch(Progress(1_000, 10_000, 500.0, (50,)))
+        now = 100.0 + 0.2 * (left - 2)
+        watch(Progress(3_000, 10_000, 500.0, (50,)))
+        assert shown._seconds_left() == pytest.approx(0.7 * (left - 2))
 
 
 def test_reproduce_lists_what_it_knows(here: Here) -> None:

@@ -48,6 +48,7 @@ class AbstractProgress(abc.ABC):
         self._shares: dict[str, float] = {}  # done of each item
         self._before: dict[str, float] = {}  # done before this command started
         self._first: tuple[float, float] | None = None  # time and work done at the first share
+        self._end: float | None = None  # the time at which a command expects to end
         self._left: set[str] = set()
         self._closed = False
         self._start = self._since = _clock()
@@ -63,15 +64,22 @@ class AbstractProgress(abc.ABC):
             self._plan, self._weights, self._left = words, dict(items), set(items)
             self._start = self._since = _clock()
 
-    def at(self, words: str, shares: Mapping[str, float] | None = None) -> None:
+    def at(
+        self,
+        words: str,
+        shares: Mapping[str, float] | None = None,
+        left: float | None = None,
+    ) -> None:
         """Report the current computation.
 
         Args:
             words: what is computed.
             shares: the done share of items.
+            left: seconds to the end of the command; estimated from shares when None.
         """
         with self._lock:
             self._doing = words
+            self._end = None if left is None else _clock() + left
             for item, share in (shares or {}).items():
                 self._shares[item] = share
                 self._before.setdefault(item, share)
@@ -146,6 +154,8 @@ class AbstractProgress(abc.ABC):
 
         Time counts from the first reported share: compilation comes before it, and only once.
         """
+        if self._end is not None:
+            return self._end - _clock()
         since, before = self._first or (self._start, 0.0)
         gained = self._worked() - before
         rest = 1.0 - self._done(self._shares)

@@ -265,7 +265,7 @@ def _chosen(
         known = [item.name for study in studies for item in (*study.claims, *study.figures)]
         name = sorted(missing)[0]
         near = difflib.get_close_matches(name, [*known, *(study.name for study in studies)], n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+        hint = f"did you mean '{near[0]}'?" if near else "promptlimit reproduce --list names all"
         raise UsageError(f"there is no study, claim or figure '{name}'", hint)
     if not chosen:
         words = "figures" if figures_only else "claims and figures"

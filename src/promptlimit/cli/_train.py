@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
 
 _BETWEEN_RISKS = 60.0  # seconds
+_MEASURED = 1.0  # seconds of steps after which the time left is shown
 _OVERHEAD = 30.0
 """The part of the time of a step that does not depend on the length, in tokens."""
 _MOST = 2**31 - 1
+
+_clock = time.monotonic
 
 
 def _read_config(ctx, value):  # typer passes its context to a parameter without annotation
@@ -243,8 +246,10 @@ class _Watch:
         out: Path,
         shown: AbstractProgress,
     ):
-        self._shown, self._left, self._runs = shown, list(weights), runs
-        self._looked, self._error = time.monotonic(), ""
+        self._shown, self._left, self._runs = shown, dict(weights), runs
+        self._looked, self._error = _clock(), ""
+        self._last: tuple[tuple[float, ...], float, float] | None = None  # lengths, work, time
+        self._worked = self._stepping = 0.0  # measured work, in units of the weights, and its time
         count = len(weights)
         shown.plan(
             f"{count} length{'s' if count > 1 else ''}, {steps:,} steps of {runs} "
@@ -255,25 +260,41 @@ class _Watch:
     def __call__(self, at: "Progress") -> None:
         """Show the progress, now and then with the risk, which takes a while to compute."""
         self.close(below=int(at.lengths[0]))
-        ended, now = at.done == at.total, time.monotonic()
-        if ended or (at.rate and now - self._looked > _BETWEEN_RISKS):
+        seconds_left = self._seconds_left(at)
+        ended = at.done == at.total
+        if ended or (at.rate and _clock() - self._looked > _BETWEEN_RISKS):
             self._error = self._squared_error(2 * at.risk())
-            self._looked = time.monotonic()
+            self._looked = _clock()
+            self._last = None
         names = [f"L = {length}" for length in at.lengths]
         if ended:
             self._shown.end(*names, outcome=self._error)
-            self._left = [length for length in self._left if length not in at.lengths]
+            for length in at.lengths:
+                self._left.pop(int(length), None)
             self._error = ""
             return
         speed = f"{at.rate:.0f} steps per second" if at.rate else ""
         words = filter(None, (f"step {at.done:,} of {at.total:,}", speed, self._error))
         place = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-        self._shown.at(f"{place}: {', '.join(words)}", dict.fromkeys(names, at.share))
+        shares = dict.fromkeys(names, at.share)
+        self._shown.at(f"{place}: {', '.join(words)}", shares, left=seconds_left)
+
+    def _seconds_left(self, at: "Progress") -> float | None:
+        """Return the time left at the mean speed of the steps, without compilation and risks."""
+        now, current = _clock(), sum(self._left.get(int(length), 0.0) for length in at.lengths)
+        work = at.share * current
+        if self._last is not None and self._last[0] == at.lengths:
+            self._worked += work - self._last[1]
+            self._stepping += now - self._last[2]
+        self._last = (at.lengths, work, now) if at.rate else None
+        if self._stepping < _MEASURED or self._worked <= 0.0:
+            return None
+        return (sum(self._left.values()) - work) * self._stepping / self._worked
 
     def close(self, below: int | None = None) -> None:
         """Report the lengths that needed no training, below this one or all, as stored."""
         for length in [left for left in self._left if below is None or left < below]:
-            self._left.remove(length)
+            del self._left[length]
             self._shown.end(f"L = {length}", outcome="stored", stored=True)
 
     def _squared_error(self, value: float) -> str:
