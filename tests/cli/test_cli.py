@@ -151,7 +151,7 @@ def test_a_result_goes_into_the_format_that_its_file_names(here: Here, tmp_path:
         here(*asked, "--json").stdout
     )
     with np.load(tmp_path / "gap.npz") as arrays:
-        assert arrays["exact_lengths"].tolist() == [10.0, 100.0]
+        assert arrays["curves.exact.lengths"].tolist() == [10.0, 100.0]
     assert (tmp_path / "gap.svg").read_text().startswith("<?xml")
 
 
@@ -384,20 +384,43 @@ def test_the_options_of_a_file_are_those_of_the_command_line(here: Here, tmp_pat
         assert words in " ".join(done.stderr.split())
 
 
-def test_the_time_left_of_training_follows_from_the_rate_of_its_steps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("weights", "left"), [({10: 40.0, 50: 80.0}, 22), ({10: 1.0, 50: 1.0}, 12)]
+)
+def test_the_time_left_of_training_follows_from_its_steps_after_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    weights: dict[int, float],
+    left: int,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(_progress, "_clock", lambda: now)
+    for module in (_progress, _train):
+        monkeypatch.setattr(module, "_clock", lambda: now)
     with _progress.progress("train") as shown:
         assert isinstance(shown, _progress._Lines)
-        watch = _train._Watch([10, 50], 10_000, 2, Path("out"), shown)
+        watch = _train._Watch(weights, 10_000, 2, Path("out"), shown)
         watch(Progress(0, 10_000, 0.0, (10,)))
         now = 35.0  # compilation and tables take most of it
         watch(Progress(5_000, 10_000, 1000.0, (10,)))
+        assert shown._seconds_left() is None
+        now = 38.0
+        watch(Progress(8_000, 10_000, 1000.0, (10,)))
         shown.beat()
-    # 5 s for the rest, and 10 s for the next length, whose steps take (30 + 50)/(30 + 10) as long
-    assert "35 s so far, about 25 s more, 2 left" in capsys.readouterr().err
+        # 2 s for the rest, and 10 s for the next length, or twice as long if its steps are
+        assert f"38 s so far, about {left} s more, 2 left" in capsys.readouterr().err
+        now = 40.0
+
+        def slow_risk() -> float:
+            nonlocal now
+            now += 30.0
+            return 0.5
+
+        watch(Progress(10_000, 10_000, 1000.0, (10,), slow_risk))
+        now = 100.0  # the risk and another compilation change no estimate of the speed
+        watch(Progress(1_000, 10_000, 500.0, (50,)))
+        now = 100.0 + 0.2 * (left - 2)
+        watch(Progress(3_000, 10_000, 500.0, (50,)))
+        assert shown._seconds_left() == pytest.approx(0.7 * (left - 2))
 
 
 def test_reproduce_lists_what_it_knows(here: Here) -> None:
@@ -457,7 +480,7 @@ def test_gap_and_length_of_files_with_gaussian_queries(here: Here, tmp_path: Pat
     assert "simulated" not in done.stdout
     done = here("length", "problem.npz", "--tolerance", "0.1", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)
     assert found["length"]["exact"] < found["length"]["asymptotic"] < found["length"]["bound"]
 
 
@@ -472,7 +495,9 @@ def test_stream_of_the_standard_case_as_json(
     streamed = result["streamed"]
     assert streamed["lengths"] == [10, 32, 100, 316, 1000, 3162, 5000]
     assert np.shape(streamed["linear_output"]) == (7, 3, 2)
-    square, expected = (np.array(result[name]) for name in ("square", "expected_square"))
+    square, expected = (
+        np.array(result[name]) for name in ("squared_distance", "expected_squared_distance")
+    )
     assert 0.2 < np.exp(np.mean(np.log(square / expected))) < 2.0
     assert json.loads((tmp_path / "stream.json").read_text()) == result
     assert (tmp_path / "stream.svg").stat().st_size > 5_000
@@ -490,7 +515,7 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         np.ravel(result["streamed"]["output"]), [1.0, weight + 2.0 * (1.0 - weight)]
     )
-    assert result["expected_square"] is None
+    assert result["expected_squared_distance"] is None
     assert not result["is_limit"]
     table = here("stream", "head.npz", "--tokens", "tokens.npy")
     assert "Distances from the output over the whole prompt are root mean squares" in table.stdout
@@ -527,7 +552,7 @@ def test_a_stream_of_a_file_leaves_a_report_and_figures(
     assert "from the output over the whole prompt" in " ".join(done.stdout.split())
     report = json.loads((tmp_path / "out" / "stream.json").read_text())
     assert report["streamed"]["lengths"] == [10, 32, 100, 200]
-    assert report["square"][-1] == [0.0, 0.0]
+    assert report["squared_distance"][-1] == [0.0, 0.0]
     assert (tmp_path / "out" / "stream.svg").is_file()
 
 
@@ -536,7 +561,7 @@ def test_queries_too_sharp_for_exact_theory_are_streamed_all_the_same(here: Here
     done = here("stream", *given)
     assert done.returncode == 0
     report = json.loads(done.stdout)
-    assert report["expected_square"] is None
+    assert report["expected_squared_distance"] is None
     assert report["streamed"]["max_weight"][-1] == [1.0]
 
 

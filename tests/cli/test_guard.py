@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from promptlimit.cli._emit import print_table
+from promptlimit._text import text_table
 from promptlimit.results import Limits
 from promptlimit.storage import write_bytes
 
@@ -138,12 +138,10 @@ def test_signs_that_an_encoding_lacks_are_spelled(errors: str) -> None:
     assert done.stdout.split() == b"0.4 +- 0.1 distance^2 tau ?".split()
 
 
-def test_no_digit_is_cut_however_narrow_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_digit_is_cut_however_narrow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
-    print_table([{"L": 10, "exact": "0.12345678901234567890"}, {"L": 100, "exact": None}])
-    assert capsys.readouterr().out == ("  L  exact\n 10  0.12345678901234567890\n100\n")
+    shown = text_table([{"L": 10, "exact": "0.12345678901234567890"}, {"L": 100, "exact": None}])
+    assert shown == "  L  exact\n 10  0.12345678901234567890\n100"
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,17 @@ def test_json_csv_table_and_figure_hold_what_the_library_returns(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"target_cov": None}, "laws.json must hold target_cov, got proposal_cov"),
-        ({"mean": [0, 0]}, "must hold only proposal_cov, target_cov"),
+        (
+            {"target_cov": None},
+            "laws.json must hold `proposal_cov` and `target_cov` and optionally `proposal_mean`",
+        ),
+        ({"mean": [0, 0]}, "`functions`, got proposal_cov, target_cov, mean"),
         ({"proposal_cov": [[1, 2], [0, 1]]}, "`proposal_cov` must be symmetric"),
         ({"proposal_mean": [0.0]}, "`proposal_cov` must have shape (1, 1)"),
         ({"target_cov": [[0, 0], [0, 0]]}, "`target_cov` must have an invertible covariance"),
         ({"target_cov": [[1.0]]}, "`target_cov` must have the dimension of the proposal, 2, got 1"),
         ({"functions": [[1.0]]}, "`functions` must have shape [f, 5]"),
-        ({"target_mean": "zero"}, "target_mean must hold numbers, got a text"),
+        ({"target_mean": "zero"}, "target_mean (a text)"),
     ],
 )
 def test_bad_files_end_in_one_sentence(

@@ -23,7 +23,7 @@ def test_gaps_of_the_same_prompts_are_fitted_with_their_covariance() -> None:
     value = 1.3 / lengths * np.array([1.0, 1.1, 0.9, 1.05])
     cov = 1e-2 * np.outer(value, value) * (0.9 + 0.1 * np.eye(4))
     curve = GapCurve(lengths, value, np.sqrt(np.diag(cov)), "estimate", None, 1.0, cov, 50)
-    (fit, start), want = _fit([curve]), fit_rate(lengths, value, cov=cov)
+    (fit, start), want = _fit({"exact": curve}), fit_rate(lengths, value, cov=cov)
     assert fit is not None
     assert start == 10.0
     assert fit.standard_error == want.standard_error
@@ -64,14 +64,13 @@ def test_an_exact_curve_is_fitted_from_where_it_is_a_power_law() -> None:
     lengths = np.array([1.0, 10.0, 1e4, 1e6, 1e8])
     value = lengths**-0.75 * (1.0 + 3.0 / lengths)
     curve = GapCurve(lengths, value, 0 * value, "exact", None, 1.0, None, 0)
-    fit, start = _fit([curve])
+    fit, start = _fit({"exact": curve})
     assert fit is not None
     assert fit.is_power_law
     assert start == 1e4
     assert abs(fit.exponent - 0.75) < 1e-4
-    short, start = _fit(
-        [GapCurve(lengths[:2], value[:2], 0 * value[:2], "exact", None, 1.0, None, 0)]
-    )
+    two = GapCurve(lengths[:2], value[:2], 0 * value[:2], "exact", None, 1.0, None, 0)
+    short, start = _fit({"exact": two})
     assert short is not None
     assert start == 1.0
     assert short.verdict == "Too few lengths to test a power law; its exponent would be 1.238."
@@ -81,13 +80,22 @@ def test_a_report_says_why_a_kind_is_missing() -> None:
     with jax.enable_x64(True):
         attention = pl.SoftmaxAttention([[100.0]], [[1.0]])
     report = gap_report(attention, NORMAL, NORMAL, [10, 1000])
-    assert [curve.kind for curve in report.curves] == ["asymptotic", "bound"]
+    assert list(report.curves) == ["asymptotic", "bound"]
     assert list(report.missing) == ["exact"]
     assert (
         "must keep the sharpness of the scores below 128 for an exact gap"
         in report.missing["exact"]
     )
     assert report.to_dict()["missing"] == report.missing
+
+
+def test_only_a_gap_of_outputs_has_a_predicted_rate() -> None:
+    with jax.enable_x64(True):
+        attention = pl.SoftmaxAttention([[0.4]], [[1.0]])
+    for wrt, there in ((None, True), ("value", False)):
+        report = gap_report(attention, NORMAL, NORMAL, [10, 1000], wrt=wrt)
+        assert (report.exponent is not None) == there
+        assert any("Theory predicts" in note for note in report.notes()) == there
 
 
 def test_a_report_without_randomness_of_what_can_only_be_simulated_is_refused() -> None:

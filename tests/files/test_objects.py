@@ -1,10 +1,12 @@
 """Saved objects load with the same bits; files that were tampered with are refused."""
 
 import dataclasses
+import importlib
 import io
 import json
 import math
 import pickle
+import pkgutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +76,10 @@ BUILT = {
     "captured": lambda: pl.heads.CapturedHeads(
         [[[pl.heads.Head([[THIRD]], [[1.0], [2.0]], [[1.0], [THIRD]])]]]
     ),
+    "scores": lambda: pl.lengths.GaussianScores([1.0, THIRD], weights=[0.25, 0.75]),
+    "list of scores": lambda: pl.lengths.ListedScores([1.0, THIRD]),
+    "scores of tokens": lambda: pl.lengths.TokenScores(_law(), [1.0, THIRD]),
+    "problem": lambda: pl.files.AttentionProblem(_head(), _law(), np.eye(2)),
     "gap": lambda: pl.output_gap(_head(), _law(), [[1.0, 2.0]], [10, np.inf]),
     "exponent": lambda: pl.gap_exponent(_head(), _law(), _law()),
     "length": lambda: pl.required_length(_head(), _law(), [[1.0, 2.0]], 0.1),
@@ -122,18 +128,33 @@ def parts_of(obj: Any) -> Iterator[Any]:
         yield from parts_of(part)
 
 
+def public_subclasses(base: type) -> Iterator[type]:
+    """Yield the concrete public classes of this library below a base class."""
+    for own in base.__subclasses__():
+        package, part = own.__module__.split(".")[:2]
+        concrete = package == "promptlimit" and not own.__name__.startswith("Abstract")
+        if concrete and own is getattr(getattr(pl, part), own.__name__, None):
+            yield own
+        yield from public_subclasses(own)
+
+
 def test_every_public_class_that_users_construct_is_among_the_examples() -> None:
     tried = {type(part) for build in BUILT.values() for part in parts_of(build())}
-    packages = {"measures", "prompts", "attention", "tasks", "dynamics", "heads"}
-    public = {
-        member
-        for member in (getattr(pl, name) for name in dir(pl))
-        if isinstance(member, type)
-        and member.__module__.split(".")[1] in packages
-        and not member.__name__.startswith("Abstract")
-        and not issubclass(member, Exception)
-    }
-    assert len(public) > 20
+    for module in pkgutil.iter_modules(pl.__path__):
+        package = importlib.import_module(f"promptlimit.{module.name}")
+        for name in dir(package):  # names load on first use
+            getattr(package, name)
+    bases = (
+        pl.AbstractMeasure,
+        pl.prompts.AbstractPrompt,
+        pl.AbstractAttention,
+        pl.AbstractTask,
+        pl.lengths.AbstractScores,
+    )
+    public = {own for base in bases for own in public_subclasses(base)}
+    public |= {pl.TrainingPlan, pl.dynamics.FlowPlan, pl.files.AttentionProblem}
+    public |= {pl.heads.CapturedHeads, pl.heads.Head}
+    assert len(public) > 30
     assert public - tried == set()
 
 

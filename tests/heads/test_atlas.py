@@ -194,14 +194,14 @@ def test_replacing_no_head_changes_nothing_and_all_heads_much(
         curve.curves[f"gaussian, {name}"] for name in ("random order", "most linear first")
     )
     np.testing.assert_allclose(random[1], ordered[1], rtol=1e-5)
-    assert (curve.read_before, curve.sinks) == (2, 2)
+    assert (curve.windows_in_atlas, curve.sinks) == (2, 2)
     if model.shape.causal:
         assert curve.baseline == pytest.approx(np.log(40))
     else:
         one, other = (model.embedding(ids) for ids in IDS.reshape(3, WINDOW)[-2:])
         assert curve.baseline == pytest.approx(one @ other)
     longer = pl.heads.replacement_curve(model, np.tile(IDS, 2), atlas, windows=4, counts=[0])
-    assert longer.read_before == 1
+    assert longer.windows_in_atlas == 1
     with pytest.raises(ValueError, match="`counts` must be from 0 to all 8 heads, got 9"):
         pl.heads.replacement_curve(model, IDS, atlas, counts=[9])
 

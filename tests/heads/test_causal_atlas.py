@@ -116,7 +116,7 @@ def test_the_causal_atlas_agrees_with_the_textbook(
         assert getattr(atlas, name)[here] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
     share = means["between"] / means["variance"]
     assert atlas.between_share[here] == pytest.approx(share, rel=1e-4)
-    assert atlas.equivalent == EQUIVALENT
+    assert atlas.equivalent_tokens == EQUIVALENT
     assert (atlas.shortest, atlas.windows) == (33 + (WINDOW - 1 - 32) % EVERY, 2)
 
 
@@ -169,7 +169,7 @@ def test_the_tables_of_a_causal_atlas_hold_every_head(atlas: pl.heads.CausalAtla
     assert float(rows[5]["r2.gaussian"]) == pytest.approx(atlas.r2["gaussian"][1, 1])
     content = json.loads(atlas.to_json())
     assert np.shape(content["value"]) == (2, 4)
-    assert content["equivalent"] == EQUIVALENT
+    assert content["equivalent_tokens"] == EQUIVALENT
     better = atlas.r2["gaussian_mass"] > atlas.r2["dropped"]
     assert atlas.wins("gaussian_mass") == better.sum()
     assert (atlas.sink_weight + atlas.recent_weight <= 1 + 1e-6).all()

@@ -11,8 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import promptlimit as pl
 from heads.small_gguf import write_gguf
 from heads.small_models import write_model
+from json_schemas import problems
 from promptlimit.cli import _heads as command
 from promptlimit.cli._console import CommandError
+from promptlimit.results import HeadsReport, json_schema
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz"]
 
@@ -37,6 +39,8 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     command.heads(folder, [text], window=24, clusters=2, sinks=2, out=out, as_json=True)
     printed = capsys.readouterr()
     found = json.loads(printed.out)
+    schema = json_schema(HeadsReport)
+    assert problems(found, schema, schema) == []
     plan, *lines, page = printed.err.splitlines()
     assert re.fullmatch(
         r"heads: model: 2 layers of 4 heads; error of the attention rebuilt from the heads "
@@ -60,7 +64,7 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     assert {"heads_map.svg", "heads_error.svg", "heads_replacement.svg"} <= names
     page = (out / "index.html").read_text()
     assert "The heads of model" in page
-    assert "Judged on 4 prompts of the text letters, 4 of which the atlas had read." in page
+    assert "Measured on 4 prompts of the text letters; the atlas also used 4 of them." in page
     assert page.count("<svg") == 4
 
 

@@ -19,6 +19,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import promptlimit as pl
+from json_schemas import problems
 from promptlimit.concentration import gap_report
 from promptlimit.dynamics._blocks import FlowRate
 from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
@@ -27,11 +28,9 @@ from promptlimit.results import (
     CausalAtlas,
     DenoisingReport,
     FlowReport,
-    GapCurve,
-    GapExponent,
-    GapReport,
     HeadAtlas,
     HeadReplacement,
+    HeadsReport,
     Limits,
     RequiredLength,
     Result,
@@ -45,6 +44,7 @@ from promptlimit.results import (
     TunedLayers,
     axis,
     derived,
+    json_schema,
     variable,
 )
 
@@ -122,7 +122,7 @@ def causal_atlas() -> CausalAtlas:
     ]  # fmt: skip
     return CausalAtlas(
         model="small", model_type="llama", window=64, windows=2, shortest=8, every=3, sinks=2,
-        recent=6, equivalent=8, band=8, rotary=True, parity=np.zeros(LAYERS),
+        recent=6, equivalent_tokens=8, band=8, rotary=True, parity=np.zeros(LAYERS),
         r2={"dropped": cells()}, r2_error={"dropped": np.full(CELLS, np.inf)},
         lengths=np.array([8.0, 16.0, 64.0]),
         by_length={name: cells(2) for name in ("between", "within", "entropy")},
@@ -179,7 +179,7 @@ def stack_report() -> StackReport:
     layer = pl.Layer([pl.LinearAttention([[0.2]], [[0.5]])])
     stack = pl.Stack([layer, layer])
     limit, curve = (pl.prompt_moments(stack, ONE, [1.0], x) for x in (math.inf, [10, 100]))
-    return StackReport(limit, {"exact": curve}, {"asymptotic": "it is linear"}, False, None)
+    return StackReport({"exact": curve}, {"asymptotic": "it is linear"}, limit, False, None)
 
 
 def gap_to_another_flow() -> Result:
@@ -207,6 +207,7 @@ EXAMPLES = {
     "HeadReplacement": lambda: HeadReplacement(
         "small", "cosine", 24, 2, 0, np.array([0, 2]), {"gaussian": np.ones((2, 3))}, 0.5
     ),
+    "HeadsReport": lambda: HeadsReport({"one": head_atlas(), "two": head_atlas()}),
     "InverseTemperatures": lambda: pl.inverse_temperature(
         1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5
     ),
@@ -281,6 +282,11 @@ def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
         expected = np.asarray(value, dtype=float)
         plain = np.array(found["value"], dtype=float)
         assert_array_equal(plain, np.where(np.isfinite(expected), expected, np.nan))
+
+
+def test_a_dictionary_satisfies_the_schema_of_its_class(result: Any) -> None:
+    schema = json_schema(type(result))
+    assert problems(result.to_dict(), schema, schema) == []
 
 
 def test_a_result_is_saved_and_loaded_with_the_same_bits(result: Any, tmp_path: Path) -> None:
@@ -688,14 +694,6 @@ def test_bad_lengths_and_multiples_are_refused_in_one_sentence():
         found.at(5).at(6)
     with pytest.raises(pl.errors.ArgumentError, match=r"^`k` must be a number of at least 0"):
         found.interval(-1)
-
-
-def test_only_a_gap_of_outputs_is_shown_with_the_slope_that_theory_predicts() -> None:
-    lengths = np.array([10.0, 100.0])
-    for wrt, shown in ((None, 0.5), ("value", math.nan)):
-        curve = GapCurve(lengths, 1 / lengths, 0 * lengths, "exact", wrt, 1.0, None, 0)
-        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).to_arrays()
-        np.testing.assert_equal(float(arrays["exponent"]), shown)
 
 
 def test_the_axes_of_a_class_are_checked_when_it_is_created() -> None:

@@ -6,15 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._inputs import (
-    float_array,
-    float_arrays,
-    require_choice,
-    require_finite,
-    require_rank,
-    require_shape,
-    to_device,
-)
+from promptlimit._inputs import float_array, require_choice, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import (
     AbstractHead,
@@ -68,11 +60,9 @@ class Factored(AbstractAttention):
     ):
         kernel_name = require_choice("kernel", kernel, KERNELS)
         key, query = require_key_query(key_weight, query_weight)
-        (value,) = float_arrays(value_weight=value_weight)
-        require_rank("value_weight", value, 2)
+        value = float_array("value_weight", value_weight, rank=2)
         reason = "as many columns as `key_weight`"
         require_shape("value_weight", value, (value.shape[0], key.shape[1]), reason)
-        require_finite("value_weight", value)
         if output is not None:
             output = float_array("output", output, rank=2)
             reason = "as many columns as `value_weight` has rows"

@@ -186,26 +186,27 @@ class LinearAttention(AbstractHead):
 
 
 def _merged_parameters(key_query: ArrayLike, value: ArrayLike) -> tuple[Array, Array]:
-    u, v = float_arrays(key_query=key_query, value=value)
-    require_rank("key_query", u, 2)
-    require_rank("value", v, 2)
+    u, v = _matrices(key_query=key_query, value=value)
     reason = "as many columns as `key_query` has rows"
     require_shape("value", v, (v.shape[0], u.shape[0]), reason)
-    require_finite("key_query", u)
-    require_finite("value", v)
     return u, v
 
 
 def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[Array, Array]:
     """Return K and Q as arrays with compatible shapes."""
-    key, query = float_arrays(key_weight=key_weight, query_weight=query_weight)
-    require_rank("key_weight", key, 2)
-    require_rank("query_weight", query, 2)
+    key, query = _matrices(key_weight=key_weight, query_weight=query_weight)
     reason = "as many rows as `key_weight`"
     require_shape("query_weight", query, (key.shape[0], query.shape[1]), reason)
-    require_finite("key_weight", key)
-    require_finite("query_weight", query)
     return key, query
+
+
+def _matrices(**named: ArrayLike) -> tuple[Array, ...]:
+    """Return finite matrices of one dtype."""
+    matrices = float_arrays(**named)
+    for name, matrix in zip(named, matrices, strict=True):
+        require_rank(name, matrix, 2)
+        require_finite(name, matrix)
+    return matrices
 
 
 @jax.jit

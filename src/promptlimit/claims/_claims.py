@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from promptlimit.results import derived
+
 Section = Literal["paper", "beyond"]
 Verdict = Literal[
     "holds",
@@ -51,6 +53,7 @@ class Check:
                 object.__setattr__(self, name, float(number))
 
     @property
+    @derived()
     def passed(self) -> bool:
         """Whether the comparison is true; false for NaN."""
         below = self.relation == "<="
@@ -154,6 +157,7 @@ class ClaimResult:
     evidence: str = ""
 
     @property
+    @derived()
     def verdict(self) -> Verdict:
         """The verdict that follows from the checks.
 

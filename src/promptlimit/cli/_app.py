@@ -30,6 +30,7 @@ from promptlimit.cli import (
     _limit,
     _report,
     _reproduce,
+    _schema,
     _stack,
     _stream,
     _temperature,
@@ -277,3 +278,4 @@ _add(_doctor.doctor)
 _add(_explore.explore)
 _add(_reproduce.reproduce, resumes=True)
 _add(_report.report)
+_add(_schema.schema)

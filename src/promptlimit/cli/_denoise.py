@@ -78,4 +78,4 @@ def denoise(
                 f"--means must be close enough for finite prompts: {problem}",
                 "use closer means or larger variances",
             ) from None
-    emit(report, output, "denoise", figure="denoise_curve")
+    emit(report, output, "denoise")

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import typer
 
 from promptlimit._packages import extra_versions, installed_version, package_versions
+from promptlimit._text import text_table
 from promptlimit.cli._console import JsonOption, print_json
-from promptlimit.cli._emit import print_table
 from promptlimit.cli._machines import Machines, machines
 
 
@@ -39,7 +39,7 @@ def doctor(where: Machines, as_json: JsonOption = False) -> None:
         if as_json:
             print_json([asdict(finding) for finding in findings])
         else:
-            print_table(
+            rows = (
                 {
                     "": "ok" if finding.well else "no",
                     "check": finding.name,
@@ -48,6 +48,7 @@ def doctor(where: Machines, as_json: JsonOption = False) -> None:
                 }
                 for finding in findings
             )
+            typer.echo(text_table(rows))
         if not all(finding.well for finding in findings):
             raise typer.Exit(1)
 

@@ -1,5 +1,6 @@
 """`promptlimit explore`: an HTML page that computes finite prompts while sliders move."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,17 @@ import typer
 from promptlimit.cli._console import CommandError, JsonOption, UsageError, print_json
 from promptlimit.cli._options import input_path
 from promptlimit.errors import InputFileError
+
+
+@dataclass(frozen=True)
+class ExplorerPage:
+    """The page that was written.
+
+    Attributes:
+        page: its path.
+    """
+
+    page: str
 
 
 def explore(
@@ -43,6 +55,6 @@ def explore(
         ) from problem
     write_bytes(out, explorer_page(marks).encode())
     if as_json:
-        print_json({"page": str(out)})
+        print_json(asdict(ExplorerPage(str(out))))
     else:
         typer.echo(str(out))

@@ -73,4 +73,4 @@ def flow(
             folder=None if output.folder is None else output.folder / "trajectories",
             watch=shown.step,
         )
-    emit(report, output, "flow", figure="flow")
+    emit(report, output, "flow")

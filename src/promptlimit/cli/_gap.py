@@ -38,4 +38,4 @@ def gap(
                 key=jax.random.key(seed) if samples else None,
                 samples=samples or None,
             )
-        emit(report, output, "gap", figure="gap_curve", writes=writes)
+        emit(report, output, "gap", writes=writes)

@@ -16,10 +16,9 @@ from promptlimit.cli._console import (
     SeedOption,
     UsageError,
     out_option,
-    print_json,
     require_folder,
 )
-from promptlimit.cli._emit import print_columns, write_figure
+from promptlimit.cli._emit import Output, emit, write_figure
 from promptlimit.cli._head_inputs import CHARACTERS, model_path, prompts_of, texts_of
 from promptlimit.cli._options import input_path
 from promptlimit.cli._progress import AbstractProgress, progress
@@ -120,6 +119,7 @@ def heads(
     curve = None
     with progress("heads") as shown:
         from promptlimit.heads import atlas, causal_atlas, replacement_curve
+        from promptlimit.results import HeadsReport
 
         measure: Callable[..., AbstractAtlas] = (
             partial(causal_atlas, sinks=4 if sinks is None else sinks, recent=recent, band=band)
@@ -165,16 +165,7 @@ def heads(
         page = None if out is None else _write(out, atlases, curve, shown)
     if page is not None:
         ERR.print(str(page), markup=False, soft_wrap=True)
-    if as_json:
-        tables = {name: result.to_dict() for name, result in atlases.items()}
-        print_json({"texts": tables, "replacement": None if curve is None else curve.to_dict()})
-    elif as_csv:
-        _print_csv(atlases)
-    else:
-        for name, result in atlases.items():
-            _print_atlas(name, result)
-        if curve is not None:
-            _print_curve(curve)
+    emit(HeadsReport(atlases, curve), Output(None, as_json, as_csv), "heads")
 
 
 def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model":
@@ -289,6 +280,7 @@ def _write(
 ) -> Path:
     """Write tables, maps, figures and the page; return the path of the page."""
     from promptlimit.heads import export_maps
+    from promptlimit.reporting import draw
     from promptlimit.reporting.page import HEAD_FIGURES, write_heads_page
     from promptlimit.results import HeadAtlas
     from promptlimit.storage import write_bytes, write_json
@@ -303,11 +295,11 @@ def _write(
             export_maps(result, folder / "maps.safetensors")
         for figure in HEAD_FIGURES[type(result)]:
             stem = folder / "figures" / figure
-            drawn[f"{name}/{figure}"] = write_figure(figure, result.to_arrays(), stem)
+            drawn[f"{name}/{figure}"] = write_figure(draw(figure, result.to_arrays()), stem)
     if curve is not None:
         write_json(out / "replacement.json", curve.to_dict())
-        stem = out / "figures" / "heads_replacement"
-        drawn["heads_replacement"] = write_figure("heads_replacement", curve.to_arrays(), stem)
+        figure = draw("heads_replacement", curve.to_arrays())
+        drawn["heads_replacement"] = write_figure(figure, out / "figures" / "heads_replacement")
     drawings = {
         name: path.read_bytes()
         for name, paths in drawn.items()
@@ -317,40 +309,3 @@ def _write(
     page = write_heads_page(out, atlases, curve, drawings)
     shown.end(_DRAWN, outcome="drawn")
     return page
-
-
-def _print_csv(atlases: "dict[str, AbstractAtlas]") -> None:
-    for place, (name, result) in enumerate(atlases.items()):
-        names, *rows = result.to_csv().splitlines()
-        for line in [f"text,{names}"] * (place == 0) + [f"{name},{row}" for row in rows]:
-            typer.echo(line)
-
-
-def _print_atlas(name: str, result: "AbstractAtlas") -> None:
-    typer.echo(f"\n{name}: {result.windows} x {result.window} tokens")
-    columns = result.columns
-    rows = [[_cell(row[c.name], c.digits) for c in columns] for row in result.rows()]
-    print_columns([column.heading for column in columns], rows)
-    headings, summary = result.summary()
-    print_columns(headings, [[_cell(value, 2) for value in row] for row in summary])
-    for note in result.notes():
-        typer.echo(note)
-
-
-def _cell(value: str | float | int, digits: int) -> str:  # noqa: PYI041 - run-time checks
-    if isinstance(value, str | int):
-        return str(value)
-    return f"{value:.2f}" if digits == 2 else f"{value:.3g}"
-
-
-def _print_curve(curve: "HeadReplacement") -> None:
-    prompts = next(iter(curve.curves.values())).shape[1]
-    typer.echo(
-        f"\nheads replaced, {curve.measure}; baseline {curve.baseline:.3g}; {prompts} prompts, "
-        f"{curve.read_before} of them also in the atlas"
-    )
-    rows = [
-        [str(count), *(f"{values[place].mean():.4f}" for values in curve.curves.values())]
-        for place, count in enumerate(curve.counts)
-    ]
-    print_columns(["heads", *curve.curves], rows)

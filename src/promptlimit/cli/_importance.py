@@ -7,9 +7,9 @@ import typer
 
 from promptlimit.cli._console import CommandError, UsageError, use_double_precision
 from promptlimit.cli._emit import Output, emit
-from promptlimit.cli._options import Lengths, input_path
+from promptlimit.cli._options import Lengths, input_path, named_arrays
 from promptlimit.cli._progress import progress
-from promptlimit.errors import ArgumentError, InputFileError
+from promptlimit.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +44,7 @@ def importance(
     if min(lengths) < 2:
         raise UsageError(f"--lengths must be at least 2 here, got {min(lengths)}", "--lengths 2,10")
     use_double_precision()
-    arrays = _arrays(file)
+    arrays = named_arrays(str(file), _NEEDED, _OPTIONAL, hint=_EXAMPLE)
     from promptlimit.lengths import importance_sampling
 
     with progress("importance") as shown:
@@ -55,30 +55,7 @@ def importance(
         except ArgumentError as problem:
             names = {"cov": "proposal_cov", "target": "target_cov"}
             raise CommandError(str(problem.renamed(**names))) from None
-    emit(result, output, "importance", figure="importance")
-
-
-def _arrays(path: Path) -> "dict[str, np.ndarray]":
-    """Return the arrays of the file, or raise an error that lists what it must hold."""
-    from promptlimit.storage import read_arrays
-
-    allowed = (*_NEEDED, *_OPTIONAL)
-    try:
-        found = read_arrays(str(path), set(allowed))
-    except InputFileError as problem:
-        raise CommandError(str(problem), _EXAMPLE) from None
-    missing = [name for name in _NEEDED if name not in found]
-    unknown = [name for name in found if name not in allowed]
-    texts = [name for name, value in found.items() if isinstance(value, str)]
-    if missing:
-        raise CommandError(f"{path} must hold {missing[0]}, got {', '.join(found)}", _EXAMPLE)
-    if unknown:
-        raise CommandError(
-            f"{path} must hold only {', '.join(allowed)}, got {unknown[0]}", _EXAMPLE
-        )
-    if texts:
-        raise CommandError(f"{path}: {texts[0]} must hold numbers, got a text", _EXAMPLE)
-    return {name: value for name, value in found.items() if not isinstance(value, str)}
+    emit(result, output, "importance")
 
 
 _EXAMPLE = 'a file may hold {"proposal_cov": [[2.25]], "target_cov": [[1]], "target_mean": [0.5]}'

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -251,8 +251,6 @@ def matrices_in(
     """
     import numpy as np
 
-    from promptlimit.storage import read_arrays
-
     path = input_path(text)
     if text == "" or (path.suffix.lower() not in _SUFFIXES and not path.exists()):
         try:
@@ -267,15 +265,44 @@ def matrices_in(
             )
         return {name: np.array(rows)}
     single = path.suffix.lower() in (".npy", ".csv")
+    source = f"{name}={path}" if single else str(path)
+    return named_arrays(source, (name,), others, before=f"{option}: ")
+
+
+def named_arrays(
+    source: str,
+    needed: Sequence[str],
+    optional: Sequence[str] = (),
+    *,
+    before: str = "",
+    hint: str | None = None,
+) -> "dict[str, np.ndarray]":
+    """Return the arrays of a file, or raise an error that lists what it must hold.
+
+    Args:
+        source: the path of a file with named arrays, or NAME=FILE.
+        needed: the names of arrays that it must hold.
+        optional: the names of arrays that it may hold.
+        before: the start of messages.
+        hint: for messages.
+    """
+    from promptlimit.storage import read_arrays
+
+    allowed = {*needed, *optional}
     try:
-        arrays = read_arrays(f"{name}={path}" if single else str(path), {name, *others})
+        arrays = read_arrays(source, allowed)
     except InputFileError as problem:
-        raise CommandError(f"{option}: {problem}") from None
-    found = {key: value for key, value in arrays.items() if not isinstance(value, str)}
-    if name not in found or not set(arrays) <= {name, *others}:
-        allowed = " and optionally ".join(f"`{each}`" for each in (name, *others))
-        listing = ", ".join(arrays) or "nothing"
-        raise CommandError(f"{option}: {path} must hold {allowed}, got {listing}")
+        raise CommandError(f"{before}{problem}", hint) from None
+    found = {name: value for name, value in arrays.items() if not isinstance(value, str)}
+    if not (allowed.issuperset(arrays) and len(found) == len(arrays) and {*needed} <= {*found}):
+        required = " and ".join(f"`{name}`" for name in needed)
+        more = ", ".join(f"`{name}`" for name in optional)
+        listing = ", ".join(n if n in found else f"{n} (a text)" for n in arrays) or "nothing"
+        raise CommandError(
+            f"{before}{source.rpartition('=')[2]} must hold {required}"
+            f"{f' and optionally {more}' if more else ''}, got {listing}",
+            hint,
+        )
     return found
 
 

@@ -1,5 +1,6 @@
 """`promptlimit report`: write the pages of a report again, from the stored results."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,27 @@ import typer
 
 from promptlimit.cli._console import ERR, OUT, CommandError, JsonOption, print_json
 from promptlimit.errors import InputFileError
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """A report that was written from stored results.
+
+    Attributes:
+        page: the path of its first page.
+        claims: the number of claims.
+        decided: the number of decided claims.
+        as_on_record: the number of decided claims whose verdict is the one on record.
+        figures: the number of figures.
+        left_out: the reasons why stored results are not in the report.
+    """
+
+    page: str
+    claims: int
+    decided: int
+    as_on_record: int
+    figures: int
+    left_out: list[str]
 
 
 def report(
@@ -35,17 +57,15 @@ def report(
     for problem in problems:
         ERR.print("note:", problem, markup=False)
     if as_json:
-        print_json(
-            {
-                "page": str(page),
-                "claims": len(stored.claims),
-                "decided": sum(claim.result.decided for claim in stored.claims),
-                "as_on_record": sum(
-                    claim.result.decided and claim.result.as_expected for claim in stored.claims
-                ),
-                "figures": len(stored.figures),
-                "left_out": problems,
-            }
+        results = [claim.result for claim in stored.claims]
+        written = WrittenReport(
+            page=str(page),
+            claims=len(results),
+            decided=sum(result.decided for result in results),
+            as_on_record=sum(result.decided and result.as_expected for result in results),
+            figures=len(stored.figures),
+            left_out=problems,
         )
+        print_json(asdict(written))
     else:
         OUT.print(str(page), markup=False, soft_wrap=True)

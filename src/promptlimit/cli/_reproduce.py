@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from promptlimit._text import aligned, text_table
 from promptlimit.cli._console import (
     ERR,
     JsonOption,
@@ -21,7 +22,6 @@ from promptlimit.cli._console import (
     require_folder,
     use_double_precision,
 )
-from promptlimit.cli._emit import print_columns, print_table
 from promptlimit.cli._progress import progress
 from promptlimit.errors import InputFileError
 
@@ -93,6 +93,7 @@ def reproduce(
         shown.at("starting")
         use_double_precision()
         from promptlimit.claims import ReportFolder, StoredClaim
+        from promptlimit.results import plain
 
         began = time.monotonic()
         chosen_studies, items = _studies(names or [])
@@ -117,7 +118,7 @@ def reproduce(
     folder.record(stored, fresh, facts, whole=whole)
     claims = [item for item in stored if isinstance(item, StoredClaim)]
     if as_json:
-        print_json({"seed": seed, "claims": [claim.result.to_dict() for claim in claims]})
+        print_json(plain(studies.DecidedClaims(seed, [claim.result for claim in claims])))
     elif claims:
         _print_claims(claims)
     drawings = {(o.stored.study, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
@@ -168,7 +169,7 @@ def _at_seeds(
         setting = studies.Setting(quick=quick, protocol=protocol)
         verdicts = studies.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
-        print_json({"seeds": list(seeds), "claims": [asdict(verdict) for verdict in verdicts]})
+        print_json(asdict(studies.ClaimsAtSeeds(list(seeds), verdicts)))
     else:
         _print_seeds(verdicts, len(seeds))
     if any(verdict.differing for verdict in verdicts):
@@ -177,7 +178,7 @@ def _at_seeds(
 
 def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
     decided = [verdict for verdict in verdicts if verdict.decided]
-    print_table(
+    rows = (
         {
             "claim": f"{verdict.study}/{verdict.name}",
             "verdict on record": verdict.expected,
@@ -185,6 +186,7 @@ def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
         }
         for verdict in decided
     )
+    typer.echo(text_table(rows))
     for verdict in verdicts:
         for seed, reason in verdict.differing.items():
             typer.echo(f"{verdict.study}/{verdict.name} at seed {seed}: {reason}")
@@ -240,7 +242,7 @@ def _list(studies: "Sequence[Study]") -> None:
         typer.echo(f"{study.name}: {study.title}")
         claims = [[str(claim.number), claim.name, claim.reference] for claim in study.claims]
         figures = [["", figure.name, figure.title] for figure in study.figures]
-        print_columns(["", "name", ""], [*claims, *figures], left=[False, True, True])
+        typer.echo(aligned(["", "name", ""], [*claims, *figures], left=[False, True, True]))
 
 
 def _chosen(
@@ -263,7 +265,7 @@ def _chosen(
         known = [item.name for study in studies for item in (*study.claims, *study.figures)]
         name = sorted(missing)[0]
         near = difflib.get_close_matches(name, [*known, *(study.name for study in studies)], n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+        hint = f"did you mean '{near[0]}'?" if near else "promptlimit reproduce --list names all"
         raise UsageError(f"there is no study, claim or figure '{name}'", hint)
     if not chosen:
         words = "figures" if figures_only else "claims and figures"
@@ -274,7 +276,7 @@ def _chosen(
 def _print_claims(claims: "Sequence[StoredClaim]") -> None:
     """Print one line per claim, and how many verdicts are as on record."""
     results = [claim.result for claim in claims]
-    print_table(
+    rows = (
         {
             "study": claim.study,
             "": claim.result.number,
@@ -284,6 +286,7 @@ def _print_claims(claims: "Sequence[StoredClaim]") -> None:
         }
         for claim in claims
     )
+    typer.echo(text_table(rows))
     counts = Counter(result.verdict for result in results)
     verdicts = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     decided = [result for result in results if result.decided]

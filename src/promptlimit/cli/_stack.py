@@ -55,4 +55,4 @@ def stack(
             samples=samples or None,
             watch=shown.step,
         )
-    emit(report, output, "stack", figure="stack_curve" if report.curves else None)
+    emit(report, output, "stack")

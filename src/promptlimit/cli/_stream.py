@@ -8,9 +8,9 @@ import typer
 from promptlimit.cli._console import CommandError, SeedOption, UsageError
 from promptlimit.cli._emit import Output, emit
 from promptlimit.cli._machines import Machines, machines
-from promptlimit.cli._options import Lengths, Problem, above_zero, input_path
+from promptlimit.cli._options import Lengths, Problem, above_zero, input_path, named_arrays
 from promptlimit.cli._progress import progress
-from promptlimit.errors import ConfigurationError, InputFileError, RunBusyError
+from promptlimit.errors import ConfigurationError, RunBusyError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,19 +105,14 @@ def stream(
         except (ConfigurationError, RunBusyError) as refusal:
             raise CommandError(str(refusal), "choose another --out") from None
         shown.close()
-        emit(report, output, "stream", figure="stream_curve", writes=writes)
+        emit(report, output, "stream", writes=writes)
 
 
 def _tokens(path: Path) -> "Path | np.ndarray":
     """Return the path of a .npy file, or the tokens of another file or of a pipe."""
-    from promptlimit.storage import read_arrays
-
     if path.is_file() and path.suffix == ".npy":
         return path
-    try:
-        (tokens,) = read_arrays(f"tokens={path}").values()
-    except InputFileError as problem:
-        raise CommandError(f"--tokens: {problem}", "numpy.save writes such a file") from None
-    if isinstance(tokens, str):
-        raise CommandError(f"--tokens must be an array, got the text '{tokens}'")
-    return tokens
+    found = named_arrays(
+        f"tokens={path}", ("tokens",), before="--tokens: ", hint="numpy.save writes such a file"
+    )
+    return found["tokens"]

@@ -71,4 +71,4 @@ def temperature(
         shown.at("searching the temperatures that keep the head")
         curve = [float(round(base * ratio ** (place / (_CURVE - 1)))) for place in places]
         table = temperature_table(sharpness, base, curve, margin=margin)
-    emit(table, output, "temperature", figure="temperature")
+    emit(table, output, "temperature")

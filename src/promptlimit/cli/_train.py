@@ -5,7 +5,7 @@ import json
 import math
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
 
 _BETWEEN_RISKS = 60.0  # seconds
+_MEASURED = 1.0  # seconds of steps after which the time left is shown
 _OVERHEAD = 30.0
 """The part of the time of a step that does not depend on the length, in tokens."""
 _MOST = 2**31 - 1
+
+_clock = time.monotonic
 
 
 def _read_config(ctx, value):  # typer passes its context to a parameter without annotation
@@ -164,7 +167,8 @@ def train(
             _estimate(arguments, record, out, shown, Output(None, as_json, as_csv))
             return
         runs = len(kernels) * seeds
-        watch = _Watch(lengths, steps, runs, out, shown)
+        weights = {length: 1.0 if sampling == "law" else _OVERHEAD + length for length in lengths}
+        watch = _Watch(weights, steps, runs, out, shown)
         is_new = not (out / "train.json").exists()
         try:
             run_on_writer(lambda: _require_record(out / "train.json", record))
@@ -224,51 +228,73 @@ def _estimate(
 
 
 class _Watch:
-    """Reports the progress of training; a length without any report was finished before."""
+    """Reports the progress of training; a length without any report was finished before.
+
+    Args:
+        weights: by length, a number proportional to the time of a step.
+        steps: of each run.
+        runs: at each length.
+        out: the folder of the runs.
+        shown: the progress of the command.
+    """
 
     def __init__(
-        self, lengths: Sequence[int], steps: int, runs: int, out: Path, shown: AbstractProgress
+        self,
+        weights: Mapping[int, float],
+        steps: int,
+        runs: int,
+        out: Path,
+        shown: AbstractProgress,
     ):
-        self._shown, self._left, self._steps, self._runs = shown, list(lengths), steps, runs
-        self._looked, self._error = time.monotonic(), ""
-        count = len(lengths)
+        self._shown, self._left, self._runs = shown, dict(weights), runs
+        self._looked, self._error = _clock(), ""
+        self._last: tuple[tuple[float, ...], float, float] | None = None  # lengths, work, time
+        self._worked = self._stepping = 0.0  # measured work, in units of the weights, and its time
+        count = len(weights)
         shown.plan(
             f"{count} length{'s' if count > 1 else ''}, {steps:,} steps of {runs} "
             f"run{'s' if runs > 1 else ''} each, in {out}",
-            {f"L = {length}": _OVERHEAD + length for length in lengths},
+            {f"L = {length}": weight for length, weight in weights.items()},
         )
 
     def __call__(self, at: "Progress") -> None:
         """Show the progress, now and then with the risk, which takes a while to compute."""
         self.close(below=int(at.lengths[0]))
-        ended, now = at.done == at.total, time.monotonic()
-        if ended or (at.rate and now - self._looked > _BETWEEN_RISKS):
+        seconds_left = self._seconds_left(at)
+        ended = at.done == at.total
+        if ended or (at.rate and _clock() - self._looked > _BETWEEN_RISKS):
             self._error = self._squared_error(2 * at.risk())
-            self._looked = time.monotonic()
+            self._looked = _clock()
+            self._last = None
         names = [f"L = {length}" for length in at.lengths]
         if ended:
             self._shown.end(*names, outcome=self._error)
-            self._left = [length for length in self._left if length not in at.lengths]
+            for length in at.lengths:
+                self._left.pop(int(length), None)
             self._error = ""
             return
         speed = f"{at.rate:.0f} steps per second" if at.rate else ""
         words = filter(None, (f"step {at.done:,} of {at.total:,}", speed, self._error))
         place = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
         shares = dict.fromkeys(names, at.share)
-        self._shown.at(f"{place}: {', '.join(words)}", shares, left=self._seconds_left(at))
+        self._shown.at(f"{place}: {', '.join(words)}", shares, left=seconds_left)
 
     def _seconds_left(self, at: "Progress") -> float | None:
-        """Return the time left at the current rate; a step takes longer for longer prompts."""
-        if not at.rate:
+        """Return the time left at the mean speed of the steps, without compilation and risks."""
+        now, current = _clock(), sum(self._left.get(int(length), 0.0) for length in at.lengths)
+        work = at.share * current
+        if self._last is not None and self._last[0] == at.lengths:
+            self._worked += work - self._last[1]
+            self._stepping += now - self._last[2]
+        self._last = (at.lengths, work, now) if at.rate else None
+        if self._stepping < _MEASURED or self._worked <= 0.0:
             return None
-        now = sum(_OVERHEAD + length for length in at.lengths)
-        later = sum(_OVERHEAD + length for length in self._left if length not in at.lengths)
-        return (self._steps - at.done + self._steps * later / now) / at.rate
+        return (sum(self._left.values()) - work) * self._stepping / self._worked
 
     def close(self, below: int | None = None) -> None:
         """Report the lengths that needed no training, below this one or all, as stored."""
         for length in [left for left in self._left if below is None or left < below]:
-            self._left.remove(length)
+            del self._left[length]
             self._shown.end(f"L = {length}", outcome="stored", stored=True)
 
     def _squared_error(self, value: float) -> str:

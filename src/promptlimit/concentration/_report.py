@@ -1,5 +1,7 @@
 """All available results about one gap."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -40,23 +42,24 @@ def gap_report(
     >>> attention = pl.SoftmaxAttention(key_query=[[0.4]], value=[[1.0]])
     >>> normal = pl.Gaussian([0.0], [[1.0]])
     >>> report = gap_report(attention, normal, normal, [10, 1000, 1e6])
-    >>> print([curve.kind for curve in report.curves], report.exponent.value)
+    >>> print(list(report.curves), report.exponent.value)
     ['exact', 'asymptotic', 'bound'] 1.0
     """
     sizes = increasing_lengths(lengths)
     asked = {"exact": sizes, "asymptotic": sizes, "bound": sizes}
     if key is not None and (short := sizes[sizes <= _LONGEST_SIMULATED]).size:
         asked["estimate"] = short
-    curves, missing = [], {}
+    curves: dict[str, GapCurve] = {}
+    missing: dict[str, str] = {}
     for kind, some in asked.items():
         draws, count = (key, samples) if kind == "estimate" else (None, None)
         problem = (attention, measure, queries, some)
         try:
             if wrt is None:
-                curves.append(output_gap(*problem, kind=kind, key=draws, samples=count))
+                curves[kind] = output_gap(*problem, kind=kind, key=draws, samples=count)
             else:
                 gap = gradient_gap(*problem, wrt=wrt, kind=kind, key=draws, samples=count)
-                curves.append(gap)
+                curves[kind] = gap
         except KindUnavailableError as refusal:
             missing[kind] = str(refusal)
     if not curves:
@@ -65,8 +68,8 @@ def gap_report(
             "must be given for a problem that can only be simulated, got None. "
             "Pass key=jax.random.key(0).",
         )
-    exponent = _exponent(attention, measure, queries)
-    return GapReport(tuple(curves), exponent, *_fit(curves), missing)
+    exponent = _exponent(attention, measure, queries) if wrt is None else None
+    return GapReport(curves, missing, exponent, *_fit(curves))
 
 
 def _exponent(
@@ -80,13 +83,13 @@ def _exponent(
         return None
 
 
-def _fit(curves: list[GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
+def _fit(curves: Mapping[str, GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
     """Return the power law fitted to the best curve, and the first of the fitted lengths.
 
     Simulated curves are fitted as a whole: with noise, some part of a curve would always pass the
     test.
     """
-    best = next((curve for curve in curves if curve.kind in ("exact", "estimate")), None)
+    best = curves.get("exact") or curves.get("estimate")
     if best is None:
         return None, None
     usable = np.isfinite(best.lengths) & (best.value > 0.0)

@@ -60,6 +60,8 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     **dict.fromkeys(
         ("AutoregressiveGaussian", "MarkovChain", "Prompt", "WithoutReplacement"), ("prompts", None)
     ),
+    **dict.fromkeys(("GaussianScores", "ListedScores", "TokenScores"), ("lengths", None)),
+    "AttentionProblem": ("files", None),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }

@@ -167,7 +167,7 @@ class Problem:
             return self._once("measure", lambda: self.prompt.token_law)
 
     @property
-    def prompt_words(self) -> str:
+    def prompt_description(self) -> str:
         """How the prompt differs from independent tokens; empty if it does not."""
         return self.prompt.words
 

@@ -72,7 +72,7 @@ def stack_report(
         tell(done)
         curves[kind] = moments(counts, kind)
     tell(len(steps))
-    return StackReport(limit, curves, missing, causal, _squared_tau(attention, measure))
+    return StackReport(curves, missing, limit, causal, _squared_tau(attention, measure))
 
 
 def _squared_tau(

@@ -215,7 +215,7 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
         tensors[f"layer.{layer}.matrix"] = matrix.astype(np.float32)
         tensors[f"layer.{layer}.shift"] = shift.astype(np.float32)
     note = (
-        f"answer = matrix @ query + shift of the heads of {atlas.model}, scale of the scores "
+        f"output = matrix @ query + shift of the heads of {atlas.model}, scale of the scores "
         f"included, from {atlas.window * atlas.windows} tokens"
     )
     # The package writes several entries in an order that changes from process to process.

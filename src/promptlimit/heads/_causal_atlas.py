@@ -134,7 +134,7 @@ def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
 
     A query must have twice as many tokens before it as are kept, so that some are dropped.
     """
-    kept = far.sinks + far.recent + far.equivalent
+    kept = far.sinks + far.recent + far.equivalent_tokens
     first = max(length // 8, 2 * kept)
     if length <= first:
         raise ArgumentError(

@@ -4,8 +4,8 @@ A query at position i attends to the tokens 0..i. The first few of them (sinks) 
 (recent tokens) are kept; the n far tokens between them are replaced by their moments:
 
     mass       Z_f = n exp(s + var/2)                 s, var: mean and variance of their scores
-    answer     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j                            (Lemma 2.1)
-    head       (Z_k a_k + Z_f a_f)/(Z_k + Z_f)        Z_k, a_k: mass and answer of the kept tokens
+    output     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j                            (Lemma 2.1)
+    head       (Z_k a_k + Z_f a_f)/(Z_k + Z_f)        Z_k, a_k: mass and output of the kept tokens
 
 The finite-length correction: for n Gaussian tokens $\ln Z_f$ has mean $\ln n+s+g\,\mathrm{var}/2$,
 where g is `Statistics.growth`, and the linear part $C_{vk}t$ is multiplied by $1-E\,S_2$.
@@ -33,13 +33,14 @@ class FarTokens(NamedTuple):
     Attributes:
         sinks: the number of first tokens that are kept.
         recent: the number of most recent tokens that are kept, including the query's own.
-        equivalent: the number of tokens that take as much memory as the moments of the far tokens.
+        equivalent_tokens: the number of tokens that take as much memory as the moments of the far
+            tokens.
         band: the number of distances in a band.
     """
 
     sinks: int
     recent: int
-    equivalent: int
+    equivalent_tokens: int
     band: int
 
     def rows(
@@ -80,8 +81,8 @@ class FarTokens(NamedTuple):
                 "far_variance": far_variance,
                 "mass_error": gaussian_mass - _log_sum(far_masses),
             }
-            answers = _answers(scores, masses, head.values, masks, prediction)
-            return statistics, {SOFTMAX: softmax @ head.values, **answers}
+            outputs = _outputs(scores, masses, head.values, masks, prediction)
+            return statistics, {SOFTMAX: softmax @ head.values, **outputs}
 
         return rows
 
@@ -90,7 +91,7 @@ class FarTokens(NamedTuple):
         place, here = jnp.arange(length)[None], positions[:, None]
         first = place < self.sinks
         last = inside & (place > here - self.recent)
-        longer = inside & (first | (place > here - self.recent - self.equivalent))
+        longer = inside & (first | (place > here - self.recent - self.equivalent_tokens))
         return _Masks(inside, first, last, inside & ~first & ~last, longer)
 
 
@@ -104,7 +105,7 @@ class _Masks(NamedTuple):
     longer: Bool[Array, "n length"]
 
 
-def _answers(
+def _outputs(
     scores: Float[Array, "n length"],
     masses: Float[Array, "n length"],
     values: Float[Array, "length e"],
@@ -130,9 +131,9 @@ def _answers(
     left = (1.0 - finite.participation)[:, None]
     flat_mass = jnp.log(count) + mean
 
-    def joined(log_mass: Array, far_answer: Array) -> Array:
+    def joined(log_mass: Array, far_output: Array) -> Array:
         weight = jax.nn.sigmoid(log_mass - kept_mass)[:, None]
-        return kept + weight * (far_answer - kept)
+        return kept + weight * (far_output - kept)
 
     return {
         "dropped": _weighed(_only(masses, masks.longer)) @ values,

@@ -77,8 +77,8 @@ class Limits(NamedTuple):
                 "sinks": mixture_weights(scores, inside, parked),
                 "mixture": mixture_weights(scores, inside, clustered),
             }
-            answers = {name: weight @ head.values for name, weight in weights.items()}
-            uniform, mean = weights["uniform"], answers["uniform"]
+            outputs = {name: weight @ head.values for name, weight in weights.items()}
+            uniform, mean = weights["uniform"], outputs["uniform"]
             centred = jnp.where(inside, scores - (uniform * scores).sum(axis=1, keepdims=True), 0.0)
             variance, third, fourth = (
                 (uniform * centred**power).sum(axis=1) for power in (2, 3, 4)
@@ -86,7 +86,7 @@ class Limits(NamedTuple):
             safe = jnp.maximum(variance, 1e-12)
             spread = uniform @ (head.values**2).sum(axis=1) - (mean**2).sum(axis=1)
             spread = jnp.maximum(spread, 0.0)
-            pull = answers["gaussian"] - mean
+            pull = outputs["gaussian"] - mean
             along = jnp.minimum((pull**2).sum(axis=1) / safe, spread)
             seen = positions + 1 if self.causal else jnp.full_like(positions, length)
             finite = prediction.at_own_length(variance, seen.astype(jnp.float32))
@@ -104,7 +104,7 @@ class Limits(NamedTuple):
                     along, spread, finite.participation, finite.score_error
                 ),
             }
-            return statistics, answers | {
+            return statistics, outputs | {
                 "gaussian_finite": mean + left * pull,
                 "corpus": given.shift[None] + corpus,
                 "corpus_finite": given.shift[None] + left * corpus,
@@ -151,7 +151,7 @@ def layer_sums(
         "sharpness": np.sqrt(found["variance"]),
         "means": means,
         "errors": {name: error.sum(axis=-1) for name, error in rows.errors.items()}
-        | {"affine": _affine_error(queries, rows.answers)},
+        | {"affine": _affine_error(queries, rows.outputs)},
         "predicted_error": found["predicted_error"].sum(axis=-1),
         "total": total,
         "grid_error": np.moveaxis(len(lengths) * grid.mean(axis=-1), 0, -1),
@@ -159,9 +159,9 @@ def layer_sums(
     }
 
 
-def _affine_error(queries: np.ndarray, answers: np.ndarray) -> np.ndarray:
+def _affine_error(queries: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the squared error of the best affine map from queries to outputs, [heads]."""
-    x, y = (np.asarray(part, np.float64) for part in (queries, answers))
+    x, y = (np.asarray(part, np.float64) for part in (queries, outputs))
     x, y = (part - part.mean(axis=1, keepdims=True) for part in (x, y))
     variances, axes = np.linalg.eigh(np.swapaxes(x, 1, 2) @ x)
     kept = variances > 1e-6 * variances[:, -1:]

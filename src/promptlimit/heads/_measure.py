@@ -47,13 +47,13 @@ class QueryRows(NamedTuple):
             [heads, queries].
         totals: squared distances of outputs from their mean, summed over queries, by name; the head
             itself is "softmax", [heads].
-        answers: the outputs of the head itself, [heads, queries, e].
+        outputs: the outputs of the head itself, [heads, queries, e].
     """
 
     statistics: dict[str, np.ndarray]
     errors: dict[str, np.ndarray]
     totals: dict[str, np.ndarray]
-    answers: np.ndarray
+    outputs: np.ndarray
 
 
 @runtime_checkable
@@ -118,14 +118,14 @@ def _device_rows(
     def of_head(operands: tuple[LayerHeads, Array, Any]) -> tuple[Named, Named, Named, Array]:
         head, scale, own = operands
         rows = measurement.rows(head, scale, prediction, own)
-        statistics, answers = in_blocks(rows, head.queries, positions)
-        exact = answers[SOFTMAX]
+        statistics, outputs = in_blocks(rows, head.queries, positions)
+        exact = outputs[SOFTMAX]
         errors = {
-            name: ((exact - answer) ** 2).sum(axis=1)
-            for name, answer in answers.items()
+            name: ((exact - output) ** 2).sum(axis=1)
+            for name, output in outputs.items()
             if name != SOFTMAX
         }
-        totals = {n: ((a - a.mean(axis=0)[None]) ** 2).sum() for n, a in answers.items()}
+        totals = {n: ((a - a.mean(axis=0)[None]) ** 2).sum() for n, a in outputs.items()}
         return statistics, errors, totals, exact
 
     return jax.lax.map(of_head, (heads, scales, given))

@@ -56,8 +56,8 @@ def replacement_curve(
         text_or_ids: a text, token ids, or windows. The last windows are used; if the text is long
             enough, the atlas has not used them.
         atlas: an atlas of the same model, which determines the order of the heads.
-        windows: the number of prompts. `HeadReplacement.read_before` counts those that the atlas
-            has also used, if it was computed from the same text.
+        windows: the number of prompts. `HeadReplacement.windows_in_atlas` counts those that the
+            atlas has also used, if it was computed from the same text.
         counts: the numbers of heads to replace, from 0 to all.
         seed: the seed of the random order.
         folder: a folder of run folders. Each point of a curve is stored there, and the same call
@@ -112,7 +112,7 @@ def replacement_curve(
         measure="loss" if shape.causal else "cosine",
         window=atlas.window,
         sinks=atlas.sinks,
-        read_before=max(0, atlas.windows - (len(every) - len(cut))),
+        windows_in_atlas=max(0, atlas.windows - (len(every) - len(cut))),
         counts=np.array(numbers),
         curves=curves,
         baseline=math.log(shape.vocabulary) if shape.causal else _unrelated(trained),

@@ -4,6 +4,7 @@ from promptlimit.reporting._drawing import FORMATS as FORMATS
 from promptlimit.reporting._drawing import QUICK_FORMATS as QUICK_FORMATS
 from promptlimit.reporting._drawing import Format as Format
 from promptlimit.reporting._drawing import draw as draw
+from promptlimit.reporting._drawing import figure_of as figure_of
 from promptlimit.reporting._drawing import render as render
 from promptlimit.reporting._theme import CONTRAST as CONTRAST
 from promptlimit.reporting._theme import FAINT as FAINT

@@ -3,13 +3,24 @@
 import importlib
 import io
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from promptlimit.reporting._theme import theme
+from promptlimit.results import (
+    AbstractKindReport,
+    DenoisingReport,
+    FlowReport,
+    GapReport,
+    ImportanceSampling,
+    Result,
+    StackReport,
+    StreamReport,
+    TemperatureTable,
+)
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
@@ -24,6 +35,28 @@ _UNDATED: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
+
+
+_FIGURES: dict[type[Result], str] = {
+    DenoisingReport: "denoise_curve",
+    FlowReport: "flow",
+    GapReport: "gap_curve",
+    ImportanceSampling: "importance",
+    StackReport: "stack_curve",
+    StreamReport: "stream_curve",
+    TemperatureTable: "temperature",
+}
+"""Results with a figure in `reporting.figures`; the others are drawn by their own `plot`."""
+
+
+def figure_of(result: Result) -> Figure:
+    """Return the figure of a result. Raises TypeError for a result without an axis to draw."""
+    name = _FIGURES.get(type(result))
+    if name is None or (isinstance(result, AbstractKindReport) and not result.curves):
+        with theme():
+            drawn: Any = result.plot().figure
+            return drawn
+    return draw(name, result.to_arrays())
 
 
 def draw(name: str, data: Mapping[str, np.ndarray]) -> Figure:

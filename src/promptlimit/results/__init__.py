@@ -12,6 +12,8 @@ from promptlimit.results._heads import AbstractAtlas as AbstractAtlas
 from promptlimit.results._heads import CausalAtlas as CausalAtlas
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement
+from promptlimit.results._heads import HeadsReport as HeadsReport
+from promptlimit.results._kinds import AbstractKindReport as AbstractKindReport
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._kinds import Length as Length
 from promptlimit.results._law_checks import LawCheck as LawCheck
@@ -40,6 +42,7 @@ from promptlimit.results._result import variable as variable
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._risks import TunedLayers as TunedLayers
+from promptlimit.results._schema import json_schema as json_schema
 from promptlimit.results._stacks import StackReport as StackReport
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
 from promptlimit.results._streams import StreamReport as StreamReport

@@ -95,7 +95,3 @@ class DenoisingReport(Result):
             return f"{rate}."
         slope = math.log(excess[-3] / excess[-2]) / math.log(lengths[-1] / lengths[-2])
         return f"{rate}, and like L^-{slope:.4g} from L = {lengths[-2]:g} to {lengths[-1]:g}."
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the distances by predictor, the lengths and the exponent."""
-        return {"lengths": self.lengths, "exponent": np.array(self.exponent), **self.value}

@@ -3,25 +3,15 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from promptlimit.errors import ArgumentError
-from promptlimit.results._kinds import Kind
+from promptlimit.results._kinds import HEADINGS, AbstractKindReport, Kind
 from promptlimit.results._rates import RateFit
 from promptlimit.results._result import Result, axis, derived, padded, scalar, variable
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_HEADINGS = {
-    "exact": "exact",
-    "asymptotic": "leading order",
-    "bound": "bound",
-    "estimate": "simulated",
-}
 _FAR = 3.5
 """An estimate farther from the exact value than this many standard errors is noted."""
 
@@ -191,58 +181,52 @@ class RequiredLength(Result):
         return f"{value:,.0f}" if value < 1e7 else f"{value:.3g}"
 
 
-class GapReport(Result):
+class GapReport(AbstractKindReport):
     """All results on one gap: its curve in every kind, its rate, and a fit to the curve.
 
     Attributes:
-        curves: one curve for each available kind.
-        exponent: the predicted rate; None if it is not known.
+        curves: the curves by kind.
+        missing: by kind, the reason why it is not available.
+        exponent: the predicted rate of outputs; None if it is not known, and for gradients.
         fit: a power law fitted to the best curve; None for fewer than two usable lengths.
         fit_from: the shortest length of that fit; for an exact curve, the length from which it is
             a power law, if there is one.
-        missing: by kind, the reason why it is not available.
     """
 
-    curves: tuple[GapCurve, ...]
+    curves: Mapping[str, GapCurve]
+    missing: Mapping[str, str]
     exponent: GapExponent | None
     fit: RateFit | None
-    fit_from: float | None = None
-    missing: Mapping[str, str] = field(default_factory=dict)
+    fit_from: float | None
 
-    def curve(self, kind: str) -> GapCurve | None:
-        """Return the curve of a kind; None if it is not available."""
-        return next((curve for curve in self.curves if curve.kind == kind), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, lists and strings, the curves by kind."""
-        curves = {curve.kind: curve.to_dict() for curve in self.curves}
-        return {"wrt": self.curves[0].wrt, **super().to_dict(), "curves": curves}
+    @property
+    def _best(self) -> GapCurve | None:
+        return self.curves.get("exact") or self.curves.get("estimate")
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return one row per length: the gap and its error in every kind, and the relative gap."""
-        lengths = self.curves[0].lengths
+        lengths = next(iter(self.curves.values())).lengths
         columns = {}
-        for curve in self.curves:
-            columns |= {curve.kind: curve.value, f"{curve.kind}_error": curve.error}
-        best = self.curve("exact") or self.curve("estimate")
-        columns |= {} if best is None else {"relative": best.relative}
+        for kind, curve in self.curves.items():
+            columns |= {kind: curve.value, f"{kind}_error": curve.error}
+        columns |= {} if self._best is None else {"relative": self._best.relative}
         return {"length": lengths}, {name: padded(x, lengths) for name, x in columns.items()}
 
     def table(self) -> Iterator[dict[str, Any]]:
         """Yield one row per length: the gap in every kind, and the relative gap."""
         for row in self.rows():
-            kinds = {_HEADINGS[c.kind]: row[c.kind] for c in self.curves}
+            kinds = {HEADINGS[kind]: row[kind] for kind in self.curves}
             error = {"± error": row["estimate_error"]} if "estimate" in row else {}
             relative = {"relative": row["relative"]} if "relative" in row else {}
             yield {"L": row["length"], **kinds, **error, **relative}
 
     def notes(self) -> list[str]:
         """Return the rates, the reasons for missing kinds, and a warning about rare queries."""
-        notes = [f"No {_HEADINGS[kind]} gap: {why}" for kind, why in self.missing.items()]
-        leading = self.curve("asymptotic")
+        notes = [f"No {HEADINGS[kind]} gap: {why}" for kind, why in self.missing.items()]
+        leading = self.curves.get("asymptotic")
         if leading is not None and not np.isfinite(leading.value).all():
             notes.append("The leading order in 1/L diverges.")
-        exact, drawn = self.curve("exact"), self.curve("estimate")
+        exact, drawn = self.curves.get("exact"), self.curves.get("estimate")
         if exact is not None and drawn is not None:
             away = abs(drawn.value - exact.value[: drawn.lengths.size])
             away /= drawn.error.clip(sys.float_info.min)
@@ -252,34 +236,11 @@ class GapReport(Result):
                     f"by {away.max():.1f} standard errors: rare queries and prompts dominate the "
                     f"mean, and {drawn.samples} samples miss most of them. Use more samples."
                 )
-        if self.exponent is not None and self.curves[0].wrt is None:
+        if self.exponent is not None:
             tau = f" (tau {self.exponent.tau:.4g})" if self.exponent.tau else ""
             notes.append(f"Theory predicts L^-{self.exponent.value:.4g}{tau}.")
-        if self.fit is not None:
-            whole = self.fit_from == self.curves[0].lengths[0]
+        if self.fit is not None and self._best is not None:
+            whole = self.fit_from == self._best.lengths[0]
             start = "" if whole else f"From L = {self.fit_from:g} on: "
             notes.append(start + self.fit.verdict)
         return notes
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the curves by kind, and the predicted exponent of outputs (NaN if not known)."""
-        arrays: dict[str, np.ndarray] = {}
-        for curve in self.curves:
-            arrays[f"{curve.kind}_lengths"] = curve.lengths
-            arrays[curve.kind] = curve.value
-            arrays[f"{curve.kind}_error"] = curve.error
-        known = self.exponent is not None and self.curves[0].wrt is None
-        value = self.exponent.value if known and self.exponent is not None else math.nan
-        return {**arrays, "exponent": np.array(value)}
-
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the curves of every kind into the same axes.
-
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
-        """
-        drawn = self.curves[0].plot(ax, **style)
-        for curve in self.curves[1:]:
-            curve.plot(drawn, **style)
-        return drawn

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from promptlimit._text import aligned
 from promptlimit.results._result import Result, axis, derived, variable
 
 REGIMES = ("linear", "concentrating", "frozen")
@@ -90,6 +91,20 @@ class AbstractAtlas(Result, abc.ABC):
     @abc.abstractmethod
     def notes(self) -> list[str]:
         """Return sentences that describe the measurement and statistics over all heads."""
+
+    def text(self) -> str:
+        """Return the table of heads, the summary and the notes."""
+        columns = self.columns
+        rows = [[_cell(row[c.name], c.digits) for c in columns] for row in self.rows()]
+        headings, summary = self.summary()
+        return "\n".join(
+            [
+                f"{self.windows} x {self.window} tokens",
+                aligned([column.heading for column in columns], rows),
+                aligned(headings, [[_cell(value, 2) for value in row] for row in summary]),
+                *self.notes(),
+            ]
+        )
 
 
 class HeadAtlas(AbstractAtlas):
@@ -229,7 +244,8 @@ class CausalAtlas(AbstractAtlas):
         shortest: the number of tokens of the shortest measured prompt.
         every: one query in `every` was measured.
         recent: the number of most recent tokens that are kept, including the query's own.
-        equivalent: the number of tokens that take as much memory as the moments of the far tokens.
+        equivalent_tokens: the number of tokens that take as much memory as the moments of the far
+            tokens.
         band: the number of distances in a band.
         between: variance of the mean scores of bands of distance.
         within: variance of the scores within bands; `sharpness` squared is the sum of both.
@@ -258,7 +274,7 @@ class CausalAtlas(AbstractAtlas):
     shortest: int
     every: int
     recent: int
-    equivalent: int
+    equivalent_tokens: int
     band: int
     between: np.ndarray = variable("layer", "head")
     within: np.ndarray = variable("layer", "head")
@@ -343,8 +359,8 @@ class CausalAtlas(AbstractAtlas):
         first, second, last, end = self.lengths[[0, 1, -2, -1]]
         return [
             f"The first {self.sinks} tokens and the last {self.recent} are kept; the others are "
-            f"far, and their moments cost as much memory as {self.equivalent} tokens. One query in "
-            f"{self.every} was measured, from {self.shortest} tokens on.",
+            f"far, and their moments cost as much memory as {self.equivalent_tokens} tokens. One "
+            f"query in {self.every} was measured, from {self.shortest} tokens on.",
             f"Medians over heads: {medians}.",
             f"Entropy of prompts of {last:.0f} to {end - 1:.0f} tokens predicted from those of "
             f"{first:.0f} to {second - 1:.0f}, mean absolute error over heads in nats: {errors}.",
@@ -360,7 +376,7 @@ class HeadReplacement(Result):
         measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
         window: tokens of a prompt.
         sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
-        read_before: how many of the windows the atlas had used, if both had the same text.
+        windows_in_atlas: how many of the windows the atlas had used, if both had the same text.
         counts: numbers of heads replaced, [n].
         curves: by name, one value for every count and window, [n, windows].
         baseline: a reference value: the mean cosine between embeddings of different windows, or the
@@ -371,7 +387,7 @@ class HeadReplacement(Result):
     measure: str
     window: int
     sinks: int
-    read_before: int
+    windows_in_atlas: int
     counts: np.ndarray = axis("count")
     curves: Mapping[str, np.ndarray] = variable("count", "window")
     baseline: float
@@ -381,3 +397,50 @@ class HeadReplacement(Result):
     def is_cosine(self) -> bool:
         """Whether `measure` is "cosine"."""
         return self.measure == "cosine"
+
+    def text(self) -> str:
+        """Return the mean over windows of every curve, one row per number of heads."""
+        rows = [
+            [str(count), *(f"{values[place].mean():.4f}" for values in self.curves.values())]
+            for place, count in enumerate(self.counts)
+        ]
+        prompts = next(iter(self.curves.values())).shape[1]
+        return (
+            f"heads replaced, {self.measure}; baseline {self.baseline:.3g}; {prompts} prompts, "
+            f"{self.windows_in_atlas} of them also in the atlas\n"
+            f"{aligned(['heads', *self.curves], rows)}"
+        )
+
+
+class HeadsReport(Result):
+    """The heads of a model on several texts, and its output with heads replaced.
+
+    Attributes:
+        texts: the atlas of each text, by its name.
+        replacement: the model's output on the first text as heads are replaced; None if it was not
+            measured.
+    """
+
+    texts: Mapping[str, AbstractAtlas]
+    replacement: HeadReplacement | None = None
+
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return one row for each head and text."""
+        tables = {name: atlas._table() for name, atlas in self.texts.items()}
+        tables = {name: {**index, **columns} for name, (index, columns) in tables.items()}
+        names = np.repeat(list(tables), [next(iter(x.values())).size for x in tables.values()])
+        columns = zip(*(table.items() for table in tables.values()), strict=True)
+        joined = {parts[0][0]: np.concatenate([x for _, x in parts]) for parts in columns}
+        return {"text": names}, joined
+
+    def text(self) -> str:
+        """Return the tables of every text, and that of replaced heads."""
+        parts = [f"{name}: {atlas.text()}" for name, atlas in self.texts.items()]
+        parts += [] if self.replacement is None else [self.replacement.text()]
+        return "\n\n".join(parts)
+
+
+def _cell(value: str | float | int, digits: int) -> str:  # noqa: PYI041 - run-time checks
+    if isinstance(value, str | int):
+        return str(value)
+    return f"{value:.2f}" if digits == 2 else f"{value:.3g}"

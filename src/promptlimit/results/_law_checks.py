@@ -1,5 +1,6 @@
 """The checks that compare the methods of a law."""
 
+from promptlimit._text import aligned
 from promptlimit.results._result import Result
 
 
@@ -40,11 +41,10 @@ class LawReport(Result):
 
     def __str__(self) -> str:
         """Return a table with one row per check."""
-        rows = [("check", "comparisons", "largest share of what is allowed")]
+        rows = []
         for check in self.checks:
             share = f"{check.largest:.2g}" if check.comparisons else "-"
-            rows.append((check.name, str(check.comparisons), f"{share}  {check.note}".rstrip()))
-        widths = [max(len(row[place]) for row in rows) for place in range(2)]
-        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows]
+            rows.append([check.name, str(check.comparisons), f"{share}  {check.note}".rstrip()])
         head = f"{self.law}: {self.samples} samples, false alarms below {self.false_alarm:g}"
-        return "\n".join([head, *lines])
+        headings = ("check", "comparisons", "largest share of what is allowed")
+        return f"{head}\n{aligned(headings, rows, left=(True, False, True))}"

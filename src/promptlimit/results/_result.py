@@ -36,6 +36,7 @@ from typing import (
 
 import numpy as np
 
+from promptlimit._text import text_table
 from promptlimit.errors import ArgumentError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ def derived(
     return mark
 
 
+def derived_roles(cls: type) -> dict[str, Role]:
+    """Return the roles of the properties of a class that `derived` marks."""
+    return {
+        name: getattr(member.fget, _ROLE)
+        for base in reversed(cls.__mro__)
+        for name, member in vars(base).items()
+        if isinstance(member, property) and hasattr(member.fget, _ROLE)
+    }
+
+
 def _declared(role: Role, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={_ROLE: role})
 
@@ -170,11 +181,7 @@ class Result:
         """Return the roles of all fields and derived properties, in their order."""
         fields: Any = dataclasses.fields(cls)  # ty: ignore[invalid-argument-type]
         roles = {field.name: field.metadata.get(_ROLE, Role()) for field in fields}
-        for base in reversed(cls.__mro__):
-            for name, member in vars(base).items():
-                if isinstance(member, property) and hasattr(member.fget, _ROLE):
-                    roles[name] = getattr(member.fget, _ROLE)
-        return roles
+        return roles | derived_roles(cls)
 
     def __eq__(self, other: object) -> bool:
         """Compare all fields; arrays are equal when shapes and values are, NaN equal to NaN."""
@@ -200,9 +207,12 @@ class Result:
         """Return every numerical field as an array; entries of mappings are named "field.key"."""
         arrays = {name: array for name, _, array, role in self._labelled() if not role.bulk}
         arrays |= {name: np.array(value) for name, value in self._attributes().items()}
-        for name, part in vars(self).items():
-            if isinstance(part, Result):
-                arrays |= {f"{name}.{key}": array for key, array in part.to_arrays().items()}
+        for name, value in vars(self).items():
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            for key, part in parts:
+                if isinstance(part, Result):
+                    start = f"{name}.{key}" if key else name
+                    arrays |= {f"{start}.{own}": array for own, array in part.to_arrays().items()}
         return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
 
     def to_xarray(self) -> Any:
@@ -249,6 +259,10 @@ class Result:
     def notes(self) -> list[str]:
         """Return sentences that complete the table, none by default."""
         return []
+
+    def text(self) -> str:
+        """Return the table and the notes, as commands print them."""
+        return "\n".join([text_table(self.table()), *self.notes()])
 
     def _attributes(self) -> dict[str, Any]:
         """Return the fields that are a number or a text."""
@@ -527,14 +541,16 @@ def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
                 left = left[len(length) :]
 
 
-def plain(value: object) -> Any:
+def plain(value: Any) -> Any:
     """Return Python numbers, lists, dictionaries and strings; non-finite numbers become None.
 
     >>> plain({"value": np.array([1.0, np.inf]), "kind": "exact"})
     {'value': [1.0, None], 'kind': 'exact'}
     """
-    if isinstance(value, Result):
+    if hasattr(value, "to_dict"):
         return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        return plain(vars(value))
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):

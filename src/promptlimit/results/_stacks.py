@@ -1,40 +1,44 @@
 """Several attention layers over finite and infinite prompts."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from promptlimit.results._kinds import HEADINGS, AbstractKindReport
 from promptlimit.results._moments import PromptMoments
-from promptlimit.results._result import Result, padded
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_HEADINGS = {"exact": "exact", "asymptotic": "leading order", "estimate": "simulated"}
+from promptlimit.results._result import padded
 
 
-class StackReport(Result):
+class StackReport(AbstractKindReport):
     """The limit of a stack of layers, and its distance from finite prompts in every kind.
 
     Attributes:
-        limit: the moments over infinite prompts.
         curves: the moments over finite prompts, by kind.
-        missing: why a kind is not available, by kind.
+        missing: by kind, the reason why it is not available.
+        limit: the moments over infinite prompts.
         causal: whether each token attends only to itself and the tokens before it.
         squared_tau: the squared sharpness of every softmax layer over Gaussian tokens; None for
             other stacks and laws.
     """
 
-    limit: PromptMoments
     curves: Mapping[str, PromptMoments]
     missing: Mapping[str, str]
+    limit: PromptMoments
     causal: bool
     squared_tau: tuple[float, ...] | None
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return one row per length: distance and bias in every kind, with their errors."""
-        columns = {n: x for n, x in self.to_arrays().items() if not n.endswith("_lengths")}
+        columns = {}
+        for kind, moments in self.curves.items():
+            distance = np.sqrt(np.maximum(moments.mse, 0.0))
+            columns |= {
+                f"{kind}_distance": distance,
+                f"{kind}_distance_error": moments.error / np.maximum(2 * distance, 1e-300),
+                f"{kind}_bias": np.linalg.norm(moments.bias, axis=1),
+                f"{kind}_bias_error": np.linalg.norm(moments.bias_error, axis=1),
+            }
         curves = [curve.lengths for curve in self.curves.values()]
         lengths = max(curves, key=len, default=np.zeros(0))
         return {"length": lengths}, {name: padded(x, lengths) for name, x in columns.items()}
@@ -45,7 +49,7 @@ class StackReport(Result):
             shown: dict[str, Any] = {"L": row["length"]}
             for kind in self.curves:
                 for word in ("distance", "bias"):
-                    shown[f"{_HEADINGS[kind]} {word}"] = row[f"{kind}_{word}"]
+                    shown[f"{HEADINGS[kind]} {word}"] = row[f"{kind}_{word}"]
                     if kind == "estimate":
                         shown[f"± {word}"] = row[f"{kind}_{word}_error"]
             yield shown
@@ -62,7 +66,7 @@ class StackReport(Result):
                 f"Squared sharpness of the layers: {listing}. The expansion in 1/L requires less "
                 "than 0.5 in every layer but the last."
             )
-        notes += [f"No {_HEADINGS[kind]} column: {why}" for kind, why in self.missing.items()]
+        notes += [f"No {HEADINGS[kind]} column: {why}" for kind, why in self.missing.items()]
         leading = self.curves.get("asymptotic")
         if leading is not None and not np.isfinite(leading.bias).all():
             why = (
@@ -72,32 +76,3 @@ class StackReport(Result):
             )
             notes.append(f"The bias has no leading order: {why}.")
         return notes
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return lengths, distances and sizes of the bias by kind, with their errors."""
-        arrays = {}
-        for kind, moments in self.curves.items():
-            distance = np.sqrt(np.maximum(moments.mse, 0.0))
-            arrays |= {
-                f"{kind}_lengths": moments.lengths,
-                f"{kind}_distance": distance,
-                f"{kind}_distance_error": moments.error / np.maximum(2 * distance, 1e-300),
-                f"{kind}_bias": np.linalg.norm(moments.bias, axis=1),
-                f"{kind}_bias_error": np.linalg.norm(moments.bias_error, axis=1),
-            }
-        return arrays
-
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the mean squared error of every kind into the same axes.
-
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
-        """
-        if not self.curves:
-            raise TypeError("`StackReport` has no curve to draw.")
-        first, *others = self.curves.values()
-        drawn = first.plot(ax, **style)
-        for curve in others:
-            curve.plot(drawn, **style)
-        return drawn

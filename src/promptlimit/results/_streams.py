@@ -57,20 +57,20 @@ class StreamReport(Result):
         reference: the output with which outputs are compared, [q, output_dim]: the limit, or the
             output over the whole prompt if the law of the tokens is not known.
         is_limit: whether `reference` is the limit.
-        expected_square: the exact mean squared distance of outputs from the limit, [n, q]; None if
-            not known.
+        expected_squared_distance: the exact mean squared distance of outputs from the limit,
+            [n, q]; None if not known.
         expected_tokens: $1/E\,S_2$, exact, [n, q]; None if not known.
     """
 
     streamed: StreamedAttention
     reference: np.ndarray = variable("query", "output")
     is_limit: bool
-    expected_square: np.ndarray | None = variable("length", "query")
+    expected_squared_distance: np.ndarray | None = variable("length", "query")
     expected_tokens: np.ndarray | None = variable("length", "query")
 
     @property
     @derived("length", "query")
-    def square(self) -> np.ndarray:
+    def squared_distance(self) -> np.ndarray:
         """The squared distances of outputs from the reference, [n, q]."""
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
 
@@ -78,13 +78,13 @@ class StreamReport(Result):
         """Return one row per length: root mean squares of distances over queries, and means."""
         streamed = self.streamed
         columns = {
-            "distance": np.sqrt(self.square.mean(axis=1)),
+            "distance": np.sqrt(self.squared_distance.mean(axis=1)),
             "effective_tokens": streamed.effective_tokens.mean(axis=1),
             "max_weight": streamed.max_weight.mean(axis=1),
             "entropy": streamed.entropy.mean(axis=1),
         }
-        if self.expected_square is not None:
-            columns["expected_distance"] = np.sqrt(self.expected_square.mean(axis=1))
+        if self.expected_squared_distance is not None:
+            columns["expected_distance"] = np.sqrt(self.expected_squared_distance.mean(axis=1))
         if self.expected_tokens is not None:
             columns["expected_tokens"] = self.expected_tokens.mean(axis=1)
         return {"length": streamed.lengths}, columns
@@ -103,6 +103,6 @@ class StreamReport(Result):
             f"Distances from {reference} are root mean squares over {queries}; other columns are "
             "means."
         ]
-        if self.is_limit and self.expected_square is None:
+        if self.is_limit and self.expected_squared_distance is None:
             notes.append("Exact theory does not apply to these queries and tokens.")
         return notes

@@ -85,7 +85,7 @@ class Rule(Generic[ProblemT, Computed]):
 
     def reason(self, problem: ProblemT) -> str | None:
         """Return the obstacle for a problem: None, or why the rule does not apply."""
-        if not self.any_prompt and (words := getattr(problem, "prompt_words", None)):
+        if not self.any_prompt and (words := getattr(problem, "prompt_description", None)):
             return OutOfScope(f"the prompt has {words}")
         reason = self.obstacle(problem)
         if reason is not None and not (isinstance(reason, str) and reason):

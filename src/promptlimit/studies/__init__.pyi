@@ -10,6 +10,8 @@ from ._checks import share_at_least as share_at_least
 from ._checks import within_errors as within_errors
 from ._finding import studies as studies
 from ._finding import study_at as study_at
+from ._reproduce import ClaimsAtSeeds as ClaimsAtSeeds
+from ._reproduce import DecidedClaims as DecidedClaims
 from ._reproduce import SeedVerdicts as SeedVerdicts
 from ._reproduce import decide_at_seeds as decide_at_seeds
 from ._reproduce import reproduce as reproduce

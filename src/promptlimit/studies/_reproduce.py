@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from promptlimit._cores import usable_cores
-from promptlimit.claims import ReportFolder, StoredClaim
+from promptlimit.claims import ClaimResult, ReportFolder, StoredClaim
 from promptlimit.storage import environment
 from promptlimit.studies._stored import engine_hash
 from promptlimit.studies._study import Claim, Figure, Item, Setting, Study
@@ -183,6 +183,32 @@ class SeedVerdicts:
     def decided(self) -> bool:
         """Whether the claim was decided at any seed; quick mode leaves some claims out."""
         return set(self.verdicts.values()) != {"not decided in quick mode"}
+
+
+@dataclass(frozen=True)
+class DecidedClaims:
+    """The claims of a command, with their verdicts.
+
+    Attributes:
+        seed: the random seed.
+        claims: the claims, in order.
+    """
+
+    seed: int
+    claims: list[ClaimResult]
+
+
+@dataclass(frozen=True)
+class ClaimsAtSeeds:
+    """The verdicts of claims at several seeds.
+
+    Attributes:
+        seeds: the random seeds.
+        claims: the verdicts of each claim.
+    """
+
+    seeds: list[int]
+    claims: list[SeedVerdicts]
 
 
 def decide_at_seeds(

@@ -36,7 +36,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         axis.set_xticks(ticks, [f"≤ −{-_LOWEST:g}", "0", "0.5", "1"])
         axis.set_yticks(ticks, [f"≤ −{-_LOWEST:g}", "0", "0.5", "1"])
         axis.set(xlim=(_LOWEST - 0.06, 1.04), ylim=(_LOWEST - 0.06, 1.04))
-        more = int(data["sinks"]) + int(data["recent"]) + int(data["equivalent"])
+        more = int(data["sinks"]) + int(data["recent"]) + int(data["equivalent_tokens"])
         axis.set_xlabel(f"$R^2$, {more} tokens kept, the rest dropped")
         axis.set_title(title)
     axes[0].set_ylabel("$R^2$ in the same memory")

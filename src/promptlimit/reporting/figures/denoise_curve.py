@@ -21,11 +21,11 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     for name, (label, color) in _CURVES.items():
-        if name in data:
+        if f"value.{name}" in data:
             style = {"color": color, "marker": "o", "markersize": 4}
-            draw_curve(axis, data["lengths"], data[name], label, **style)
-    if "layer" in data:
-        draw_slope(axis, data["lengths"], data["layer"], float(data["exponent"]))
+            draw_curve(axis, data["lengths"], data[f"value.{name}"], label, **style)
+    if "value.layer" in data:
+        draw_slope(axis, data["lengths"], data["value.layer"], float(data["exponent"]))
     axis.set(xscale="log", yscale="log")
     axis.set(xlabel="length $L$ of the prompt", ylabel="mean squared distance to Bayes")
     axis.legend()

@@ -20,13 +20,18 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     for kind, (label, style) in _LINES.items():
-        if kind in data:
-            draw_curve(axis, data[f"{kind}_lengths"], data[kind], label, **style)
-    if "estimate" in data:
-        draw_estimates(axis, *(data[f"estimate{part}"] for part in ("_lengths", "", "_error")))
-    if "exact" in data:
-        draw_slope(axis, data["exact_lengths"], data["exact"], float(data["exponent"]))
+        if f"curves.{kind}.value" in data:
+            draw_curve(axis, *_curve(data, kind, "lengths", "value"), label, **style)
+    if "curves.estimate.value" in data:
+        draw_estimates(axis, *_curve(data, "estimate", "lengths", "value", "error"))
+    if "curves.exact.value" in data and "exponent.value" in data:
+        exponent = float(data["exponent.value"])
+        draw_slope(axis, *_curve(data, "exact", "lengths", "value"), exponent)
     axis.set(xscale="log", yscale="log")
     axis.set(xlabel="length $L$ of the prompt", ylabel="mean square gap")
     axis.legend()
     return figure
+
+
+def _curve(data: Mapping[str, np.ndarray], kind: str, *names: str) -> list[np.ndarray]:
+    return [data[f"curves.{kind}.{name}"] for name in names]

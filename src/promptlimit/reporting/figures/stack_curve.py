@@ -17,13 +17,25 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     for axis, (name, words) in zip(figure.subplots(1, 2), _PANELS.items(), strict=True):
         for kind, (label, color) in _LINES.items():
-            if f"{kind}_{name}" in data:
-                values = data[f"{kind}_{name}"]
-                draw_curve(axis, data[f"{kind}_lengths"], values, label, color=color)
-        if f"estimate_{name}" in data:
-            parts = ("lengths", name, f"{name}_error")
-            draw_estimates(axis, *(data[f"estimate_{part}"] for part in parts))
+            if f"curves.{kind}.lengths" in data:
+                lengths, values, _ = _curve(data, kind, name)
+                draw_curve(axis, lengths, values, label, color=color)
+        if "curves.estimate.lengths" in data:
+            draw_estimates(axis, *_curve(data, "estimate", name))
         axis.set(xscale="log", yscale="log", xlabel="length $L$ of the prompt", ylabel=words)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
     return figure
+
+
+def _curve(
+    data: Mapping[str, np.ndarray], kind: str, name: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the lengths, the distance or the size of the bias, and its error."""
+    start = f"curves.{kind}"
+    lengths = data[f"{start}.lengths"]
+    if name == "bias":
+        sizes = (np.linalg.norm(data[f"{start}.{part}"], axis=1) for part in ("bias", "bias_error"))
+        return lengths, *sizes
+    distance = np.sqrt(np.maximum(data[f"{start}.mse"], 0.0))
+    return lengths, distance, data[f"{start}.error"] / np.maximum(2 * distance, 1e-300)

@@ -13,8 +13,8 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: one line per query, and the expected values if the data contain them."""
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
-    known = "expected_square" in data
-    _panel(left, data, "square", known)
+    known = "expected_squared_distance" in data
+    _panel(left, data, "squared_distance", known)
     against = "limit" if data["is_limit"] else "output on the whole prompt"
     left.set_title(f"squared distance from the {against}")
     _panel(right, data, "tokens", known)
@@ -25,7 +25,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
 
 def _panel(axis: Axes, data: Mapping[str, np.ndarray], name: str, known: bool) -> None:
     lengths = data["streamed.lengths"]
-    values = data["square"] if name == "square" else data["streamed.effective_tokens"]
+    values = data[name] if name == "squared_distance" else data["streamed.effective_tokens"]
     shown = np.where(values > 0, values, np.nan)
     marker = "o" if len(lengths) == 1 else None
     for i, line in enumerate(shown.T):

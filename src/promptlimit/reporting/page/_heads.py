@@ -35,7 +35,7 @@ HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
         ),
         "causal_far": (
             "Far tokens as moments, or dropped",
-            "Each dot is a head: what is left of its answers with the far tokens dropped, and with "
+            "Each dot is a head: the R² of its output with the far tokens dropped, and with "
             "moments in the same memory. Above the diagonal moments are better.",
         ),
         "causal_length": (
@@ -48,7 +48,7 @@ HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
 """Title and caption of each figure of an atlas, by its class."""
 _REPLACEMENT = (
     "Replacing heads",
-    "The model’s output as more heads answer by a limit; bands span the prompts.",
+    "The model’s output as more heads are replaced by a limit; bands span the prompts.",
 )
 
 
@@ -133,7 +133,7 @@ def heads_page(
         replacing = {
             "figure": _figure("replacement-figure", _REPLACEMENT, drawings["heads_replacement"]),
             "prompts": next(iter(replacement.curves.values())).shape[1],
-            "read_before": replacement.read_before,
+            "windows_in_atlas": replacement.windows_in_atlas,
         }
     first = texts[0].atlas
     layers, heads = first.effective_tokens.shape

@@ -121,15 +121,15 @@ def gap_curve(setting: Setting) -> dict[str, np.ndarray]:
     problem = standard_problem(5, 0.4)
     lengths = _CURVE_LENGTHS[::3] if setting.quick else _CURVE_LENGTHS
     kinds = ("exact", "asymptotic", "bound")
-    curves = [output_gap(*problem, lengths, kind=kind) for kind in kinds]
-    simulated = output_gap(
+    curves = {kind: output_gap(*problem, lengths, kind=kind) for kind in kinds}
+    curves["estimate"] = output_gap(
         *problem,
         _CURVE_SIMULATED[:4] if setting.quick else _CURVE_SIMULATED,
         kind="estimate",
         key=jax.random.key(setting.seed),
         samples=2000,
     )
-    return GapReport((*curves, simulated), gap_exponent(*problem), None).to_arrays()
+    return GapReport(curves, {}, gap_exponent(*problem), None, None).to_arrays()
 
 
 @gap_curve.drawing
