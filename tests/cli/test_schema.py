@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from json_schemas import problems
-from promptlimit.claims import ClaimResult, at_most, control
+from promptlimit.claims import ClaimResult, at_most, control_at_most
 from promptlimit.cli._app import app
 from promptlimit.cli._report import WrittenReport
 from promptlimit.cli._schema import output_types
@@ -55,7 +55,7 @@ def test_the_json_of_a_command_satisfies_its_schema(
 
 
 def test_claims_satisfy_the_schemas_of_reproduce_and_report() -> None:
-    checks = at_most("one", 1.0, math.inf), control(at_most("two", math.nan, 2.0, error=0.1))
+    checks = at_most("one", 1.0, math.inf), control_at_most("two", math.nan, 2.0)
     claim = ClaimResult(1, "one", "One is finite.", "Here", "holds", checks)
     require_valid("reproduce", json.loads(json.dumps(plain(DecidedClaims(0, [claim])))))
     verdicts = SeedVerdicts("own", "one", "holds", {"0": "holds"}, {})
