@@ -154,7 +154,7 @@ def test_the_rules_are_named():
     two = pl.MultiHead([block(0.3, 1.2), block(-0.3, -1.2)])
     found = pl.explain(pl.risk, two, TASK, 40)
     assert found.chosen is not None
-    assert "the moments of the covariates" in found.chosen.method
+    assert "exact moments at each query" in found.chosen.method
     one = pl.explain(pl.risk, block(0.3, 1.2), TASK, 40).chosen
     assert one is not None
     assert "one integral" in one.method

@@ -90,7 +90,7 @@ def test_the_general_rules_use_the_formula_of_a_task():
     head = pl.SoftmaxAttention(0 * np.eye(2), VALUE)
     for function in (pl.risk, pl.risk_gradient):
         assert chosen(function, head, KnownMean(SCATTER), 7).kind == "exact"
-    assert chosen(pl.bayes_risk, KnownMean(SCATTER), 7).method == "that formula"
+    assert chosen(pl.bayes_risk, KnownMean(SCATTER), 7).method == "the formula of the task"
 
 
 def test_a_user_rule_applies_to_a_user_task():
