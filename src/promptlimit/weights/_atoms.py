@@ -157,7 +157,7 @@ class Atoms(AbstractScoreLaw):
         return blocks(u.size, self.places.size, _ENTRIES_AT_ONCE)
 
 
-def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[float]) -> Array:
+def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[float | int]) -> Array:
     r"""Return $\log E\,e^{-x}$, and $E[x^ke^{-x}]$ for some k, over scores and their weights."""
     found = np.empty((1 + len(powers), u.size))
     for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
