@@ -8,9 +8,8 @@ import warnings
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, Number
+from promptlimit._arrays import Array, ArrayLike, Number
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.errors import ArgumentError, OutsideTheoremWarning
@@ -81,7 +80,7 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
     return square / size
 
 
-def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:
+def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
     r"""Return the largest entry outside the blocks at each time: of $u_{21}$ and of $v_{21}$.
 
     $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
@@ -94,7 +93,7 @@ def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.fl
     return np.abs(np.concatenate([of_scores, of_values], axis=-1)).max(axis=(-2, -1))
 
 
-def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> NDArray[np.float64]:
+def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
     r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time, which the infinite flow conserves in blocks.
 
     B is the block of V for the labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
@@ -230,9 +229,7 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
     )
 
 
-def _eigenbasis(
-    covariance: NDArray[np.float64], first: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _eigenbasis(covariance: Array, first: Array) -> tuple[Array, Array]:
     r"""Return nonzero eigenvalues of $\Sigma$, and `first` in a basis of their eigenvectors.
 
     Eigenvectors of equal eigenvalues are chosen so that `first` is diagonal among them.
@@ -247,9 +244,7 @@ def _eigenbasis(
     return s, axes.T @ first @ axes
 
 
-def _distinct(
-    s: NDArray[np.float64], diagonal: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _distinct(s: Array, diagonal: Array) -> tuple[Array, Array]:
     """Return the distinct pairs of eigenvalue and diagonal entry: the eigenvalues, and how many."""
     pairs: list[list[float]] = []
     for size, entry in zip(s, diagonal, strict=True):

@@ -6,7 +6,7 @@ place is one of a few scores at which these kernels are interpolated (`ManyAtoms
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -91,26 +91,16 @@ class Atoms(AbstractScoreLaw):
 
     @property
     def log_mean(self) -> float:
-        r"""$\Lambda(t)$, from that score."""
         return float(np.logaddexp.reduce(np.log(self.weights) + self.token_scores))
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return the u between which neither $1-\phi^L$ nor $\phi^L$ is negligible.
-
-        $1-\phi\le Ee^{s+u}$, and $\phi\le e^{-e^{u+s}}$ for the least score.
-        """
+        # 1 - phi is at most E e^(s+u), and phi at most exp(-e^(s+u)) for the smallest score.
         low = -NEGLIGIBLE - math.log(longest) - self.log_mean
         high = math.log(NEGLIGIBLE / shortest) + 0.5 - float(self.token_scores.min())
         return require_near(low, high)
 
     def scores(self, u: Array) -> Scores:
-        """Return the transforms of one score at evenly spaced u."""
-        log_phi, mass = np.empty((2, u.size))
-        for part in self._blocks(u):
-            power = self._powers(u[part])
-            phi, complement = np.exp(-power) @ self.masses, -np.expm1(-power) @ self.masses
-            log_phi[part] = log_from(phi, complement)
-            mass[part] = (power * np.exp(-power)) @ self.masses
+        log_phi, mass = _kernel_means(u, self.places, self.masses, (1,))
         rounding = _ROUNDING * np.minimum(np.abs(log_phi), 1.0)
         return Scores(u, log_phi, rounding, mass)
 
@@ -125,26 +115,13 @@ class Atoms(AbstractScoreLaw):
         return require_near(low, high)
 
     def square_means(self, u: Array) -> SquareMeans:
-        log_phi, root, mass = np.empty((3, u.size))
-        doubled = 2.0 * self.token_scores
-        for part in blocks(u.size, doubled.size, _ENTRIES_AT_ONCE):
-            x = np.exp(np.minimum(u[part, None] + doubled, LARGEST_EXPONENT))
-            left = np.exp(-x)
-            log_phi[part] = log_from(left @ self.weights, -np.expm1(-x) @ self.weights)
-            root[part] = (np.sqrt(x) * left) @ self.weights
-            mass[part] = (x * left) @ self.weights
-        return SquareMeans(u, log_phi, root, mass)
+        return SquareMeans(u, *_kernel_means(u, 2.0 * self.token_scores, self.weights, (0.5, 1)))
 
     def products(self, power: int, u: Array) -> "AtomProducts":
-        """Return $F_k$, k = `power`, at evenly spaced u."""
-        density = np.empty(u.size)
-        for part in self._blocks(u):
-            x = self._powers(u[part])
-            density[part] = (x**power * np.exp(-x)) @ self.masses
+        _, density = _kernel_means(u, self.places, self.masses, (power,))
         return AtomProducts(density, self.masses / self.factors, self, u, power)
 
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
-        r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
         tilted = softmax(np.log(self.weights) + self.token_scores)
         mean = self.weights @ self.tokens
         centred = (self.tokens - mean) @ value.T
@@ -178,6 +155,18 @@ class Atoms(AbstractScoreLaw):
 
     def _blocks(self, u: Array) -> Iterator[slice]:
         return blocks(u.size, self.places.size, _ENTRIES_AT_ONCE)
+
+
+def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[float | int]) -> Array:
+    r"""Return $\log E\,e^{-x}$, and $E[x^ke^{-x}]$ for some k, over scores and their weights."""
+    found = np.empty((1 + len(powers), u.size))
+    for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
+        x = np.exp(np.minimum(u[part, None] + scores, LARGEST_EXPONENT))
+        exponentials = np.exp(-x)
+        found[0, part] = log_from(exponentials @ weights, -np.expm1(-x) @ weights)
+        for row, power in zip(found[1:], powers, strict=True):
+            row[part] = (x**power * exponentials) @ weights
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

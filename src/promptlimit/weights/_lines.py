@@ -155,14 +155,10 @@ class RayLaw(AbstractScoreLaw):
 
     @property
     def log_mean(self) -> float:
-        r"""$\Lambda(t)$."""
         return self.at_poles[0]
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return the u between which neither $1-\phi^L$ nor $\phi^L$ is negligible.
-
-        $1-\phi\le Ex^c$ for c in (0, 1] and $\phi\le\Gamma(-c)Ex^c$ for c < 0.
-        """
+        # 1 - phi is at most E x^c for c in (0, 1], and phi at most Gamma(-c) E x^c for c < 0.
         points, log_laplace, _ = self._axis
         inside = (points > 0.0) & (points <= 1.0)
         target = -NEGLIGIBLE - math.log(longest)
@@ -235,7 +231,6 @@ class RayLaw(AbstractScoreLaw):
         return integrands
 
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
-        r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
         ends = np.array([1.0, 0.0], dtype=np.complex128)
         ((_, slopes, curvatures),) = self.ray.derivatives(value, ends)
         if not np.isfinite(slopes[0]).all():
@@ -268,7 +263,6 @@ class RayLaw(AbstractScoreLaw):
             yield places, centred, curvature, errors, second_errors
 
     def scores(self, u: Array) -> Scores:
-        """Return the transforms of one score at evenly spaced u."""
         at_poles = self.at_poles
         log_phi, rounding, mass = np.empty((3, u.size))
         for line, integrand, part in self.integrands(_Kernel(0), u, 1):
@@ -315,7 +309,6 @@ class RayLaw(AbstractScoreLaw):
         return SquareMeans(u, *found)
 
     def products(self, power: int, u: Array) -> "LineProducts":
-        """Return $F_k$, k = `power`, at evenly spaced u."""
         density, start, lines = np.empty(u.size), 0, []
         for line, integrand, part in self.integrands(_Kernel(power), u, power):
             here = u[part]

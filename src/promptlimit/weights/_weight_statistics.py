@@ -11,14 +11,8 @@ from collections.abc import Collection
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from promptlimit._arrays import (
-    ArrayLike,
-    checked_lengths,
-    numpy_only,
-    real_numbers,
-)
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only, real_numbers
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Result, absolute, axis, derived, variable
 from promptlimit.weights._brackets import (
@@ -90,35 +84,35 @@ class WeightStatistics(Result):
             `spread_participation` is relative to $\sqrt{E\,m^2\,E\,S_2^2}$.
     """
 
-    sharpness: NDArray[np.float64] = variable("length")
-    lengths: NDArray[np.float64] = axis("length", "L", scale="log")
-    participation: NDArray[np.float64] = variable("length")
-    shrinkage: NDArray[np.float64] = variable("length")
-    mean_score: NDArray[np.float64] = variable("length")
-    score_error: NDArray[np.float64] = variable("length")
-    cubic_participation: NDArray[np.float64] = variable("length")
-    participation_square: NDArray[np.float64] = variable("length")
-    spread_error: NDArray[np.float64] = variable("length")
-    residual: NDArray[np.float64] = variable("length")
-    spread_participation: NDArray[np.float64] = variable("length")
-    coupling: NDArray[np.float64] = variable("length")
+    sharpness: Array = variable("length")
+    lengths: Array = axis("length", "L", scale="log")
+    participation: Array = variable("length")
+    shrinkage: Array = variable("length")
+    mean_score: Array = variable("length")
+    score_error: Array = variable("length")
+    cubic_participation: Array = variable("length")
+    participation_square: Array = variable("length")
+    spread_error: Array = variable("length")
+    residual: Array = variable("length")
+    spread_participation: Array = variable("length")
+    coupling: Array = variable("length")
     kind: Literal["exact", "limit"]
-    relative_error: NDArray[np.float64] = variable("length")
+    relative_error: Array = variable("length")
 
     @property
     @derived("length", label="participation", scale="log")
-    def value(self) -> NDArray[np.float64]:
+    def value(self) -> Array:
         """The participation."""
         return self.participation
 
     @property
     @derived("length")
-    def error(self) -> NDArray[np.float64]:
+    def error(self) -> Array:
         """The absolute error of `value`."""
         return self.errors["participation"]
 
     @property
-    def errors(self) -> dict[str, NDArray[np.float64]]:
+    def errors(self) -> dict[str, Array]:
         """The errors of all statistics by name, each in the units of its statistic."""
         statistics = {name: getattr(self, name) for name in STATISTICS}
         scales = {name: _scale(name, statistics) for name in STATISTICS}
@@ -126,7 +120,7 @@ class WeightStatistics(Result):
 
     @property
     @derived("length")
-    def effective_tokens(self) -> NDArray[np.float64]:
+    def effective_tokens(self) -> Array:
         r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
         with np.errstate(divide="ignore"):
             return np.asarray(1.0 / self.participation)
@@ -163,7 +157,7 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
 
 def some_statistics(
     names: Collection[str], sharpness: ArrayLike, lengths: ArrayLike
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Array]:
     """Return some statistics by name, with "relative_error", in a fraction of the time of all."""
     counts = checked_lengths(lengths, name="lengths")
     sigma = checked_sharpness(sharpness, max_sharpness(names))
@@ -171,9 +165,7 @@ def some_statistics(
     return {name: values[name] for name in (*names, "relative_error")}
 
 
-def _values(
-    names: Collection[str], sigma: NDArray[np.float64], lengths: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
+def _values(names: Collection[str], sigma: Array, lengths: Array) -> dict[str, Array]:
     """Return statistics by name, and their error, in the shape of the points."""
     flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
     values = _closed_forms(flat_sigma, flat_length)
@@ -201,7 +193,7 @@ def _highest(names: Collection[str]) -> tuple[int, int]:
     return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
 
 
-def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
+def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> Array:
     """Return standard deviations of scores, from 0 to the largest, as an array."""
     values = real_numbers("sharpness", sharpness)
     wrong = values[~((values >= 0) & (values <= largest))]
@@ -214,9 +206,7 @@ def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> N
     return values
 
 
-def _closed_forms(
-    sigma: NDArray[np.float64], length: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
+def _closed_forms(sigma: Array, length: Array) -> dict[str, Array]:
     r"""Return the values at L = 1, at sigma = 0 and at L = inf; other entries are placeholders.
 
     One token: p = 1, A = g, m = -1. No sharpness: p = 1/L and m + 1 = chi^2_{L-1} / L.
@@ -240,9 +230,7 @@ def _closed_forms(
     }
 
 
-def _by_quadrature(
-    sigma: float, lengths: NDArray[np.float64], highest: tuple[int, int]
-) -> dict[str, NDArray[np.float64]]:
+def _by_quadrature(sigma: float, lengths: Array, highest: tuple[int, int]) -> dict[str, Array]:
     """Return statistics, [length], at increasing lengths above 1, and their error."""
     u = nodes_of([score_window(0.0, sigma, lengths[-1], lengths[0])])
     transforms = score_transforms(sigma, u, highest)
@@ -254,11 +242,8 @@ def _by_quadrature(
 
 
 def _integrated(
-    u: NDArray[np.float64],
-    transforms: ScoreTransforms,
-    lengths: NDArray[np.float64],
-    highest: tuple[int, int],
-) -> dict[str, NDArray[np.float64]]:
+    u: Array, transforms: ScoreTransforms, lengths: Array, highest: tuple[int, int]
+) -> dict[str, Array]:
     """Return the statistics available from transforms up to the highest indices, with errors."""
     formulas = [output_statistics, identities]
     formulas += [power_statistics] * (highest[0] == HIGHEST[0])
@@ -277,12 +262,10 @@ def _integrated(
     return statistics | {"relative_error": error}
 
 
-def _choose_spread_forms(
-    statistics: dict[str, NDArray[np.float64]], value: dict[str, NDArray[np.float64]]
-) -> NDArray[np.float64]:
-    r"""Take $E m^2$, $E[m S_2]$ from the form with the smaller terms; return the rounding error.
+def _choose_spread_forms(statistics: dict[str, Array], value: dict[str, Array]) -> Array:
+    r"""Set $E\,m^2$ and $E[mS_2]$ to the forms with the smaller terms; return the rounding error.
 
-    Adding terms of total size s rounds by about s times the machine precision.
+    The sum of terms of total size s has a rounding error of about s times the machine precision.
     """
     frozen = {
         "spread_error": 1 - 2 * value["variance"] + value["variance_square"],
@@ -302,7 +285,7 @@ def _choose_spread_forms(
     return worst
 
 
-def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+def _scale(name: str, statistics: dict[str, Array]) -> Array:
     """Return the number by which an error of a statistic is divided."""
     if name == "spread_participation":
         return np.asarray(np.sqrt(statistics["spread_error"] * statistics["participation_square"]))
@@ -310,11 +293,9 @@ def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.
 
 
 def _measured_error(
-    statistics: dict[str, NDArray[np.float64]],
-    value: dict[str, NDArray[np.float64]],
-    rules: dict[str, NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    """Return the largest of: total mass minus 1, Stein residuals, discretisation."""
+    statistics: dict[str, Array], value: dict[str, Array], rules: dict[str, Array]
+) -> Array:
+    """Return the largest relative error: of the mass, of Stein's identities and of the rules."""
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),
@@ -331,9 +312,7 @@ def _measured_error(
     return np.max(errors, axis=0)
 
 
-def _refuse_large(
-    error: NDArray[np.float64], sharpness: float, lengths: NDArray[np.float64]
-) -> None:
+def _refuse_large(error: Array, sharpness: float, lengths: Array) -> None:
     worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
     if not error[worst] <= TOLERANCE:
         raise AccuracyError(
