@@ -58,6 +58,7 @@ def test_the_two_limits_of_the_parameters() -> None:
     assert math.sqrt(o) == pytest.approx(0.352419, abs=1e-6)
     np.testing.assert_allclose(order_of_limits.END, [0.668740, 1.495349], atol=1e-6)
     assert order_of_limits.apart() == pytest.approx(1.517, abs=5e-4)
+    assert order_of_limits.shortfall() == pytest.approx(18.0844, abs=5e-5)
     assert order_of_limits.slow_law(1.0) == pytest.approx(0.0320083, abs=1e-7)
 
 

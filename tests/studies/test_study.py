@@ -26,9 +26,8 @@ from promptlimit.studies.large_prompt.study import (
     CRITICAL_RATE,
     ENSEMBLE_TIMES,
     TIMES,
-    Curves,
     Ends,
-    Ensemble,
+    Flows,
     block_factors,
     mild_starts,
     random_start,
@@ -164,7 +163,7 @@ def test_the_block_start_in_factors_is_the_one_of_the_theory() -> None:
     np.testing.assert_allclose(merged.value, [[0, 0, 0, 0, 0, 0.5]], atol=1e-15)
 
 
-def made_up_curves() -> Curves:
+def made_up_curves() -> Flows:
     """Two starts of which the second is stuck with linear attention at the longest length."""
     fall = np.exp(-TIMES / 40.0)
     best = np.array([[0.7, 0.26, 0.12], [0.5, 0.16, 0.107]])
@@ -172,7 +171,7 @@ def made_up_curves() -> Curves:
     errors[1, 2, 1] += 0.08
     distances = np.array([5.0, 0.5, 0.05])[:, None, None] * np.ones((3, 2, TIMES.size))
     distances[2, 1] = 9.0
-    return Curves(LENGTHS, errors, distances, best, 0.1)
+    return Flows(LENGTHS, errors, distances, distances.max(axis=-1), best, 0.1)
 
 
 def made_up_ends() -> Ends:
@@ -243,7 +242,7 @@ STARTS = 64
 HALF = np.arange(STARTS) % 2 == 0
 
 
-def made_up_ensemble() -> Ensemble:
+def made_up_ensemble() -> Flows:
     """Starts of which every other one is stuck with linear attention from L = 100 on."""
     lengths = np.array([10, 40, 100, 1000])
     best = np.array([[0.7, 0.4, 0.26, 0.12], [0.5, 0.24, 0.16, 0.107]])
@@ -253,7 +252,7 @@ def made_up_ensemble() -> Ensemble:
     farthest = np.array([5.0, 1.0, 0.5, 0.05])[:, None] * np.ones(STARTS)
     farthest[2, ~HALF] = 2.0
     crossed = 9.0 * np.ones((4, STARTS))
-    return Ensemble(lengths, errors, farthest, crossed, best, 0.1)
+    return Flows(lengths, errors, farthest[..., None], crossed, best, 0.1)
 
 
 def test_claim_15_notices_trainings_that_part_with_the_length(
@@ -262,10 +261,10 @@ def test_claim_15_notices_trainings_that_part_with_the_length(
     found = made_up_ensemble()
     with_made_up(monkeypatch, "trainings_approach", ensemble=found)
     assert verdict("trainings-approach") == "holds with a change"
-    every = dataclasses.replace(found, farthest=found.farthest[:, HALF].repeat(2, axis=1))
+    every = dataclasses.replace(found, distances=found.distances[:, HALF].repeat(2, axis=1))
     with_made_up(monkeypatch, "trainings_approach", ensemble=every)
     assert verdict("trainings-approach") == "holds"
-    apart = dataclasses.replace(found, farthest=found.farthest[::-1].copy())
+    apart = dataclasses.replace(found, distances=found.distances[::-1].copy())
     with_made_up(monkeypatch, "trainings_approach", ensemble=apart)
     assert verdict("trainings-approach") == "does not hold"
     blind = dataclasses.replace(found, crossed=found.farthest)

@@ -116,7 +116,7 @@ _PROMPTS = 20_000
 The skewness of L R is about 3; the allowance covers 6 with 20,000 prompts.
 """
 _FALL = 0.8
-"""Between 1/2, what √L |R| falls to at four times the length, and 1 for a wrong first order."""
+"""A factor between 1/2, the fall of √L |R| at four times the length, and 1 (wrong first order)."""
 _CLOSER = 2 / 3
 """Between 1, the share in the limit, and 1/2, that of two first orders which are equally wrong."""
 
@@ -225,7 +225,7 @@ _SLOW = line_stack((1.0, 0.6, 0.5), (1.0, 0.3, 0.5))
 
 
 def _spread(setting: Setting) -> dict[str, np.ndarray]:
-    """Return L Var after every layer: whole, without passing on, masked; closed and simulated."""
+    """Return L Var after each layer, in closed form and simulated, with and without a mask."""
     whole = line_stack(*[_LAYER] * _DEPTH)
     query, depths = np.array([_QUERY]), np.arange(1, _DEPTH + 1)
     stacks = [GaussianStack(whole.mean, whole.cov, whole.layers[:depth]) for depth in depths]

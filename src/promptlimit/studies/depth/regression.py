@@ -136,7 +136,7 @@ def residual_flow(start: Sequence[float], times: np.ndarray) -> np.ndarray:
 
 
 def _slope(start: Sequence[float], times: np.ndarray) -> float:
-    """Return how the logarithm of the risk falls with that of the time, at the end."""
+    """Return the slope of the risk at the last two times in a log-log plot."""
     risks = 0.5 * residual_flow(start, times).prod(axis=0) ** 2
     return float(np.diff(np.log(risks[-2:]))[0] / np.diff(np.log(times[-2:]))[0])
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import Number
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Empirical, Gaussian
 
@@ -62,7 +63,7 @@ def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
     return Empirical(tokens, weights)
 
 
-def local_slopes(values: np.ndarray, lengths: np.ndarray | Sequence[float]) -> np.ndarray:
+def local_slopes(values: np.ndarray, lengths: np.ndarray | Sequence[Number]) -> np.ndarray:
     """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
     return np.diff(np.log(values)) / np.diff(np.log(lengths))
 

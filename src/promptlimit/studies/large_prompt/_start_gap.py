@@ -191,28 +191,3 @@ def same_batch_gradient_gap(
     return BatchGap(
         squares.mean(), squares.std(ddof=1) / root, logs.mean(), logs.std(ddof=1) / root
     )
-
-
-def gradient_noise(
-    task: LinearRegression,
-    heads: Sequence[Factored],
-    length: int,
-    *,
-    key: PRNGKeyArray,
-    batch: int = 128,
-    batches: int = 32,
-) -> np.ndarray:
-    r"""Return the trace of the covariance of the gradient of $R$ on a batch, for each head.
-
-    Estimated on batches that the heads share.
-
-    Args:
-        task: the law of prompts and queries.
-        heads: where the gradient is taken.
-        length: $L$.
-        key: randomness.
-        batch: prompts in a batch.
-        batches: the number of batches.
-    """
-    gradients = batch_gradients(task, heads, length, key=key, batch=batch, batches=batches)
-    return gradients.var(axis=1, ddof=1).sum(axis=1)

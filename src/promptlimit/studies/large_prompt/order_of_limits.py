@@ -58,6 +58,12 @@ def best_square() -> float:
     return float(brentq(_constant_slope, 0.9 * start, 1.1 * start))
 
 
+def shortfall() -> float:
+    r"""Return the limit of $L(1-ab)$ at the head of smallest risk, $C-(1-2o)^{-d/2-1}$."""
+    o = best_square()
+    return excess_constant(o) - (1 - 2 * o) ** (-DIM / 2 - 1)
+
+
 def distance(a: float | np.ndarray, b: float | np.ndarray, other: tuple = END) -> np.ndarray:
     r"""Return the distance of the parameters $(aI, b)$ from others."""
     return np.asarray(np.sqrt(DIM * (a - other[0]) ** 2 + (b - other[1]) ** 2))

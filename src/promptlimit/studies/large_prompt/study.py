@@ -36,7 +36,7 @@ from promptlimit.storage import RunFolder
 from promptlimit.studies import Figure, Part, Setting, on_accelerator, on_cpu
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._start_gap import (
-    gradient_noise,
+    batch_gradients,
     population_gradient_gap,
     same_batch_gradient_gap,
     squared_output_gap,
@@ -312,13 +312,15 @@ def flow_from(
 
 
 @dataclass(frozen=True)
-class Curves:
-    """Flows from every start under one law, softmax first, then linear.
+class Flows:
+    """Flows from random starts under one law, softmax first, then linear.
 
     Attributes:
         lengths: the lengths, [n].
         errors: mean squared errors, [kernel, length, start, time].
         distances: squared distances between the factors of the two kernels, [length, start, time].
+        crossed: the largest squared distances between softmax attention from each start and linear
+            attention from the next one, [length, start].
         best: the least mean squared error, [kernel, length]; see `least_errors`.
         floor: the variance of the labels, a lower bound on every error.
     """
@@ -326,6 +328,7 @@ class Curves:
     lengths: np.ndarray
     errors: np.ndarray
     distances: np.ndarray
+    crossed: np.ndarray
     best: np.ndarray
     floor: float
 
@@ -339,21 +342,48 @@ class Curves:
         """The place of the first start that converges at every length."""
         return int(self.converged.all(axis=(0, 1)).argmax())
 
+    @property
+    def farthest(self) -> np.ndarray:
+        """The largest squared distance between the two kernels along training, [length, start]."""
+        return self.distances.max(axis=-1)
 
-@functools.cache
-def curves(setting: Setting, law: str) -> Curves:
-    """Return the flows of a law from all starts."""
-    task, lengths = protocol_task(law), curve_lengths(setting)
-    runs = [
-        [[flow(setting, law, k, n, i) for i in start_numbers(setting, law)] for n in lengths]
-        for k in KERNELS
-    ]
-    distances = [
-        [_distance(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(*runs, strict=True)
-    ]
-    best = np.transpose([least_errors(setting, law, n) for n in lengths])
-    errors = np.array([[[2 * run.value for run in row] for row in rows] for rows in runs])
-    return Curves(np.array(lengths), errors, np.array(distances), best, task.noise_variance)
+    def left_at(self, steps: int) -> np.ndarray:
+        """Return the share of the initial excess over the best that is left after some steps.
+
+        Args:
+            steps: of the paper's protocol, at one of `ENSEMBLE_TIMES`.
+
+        Returns:
+            shares, [kernel, length, start].
+        """
+        at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
+        excess = self.errors - self.best[..., None, None]
+        return excess[..., at] / excess[..., 0]
+
+
+Pairs = tuple[list[Trajectory], list[Trajectory]]
+"""Flows of softmax and of linear attention, from the same starts."""
+
+
+def _collected(
+    setting: Setting, law: str, lengths: Sequence[int], flows_at: Callable[[int], Pairs]
+) -> Flows:
+    """Return the flows at all lengths as arrays."""
+    errors, distances, crossed = [], [], []
+    for length in lengths:
+        softmax, linear = flows_at(length)
+        errors.append([[2 * run.value for run in row] for row in (softmax, linear)])
+        distances.append([_distance(*pair) for pair in zip(softmax, linear, strict=True)])
+        others = (*linear[1:], linear[0])
+        crossed.append([_distance(*pair).max() for pair in zip(softmax, others, strict=True)])
+    return Flows(
+        lengths=np.array(lengths),
+        errors=np.stack(errors, axis=1),
+        distances=np.array(distances),
+        crossed=np.array(crossed),
+        best=np.transpose([least_errors(setting, law, length) for length in lengths]),
+        floor=protocol_task(law).noise_variance,
+    )
 
 
 def _distance(a: Trajectory, b: Trajectory) -> np.ndarray:
@@ -361,6 +391,18 @@ def _distance(a: Trajectory, b: Trajectory) -> np.ndarray:
     if gap is None:
         raise AssertionError("both kernels move the same factors")
     return gap
+
+
+@functools.cache
+def curves(setting: Setting, law: str) -> Flows:
+    """Return the flows of a law from the starts of the figures."""
+
+    def flows_at(length: int) -> Pairs:
+        numbers = start_numbers(setting, law)
+        softmax, linear = ([flow(setting, law, k, length, i) for i in numbers] for k in KERNELS)
+        return softmax, linear
+
+    return _collected(setting, law, curve_lengths(setting), flows_at)
 
 
 @dataclass(frozen=True)
@@ -457,68 +499,16 @@ def ensemble_lengths(law: str) -> tuple[int, ...]:
     return (10, 40, 100, 1000) if law == "identity" else (10, 1000)
 
 
-@dataclass(frozen=True)
-class Ensemble:
-    """Flows from many random starts under one law, softmax first, then linear.
-
-    Attributes:
-        lengths: the lengths, [n].
-        errors: mean squared errors at `ENSEMBLE_TIMES`, [kernel, length, start, time].
-        farthest: the largest squared distance between the factors of the two kernels along
-            training, [length, start].
-        crossed: the same between softmax from each start and linear attention from the next one.
-        best: the least mean squared errors, [kernel, length].
-        floor: the variance of the labels.
-    """
-
-    lengths: np.ndarray
-    errors: np.ndarray
-    farthest: np.ndarray
-    crossed: np.ndarray
-    best: np.ndarray
-    floor: float
-
-    @property
-    def converged(self) -> np.ndarray:
-        """Which starts end within a tenth of the least excess, [kernel, length, start]."""
-        return has_converged(self.errors[..., -1], self.best[..., None], self.floor)
-
-    def left_at(self, steps: int) -> np.ndarray:
-        """Return the share of the initial excess over the best that is left after some steps.
-
-        Args:
-            steps: of the paper's protocol, at one of `ENSEMBLE_TIMES`.
-
-        Returns:
-            shares, [kernel, length, start].
-        """
-        at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
-        excess = self.errors - self.best[..., None, None]
-        return excess[..., at] / excess[..., 0]
+@functools.cache
+def ensemble(setting: Setting, law: str) -> Flows:
+    """Return the flows of a law from many random starts, at `ENSEMBLE_TIMES`."""
+    at_length = functools.partial(_ensemble_at, setting, law)
+    return _collected(setting, law, ensemble_lengths(law), at_length)
 
 
 @functools.cache
-def ensemble(setting: Setting, law: str) -> Ensemble:
-    """Return the flows from many random starts of a law."""
-    lengths = ensemble_lengths(law)
-    errors, farthest, crossed = zip(
-        *(_ensemble_at(setting, law, length) for length in lengths), strict=True
-    )
-    return Ensemble(
-        lengths=np.array(lengths),
-        errors=np.stack(errors, axis=1),
-        farthest=np.stack(farthest),
-        crossed=np.stack(crossed),
-        best=np.transpose([least_errors(setting, law, length) for length in lengths]),
-        floor=protocol_task(law).noise_variance,
-    )
-
-
-@functools.cache
-def _ensemble_at(
-    setting: Setting, law: str, length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return errors and largest distances of many starts at one length."""
+def _ensemble_at(setting: Setting, law: str, length: int) -> Pairs:
+    """Return the flows from many starts at one length."""
     runs = []
     count = ensemble_starts(law)
     for start in range(count):
@@ -531,12 +521,7 @@ def _ensemble_at(
         with jax.enable_x64(True), on_cpu():
             runs.append([follow(head, length=length, times=ENSEMBLE_TIMES) for head in heads])
     softmax, linear = zip(*runs, strict=True)
-    errors = np.array([[2 * run.value for run in row] for row in (softmax, linear)])
-    farthest, crossed = (
-        np.array([_distance(a, b).max() for a, b in zip(softmax, others, strict=True)])
-        for others in (linear, (*linear[1:], linear[0]))
-    )
-    return errors, farthest, crossed
+    return list(softmax), list(linear)
 
 
 _FIRST_OF_ENSEMBLE = 10_000
@@ -632,7 +617,8 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
             factors = (last[name][-1] for name in _FACTORS)
             heads.append(Factored(kernel, *factors, scale=first.scale))
         key = jax.random.fold_in(jax.random.key(setting.seed), 2_000 + length)
-        traces.append(gradient_noise(task, heads, length, key=key, batch=BATCH))
+        gradients = batch_gradients(task, heads, length, key=key, batch=BATCH, batches=32)
+        traces.append(gradients.var(axis=1, ddof=1).sum(axis=1))
     return RATE * np.stack(traces, axis=1)
 
 

@@ -25,7 +25,7 @@ from promptlimit.studies.large_prompt.study import (
     KERNELS,
     TIMES,
     Ends,
-    Ensemble,
+    Flows,
     curves,
     descent,
     ends,
@@ -254,7 +254,7 @@ _EVERY, _MOST = 0.999, 0.9
 """Shares of starts that count as every start and as most starts."""
 
 
-def always_falling(starts: Ensemble) -> int:
+def always_falling(starts: Flows) -> int:
     """Return the number of starts from which the distance falls from each length to the next."""
     return int((starts.farthest[1:] < starts.farthest[:-1]).all(axis=0).sum())
 

@@ -141,7 +141,7 @@ def tweedie(task: Denoising, query: np.ndarray) -> np.ndarray:
 
 
 def without_offsets(task: Denoising, query: np.ndarray) -> np.ndarray:
-    """Return the predictor whose gate forgets the norms of the means."""
+    """Return the predictor whose gate omits the norms of the means."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     gate = task.weights * np.exp(task.means @ query / s)
     return g / s * query + x / s * (gate / gate.sum() @ task.means)
@@ -198,7 +198,7 @@ def bayes_denoiser(setting: Setting) -> Iterator[Check]:
 
 
 def plane_heads(task: Denoising) -> MultiHead:
-    """Return the heads of Appendix C.5 in the plane, its projections found by solving."""
+    """Return the heads of Appendix C.5 in the plane, with projections from linear systems."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     first, second = task.means
     delta, heads = first - second, []

@@ -51,7 +51,7 @@ def side_by_side(
 
 
 def start(name: StartName, seeds: int, rng: np.random.Generator) -> SoftmaxAttention:
-    """Return heads with all entries standard normal, or all zero but v_21."""
+    """Return heads whose entries are all standard normal, or all zero except v_21."""
     entries = [rng.normal(size=(seeds, *shape)) for shape in ((DIM, DIM), (DIM,), (DIM,), ())]
     if name == "structured":
         entries = [entry if place == 2 else 0.0 * entry for place, entry in enumerate(entries)]
@@ -59,7 +59,7 @@ def start(name: StartName, seeds: int, rng: np.random.Generator) -> SoftmaxAtten
 
 
 def even_start() -> SoftmaxAttention:
-    """Return one head with the size of a Gaussian start, and nothing random.
+    """Return one deterministic head of the size of a Gaussian start.
 
     Its entries are normal quantiles at the multiples of the golden ratio, modulo 1.
     """
@@ -239,7 +239,7 @@ def structured_starts(setting: Setting) -> Iterator[Check]:
 
 
 def _trained(name: str, excesses: np.ndarray, part: int) -> Check:
-    """Return a check that nine tenths of starts have a part of the excess left, at most."""
+    """Return a check that nine tenths of the starts end with at most a part of the excess."""
     count = int(np.sum(excesses <= zero_excess() / part))
     words = f"{name}: starts with at most $1/{part}$ of the excess of the score 0"
     return share_at_least(words, count, excesses.size, 0.9)

@@ -27,13 +27,13 @@ from promptlimit.tasks import Discrimination, bayes_risk, risk
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Classes:
-    """Two classes of one covariance, and nodes of Gauss-Hermite for their mixture.
+    """Two classes with the same covariance, and a Gauss-Hermite rule for their mixture.
 
     Attributes:
         means: of class +1 and of class -1, [2, d].
         positive: the weight of class +1.
         cov: [d, d].
-        nodes: in each direction and class.
+        nodes: of the rule, per direction and class.
     """
 
     means: Array
@@ -48,12 +48,12 @@ class Classes:
 
     @property
     def difference(self) -> Array:
-        """The mean of class +1 less that of class -1."""
+        """The mean of class +1 minus that of class -1."""
         return self.means[0] - self.means[1]
 
     @property
     def log_odds(self) -> float:
-        """The logarithm of the odds of class +1 before anything is seen."""
+        """The prior log-odds of class +1."""
         return float(np.log(self.positive / (1.0 - self.positive)))
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class Classes:
         return score, np.concatenate(columns, axis=1), gate
 
     def excess(self, zeta: Array) -> float:
-        """Return the logistic risk less that of Bayes."""
+        """Return the logistic risk minus that of Bayes."""
         _, weights, best = self.rule
         gap = self.features(zeta)[0] - best
         right = expit(best)
@@ -227,7 +227,7 @@ def head_with_constant_gate(classes: Classes) -> Array:
 
 
 def distances(classes: Classes, states: Array) -> tuple[Array, Array]:
-    """Return how far effective coordinates are from r = 0 at Bayes, and from s = 0 at Bayes."""
+    """Return the distances of effective coordinates from the two families of Bayes heads."""
     d, (slope, intercept) = classes.dim, classes.bayes
     rows = np.array([classes.coordinates(state) for state in states])
     w, b, r, s = rows[:, :d] - slope, rows[:, d] - intercept, rows[:, d + 1], rows[:, d + 2 :]
@@ -237,7 +237,7 @@ def distances(classes: Classes, states: Array) -> tuple[Array, Array]:
 
 
 def nullity(classes: Classes, theta: Array) -> float:
-    """Return how many eigenvalues of the Hessian are zero."""
+    """Return the number of zero eigenvalues of the Hessian."""
     return float(np.sum(np.abs(np.linalg.eigvalsh(classes.hessian(theta))) < 1e-9))
 
 
@@ -248,7 +248,7 @@ def slowest(classes: Classes, theta: Array) -> Array:
 
 
 def valley(classes: Classes, theta: Array) -> Array:
-    """Return the directions that a Hessian at s = 0 does not see, [d, parameters].
+    """Return the flat directions of the risk at s = 0 that leave the family, [d, parameters].
 
     They are in its kernel and move the distance to the family with a constant gate.
     """
@@ -261,7 +261,7 @@ def valley(classes: Classes, theta: Array) -> Array:
 
 
 def _tasks(seed: int) -> list[Discrimination]:
-    """Return classes of every case: balanced or not, opposite means or not, d from 1 to 3.
+    """Return classes of all cases: balanced or not, opposite means or not, d from 1 to 3.
 
     The last two means are c ± δ with |c| = |δ| = 1, in random directions.
     """
@@ -330,7 +330,7 @@ _FLAT, _NEAR = 1e-10, 1e3
 
 
 def _critical_point(zeta: Array) -> Array:
-    """Return where the effective risk of C1 is flat, from a start."""
+    """Return the critical point of the effective risk of C1 that a search from a start finds."""
     options = {"gtol": 1e-10, "maxiter": 4000}
     return minimize(
         C1.excess, zeta, jac=C1.slope, hess=C1.curvature, method="trust-exact", options=options

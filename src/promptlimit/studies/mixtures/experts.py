@@ -214,7 +214,7 @@ def _random_heads(
 
 
 def _distance(task: Discrimination, head: SoftmaxAttention, x: np.ndarray) -> float:
-    """Return how far the formula with the blocks of the transpose of U is from attention."""
+    """Return the distance from attention of the formula with the blocks of the transpose of U."""
     attention = float(head(task.prompt, np.append(x, 0.0))[-1])
     return abs(task.coordinates(head).score(x) - attention)
 

@@ -50,7 +50,7 @@ def slope_law(task: Denoising, lengths: np.ndarray) -> np.ndarray:
 
 
 class ScalarLayer(AbstractAttention):
-    r"""The layer $cz+vA$ of three numbers, A read at tilt $(u/s)z$: alike in all directions.
+    r"""The layer $cz+vA$ with three parameters, where A attends at the tilt $(u/s)z$.
 
     Attributes:
         numbers: u, v and c.
@@ -82,18 +82,18 @@ class ScalarLayer(AbstractAttention):
         return self.as_heads()[0].attend(prompt, query) + self.numbers[2] * query
 
     def as_heads(self) -> tuple[AbstractHead, ...]:
-        """Return the head of the first two numbers."""
+        """Return the head that the first two parameters define."""
         eye = jnp.eye(self.dim, dtype=self.numbers.dtype)
         gate, gain, _ = self.numbers
         return (SoftmaxAttention(gate / self.query_variance * eye, gain * eye),)
 
     def residual_matrix(self) -> Float[Array, "d d"]:
-        """Return the third number's multiple of the identity."""
+        """Return the identity times the third parameter."""
         return self.numbers[2] * jnp.eye(self.dim, dtype=self.numbers.dtype)
 
 
 class GatedDirection:
-    r"""Heads that know the task: $U=(u/s)ee'$, e from mean to mean, V and C diagonal in (e, n).
+    r"""Heads adapted to one task: $U=(u/s)ee'$, e from mean to mean, V and C diagonal in (e, n).
 
     For balanced means of one norm the optimum over all U, V and C has this shape. Everything
     depends on $z_e$; the part along n is a ridge regression with noise $v^2s\,E\,S_2$ (derived
@@ -149,7 +149,7 @@ class GatedDirection:
         return float(weights @ self._target**2 - right @ np.linalg.solve(gram, right))
 
     def _along_n(self, share: float) -> float:
-        """Return the least excess along n, where the prompt shows the midpoint of the means."""
+        """Return the least excess along n, where the tokens have the mean of the midpoint."""
         s, middle = self._task.query_variance, self._middle
         gram = np.array([[middle**2 + s * share, middle**2], [middle**2, middle**2 + s]])
         slope, level = 1 - self._share, self._share * middle
@@ -201,7 +201,7 @@ def denoising_lengths(setting: Setting) -> dict[str, np.ndarray]:
 
 @denoising_lengths.drawing
 def draw_denoising_lengths(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure; without its second panel where no best layer is known."""
+    """Return the figure; the second panel requires the best layer."""
     known = "best" in data
     figure = Figure(figsize=(9.6 if known else 6.4, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, width_ratios=(1.5, 1.0)) if known else [figure.subplots()]
@@ -391,7 +391,7 @@ def draw_selection_slopes(data: Mapping[str, np.ndarray]) -> Figure:
 _GATES = np.linspace(0.0, 1.2, 61)
 _LENGTHS = np.array([50.0, 100.0, 185.7, 400.0, 1000.0])
 _AROUND = np.geomspace(120.0, 300.0, 41)
-"""Lengths among which the transition is looked for, all at once."""
+"""Lengths between which the transition is interpolated."""
 
 
 def transition(direction: GatedDirection, gates: np.ndarray) -> float:

@@ -63,7 +63,7 @@ def law(strength: float, weight: float = 0.5) -> Denoising:
 
 
 def _farthest(strength: float, starts: np.ndarray, steps: int) -> float:
-    """Return the largest distance of limits from the one of their side."""
+    """Return the largest distance of the ends of paths from the attractor on their side."""
     task = law(strength)
     ends = iterated(task, starts, steps)[-1]
     sides = np.sign((starts - _CENTRE) @ _HALF)[:, None]
@@ -215,7 +215,7 @@ def draw_figure_3(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _panel(axis: Axes, paths: np.ndarray, limits: np.ndarray) -> None:
-    """Draw first steps as arrows, later ones as dots on the line that holds them."""
+    """Draw first steps as arrows and later steps as dots."""
     start, first = paths[0], paths[1]
     arrows = axis.quiver(
         *start.T,

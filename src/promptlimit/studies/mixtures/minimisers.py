@@ -29,7 +29,7 @@ _COUNT = (
 
 
 def _tangent_dim(classes: Classes, theta: Array) -> float:
-    """Return d² + 2d + 1 less the rank of the derivative of (w, b, r)."""
+    """Return d² + 2d + 1 minus the rank of the derivative of (w, b, r)."""
     equations = classes.jacobian(theta)[: classes.dim + 2]
     return theta.size - float(np.linalg.matrix_rank(equations, tol=1e-10))
 
@@ -124,7 +124,7 @@ _OPENED = np.array([0.3, 0.2])
 
 
 def along_the_valley(classes: Classes, theta: Array) -> Array:
-    """Return the head with its gate opened by s, and w moved by -r σ'(s₀) s to make up for it."""
+    """Return the head with gate s, and w moved by -r σ'(s₀) s to compensate to first order."""
     U, _, v, label = classes.split(theta)
     gain, p = classes.coordinates(theta)[classes.dim + 1], classes.positive
     moved = U + np.outer(-gain * p * (1.0 - p) * _OPENED, v) / (v @ classes.cov @ v)

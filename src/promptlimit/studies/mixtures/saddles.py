@@ -29,7 +29,7 @@ from promptlimit.studies.mixtures.discrimination import (
 
 
 def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
-    """Return the critical point with v_21 = 0, a v_22 and an s, by its U_11.
+    """Return the critical point with v_21 = 0 and the given v_22 and s.
 
     Γ U_11' g_w = -(g_b m_- + g_r dm) makes the gradient in v_21 vanish.
     """
@@ -42,7 +42,7 @@ def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
 
 
 def _silent_saddle() -> Array:
-    """Return the one with v_22 = 0, f = 0: the slope in v_22 vanishes for some s."""
+    """Return the critical point with v_22 = 0 and score 0; s makes the slope in v_22 vanish."""
 
     def slope(size: float) -> float:
         values = C1.slope(np.concatenate([np.zeros(4), size * np.array([1.0, -0.4])]))
@@ -54,7 +54,7 @@ def _silent_saddle() -> Array:
 
 
 def _best_without_values() -> Array:
-    """Return the one whose v_22 and s are the best there are with v_21 = 0."""
+    """Return the critical point whose v_22 and s minimise the risk among heads with v_21 = 0."""
 
     def zeta(point: Array) -> Array:
         return np.concatenate([np.zeros(2), [-point[0], 2.0 * point[0]], point[1:]])
@@ -118,7 +118,7 @@ def strict_saddles(setting: Setting) -> Iterator[Check]:
 
 
 def _arrived(when: str, excesses: Sequence[float]) -> Check:
-    """Return a check that nine tenths of flows with opposite means are at Bayes."""
+    """Return a check that nine tenths of the flows with opposite means reach the Bayes score."""
     name = (
         r"opposite means at $\pi = 1/2$ (derived here): flows from random starts that reach "
         f"the Bayes score by {when}"
@@ -131,7 +131,7 @@ _DIRECTION = np.array([0.7, -0.4])
 
 
 def _point(classes: Classes, size: float, *, corrected: bool = True) -> Array:
-    """Return (w* - σ'(s₀)c, b* - σ(s₀)R, R, c/R), or the same without the change of w."""
+    """Return (w* - σ'(s₀)c, b* - σ(s₀)R, R, c/R); w stays at w* unless `corrected`."""
     slope, intercept = classes.bayes
     share = classes.positive
     change = share * (1.0 - share) * _DIRECTION if corrected else 0.0
@@ -204,14 +204,14 @@ def risk_slope(w: Array) -> Array:
 
 
 def gradient(state: Array) -> Array:
-    """Return the gradient in (U_11, v_21) on the subspace, where w = U_11 Γ v_21 is all."""
+    """Return the gradient in (U_11, v_21) on the subspace, whose score is w'x, w = U_11 Γ v_21."""
     U, v = state[:25].reshape(5, 5), state[25:]
     slope = risk_slope(U @ (_COV @ v))
     return np.concatenate([np.outer(slope, _COV @ v).ravel(), _COV @ (U.T @ slope)])
 
 
 def leaving(theta: Array) -> float:
-    """Return how much of the gradient in all parameters leads out of the subspace."""
+    """Return the largest component of the full gradient that points out of the subspace."""
     classes = Classes(np.stack([_MEAN, -_MEAN]), 0.5, _COV, nodes=5)
     U, u, v, label = classes.split(classes.gradient(theta))
     outside = [U[:, ~_INSIDE].ravel(), u, v[~_INSIDE], [label]]
@@ -219,7 +219,7 @@ def leaving(theta: Array) -> float:
 
 
 def _limit(v: Array) -> tuple[Array, Array]:
-    """Return where the flow from U_11 = 0 ends when Γv = λv (derived here)."""
+    """Return the end of the flow from U_11 = 0 if Γv = λv (derived here)."""
     best = 2.0 * np.linalg.solve(_COV, _MEAN)
     size = float(np.linalg.norm(v))
     scale = float(v @ _COV @ v) / size**2
@@ -291,7 +291,7 @@ _COUNT = (
 
 
 def _rank(eigenvalues: Array, mean: Array, axes: Array) -> float:
-    """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m, Γ with these axes."""
+    """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m for Γ with these eigenvectors."""
     cov = axes @ np.diag(eigenvalues) @ axes.T
     columns = [axes @ mean]
     for _ in range(len(mean) - 1):

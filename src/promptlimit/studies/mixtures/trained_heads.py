@@ -31,11 +31,11 @@ from promptlimit.studies.mixtures.denoisers import figure_law, least_gaps, limit
 from promptlimit.tasks import Denoising, QueryPoints, query_points
 
 RATE, CLIP = 2e-3, 10.0
-"""The rate and the largest norm of a gradient, which the preprint states."""
+"""The learning rate and the largest norm of a gradient, as in the preprint."""
 BATCH, SCALE = 64, 0.3
-"""Queries a step and the deviation of entries at the start, which it does not."""
+"""Queries per step and standard deviation of entries at the start; not in the preprint."""
 SEEDS = 32
-"""Starts, each with its own queries, which it does not state either."""
+"""The number of starts, each with its own queries; not in the preprint."""
 BLOCK = 800
 """Steps between two records."""
 
@@ -56,9 +56,9 @@ class DenoisingTraining(NamedTuple):
 
 @functools.cache
 def denoising_training(seed: int, *, quick: bool) -> DenoisingTraining:
-    """Return how two heads of each kernel train at the law of Figure 2; once for claim and figure.
+    """Return the training of two heads of each kernel at the law of Figure 2.
 
-    Quick: two starts and a fifth of the steps.
+    Quick mode has two starts and a fifth of the steps. The claim and the figure share the result.
     """
     seeds, blocks = (2, 5) if quick else (SEEDS, 25)
     task, rng = figure_law(), np.random.default_rng([seed, 22])
@@ -116,7 +116,7 @@ _DEPTH = 3
 
 
 def deep_matrix(rng: np.random.Generator, task: Denoising) -> tuple[np.ndarray, float]:
-    """Return the matrix of three layers of linear heads, and how far their outputs are from it.
+    """Return the matrix of three layers of linear heads, and the distance of their outputs from it.
 
     A layer moves the query and the tokens of the prompt alike. The distance is relative to the
     largest output.
