@@ -296,7 +296,7 @@ def entropy_prediction(
     return EntropyPrediction(
         lengths=counts,
         value=as_float64(np.clip(listed - bias, 0.0, np.log(counts + fixed.size))),
-        listed=listed,
+        plug_in=listed,
         bias=bias,
         naive=as_float64(entropy + np.log(counts / values.size)),
         error=error,
