@@ -1,4 +1,4 @@
-"""Results become pictures and pages. Nothing is computed here, and jax is not imported."""
+"""Figures and pages of results. This package computes nothing and does not import jax."""
 
 from promptlimit.reporting._drawing import FORMATS as FORMATS
 from promptlimit.reporting._drawing import QUICK_FORMATS as QUICK_FORMATS

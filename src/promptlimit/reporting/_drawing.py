@@ -1,4 +1,4 @@
-"""Find the module that draws a figure, and turn the figure into bytes."""
+"""Draw figures from results or arrays, and render them as files."""
 
 import importlib
 import io
@@ -25,11 +25,11 @@ from promptlimit.results import (
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
-"""Those of a first look: what the page shows."""
+"""The formats of quick mode: only what pages show."""
 
-_MARGIN = 0.1  # inches around what is drawn
+_MARGIN = 0.1  # inches around the figure
 
-# What would make the same figure differ from run to run.
+# Dates and versions, which would differ from run to run.
 _UNDATED: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "svg": {"Date": None},

@@ -1,1 +1,1 @@
-"""One module a figure: `draw(data)` returns it from the arrays its recipe computed."""
+"""One module per figure: `draw(data)` returns the figure of these arrays."""

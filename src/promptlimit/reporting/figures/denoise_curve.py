@@ -1,4 +1,4 @@
-"""How far predictors are from Bayes as the prompt grows, a curve each, and the slope of theory."""
+"""Distances of predictors from Bayes against the prompt length, and the predicted slope."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a model's output does as its heads are replaced by their limits."""
+"""The output of a model as its heads are replaced by their limits."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ _STYLES = {
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure: one line for each way and order, with the spread over windows."""
+    """Return the figure: one line for each limit and order, with the range over windows."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     counts = data["counts"]

@@ -1,4 +1,4 @@
-"""How far a stack over finite prompts is from its limit, and how much of that is bias."""
+"""The distance of a stack over finite prompts from its limit, and the size of its bias."""
 
 from collections.abc import Mapping
 

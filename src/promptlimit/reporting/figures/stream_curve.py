@@ -1,4 +1,4 @@
-"""One prompt as it grows: its distance from the limit and its effective tokens, as expected."""
+"""A growing prompt: its distance from the limit and its effective tokens, with their means."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from promptlimit.reporting._theme import FAINT, INK, LIMIT
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure; a query a line, and what was to be expected when it is in the data."""
+    """Return the figure: one line per query, and the exact means over prompts if they are known."""
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     known = "expected_squared_distance" in data
@@ -29,7 +29,7 @@ def _panel(axis: Axes, data: Mapping[str, np.ndarray], name: str, known: bool) -
     shown = np.where(values > 0, values, np.nan)
     marker = "o" if len(lengths) == 1 else None
     for i, line in enumerate(shown.T):
-        label = "this prompt, a query a line" if i == 0 else None
+        label = "this prompt, one line per query" if i == 0 else None
         axis.plot(lengths, line, color=FAINT, linewidth=1.0, marker=marker, label=label)
     middle = values.mean(axis=1)
     middle = np.where(middle > 0, middle, np.nan)

@@ -1,4 +1,4 @@
-"""Factors on the scores against the length, and what they leave of a needle."""
+"""Factors on the scores against the length, and the weight of a needle under each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from promptlimit.results import TEMPERATURE_ROWS
 
 _KEPT = {"keep needle": LIMIT, "keep entropy": THIRD}
 _SAME = {"SSMax", "LongRoPE"}
-"""Rules that are Qwen's law here: drawn once."""
+"""Rules that coincide with Qwen's here and are drawn once."""
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
