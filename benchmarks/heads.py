@@ -20,9 +20,9 @@ def measure(count: int) -> None:
     from promptlimit import heads  # noqa: PLC0415 - the parent process needs none of it
 
     started, used = time.perf_counter(), time.process_time()
-    folder = heads.example_folder()
+    folder = heads.ENCODER.path
     if folder is None:
-        sys.exit(f"the model is not installed: {heads.INSTALL_MODEL}")
+        sys.exit(f"the model is not installed: {heads.ENCODER.install}")
     text = next(iter(heads.example_texts().values()))[: 24 * 512 * 24]
     model = heads.load(folder)
     loaded = time.perf_counter() - started

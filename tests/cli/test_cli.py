@@ -531,7 +531,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(
     report = json.loads(done.stdout)
     assert report["lengths"] == [3.0, 20.0, None]
     assert report["kinds"] == ["exact", "exact", "limit"]
-    assert report["distance"][0][-1] > report["distance"][1][-1] > 0
+    assert report["squared_distance"][0][-1] > report["squared_distance"][1][-1] > 0
     assert json.loads((tmp_path / "f" / "flow.json").read_text()) == report
     kept = sorted((tmp_path / "f" / "trajectories").iterdir())
     assert len(kept) == 3

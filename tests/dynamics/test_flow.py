@@ -73,7 +73,7 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
     assert flow.kind == "limit"
     np.testing.assert_allclose(blocks(flow), textbook(0.5, times), atol=error)
     assert block_defect(flow).max() == 0.0
-    assert math.isnan(flow.arrived)
+    assert math.isnan(flow.arrival_time)
     assert not flow.error.any()
 
 
@@ -102,7 +102,7 @@ def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> Non
     limit = block_limit(TASK, 0.3, theta)
     np.testing.assert_allclose(limit.key_query[:2, :2], inverse / c, atol=1e-12)
     assert np.ptp(imbalance(flow)) < 1e-9
-    assert flow.arrived >= 0.0
+    assert flow.arrival_time >= 0.0
     assert flow.gradient_norms[-1] <= 1e-11
 
 
@@ -244,7 +244,7 @@ def test_times_after_the_arrival_repeat_it() -> None:
     flow = pl.gradient_flow(
         start, TASK, math.inf, pl.dynamics.FlowPlan([1.0, 500.0, 501.0, math.inf], arrival=1e-4)
     )
-    assert 1.0 < flow.arrived < 500.0
+    assert 1.0 < flow.arrival_time < 500.0
     assert flow.gradient_norms[0] > 1e-4 >= flow.gradient_norms[1] > 1e-6
     for states in (flow.key_query, flow.value_matrix, flow.value):
         np.testing.assert_array_equal(states[1], states[2])
@@ -501,7 +501,7 @@ def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
     best = pl.linear_optimum(task, 10)
     flow = pl.gradient_flow(best.attention, task, 10, [0.0, 1.0, math.inf])
     np.testing.assert_allclose(flow.value, best.value, rtol=1e-9)
-    assert flow.arrived >= 0.0
+    assert flow.arrival_time >= 0.0
 
 
 def test_a_start_near_the_saddle_has_not_arrived() -> None:

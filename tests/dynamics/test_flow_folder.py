@@ -27,7 +27,7 @@ def trajectory(**change) -> Trajectory:
         "gradient_norms": np.array([1.0, 0.0]),
         "error": np.zeros(2),
         "parameter_error": np.array([0.0, np.nan]),
-        "arrived": 3.5,
+        "arrival_time": 3.5,
         "kind": "exact",
         "config": CONFIG,
     }
@@ -42,7 +42,7 @@ def stored(flow: Trajectory, folder: Path) -> Trajectory:
 
 def test_a_trajectory_is_read_back(tmp_path: Path) -> None:
     for arrived in (3.5, np.nan):
-        right = trajectory(arrived=arrived, config={**CONFIG, "arrived": str(arrived)})
+        right = trajectory(arrival_time=arrived, config={**CONFIG, "arrived": str(arrived)})
         assert stored(right, tmp_path) == right
 
 

@@ -87,7 +87,7 @@ def test_the_law_returns_the_moments_that_other_code_has(laws):
     assert_allclose(square, laws.variance + (laws.mean - 0.3) ** 2, rtol=1e-6)
     row, mean = pl.output_law(HEAD, LAW, TILT, 30), laws.mean[1]
     cube = row.expectation(lambda c: (c - mean) ** 3, lambda c: 3 * (c - mean) ** 2)
-    assert_allclose(cube, laws.third[1], rtol=1e-4)
+    assert_allclose(cube, laws.third_moment[1], rtol=1e-4)
     assert laws.kind == "exact"
     assert laws.error.max() < 1e-6
 

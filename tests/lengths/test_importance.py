@@ -84,7 +84,7 @@ def test_three_dimensions_agree_with_simulated_draws() -> None:
     p /= p.sum(axis=1, keepdims=True)
     estimates = (p * (x[..., 0] + (x**2).sum(axis=2))).sum(axis=1)
     truth = shift[0] + np.trace(target_cov) + shift @ shift
-    assert found.truth[0] == pytest.approx(truth)
+    assert found.target_means[0] == pytest.approx(truth)
     for value, simulated in (
         (found.bias[0, 0], estimates - truth),
         (found.value[0], (estimates - truth) ** 2),

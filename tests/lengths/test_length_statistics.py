@@ -471,7 +471,7 @@ def test_the_bias_of_a_guess_is_that_of_leaving_out_each_score():
     without = np.mean([naive(np.delete(scores, j)) for j in range(512)])
     guess = pl.lengths.entropy_prediction(scores, [64, 4096])
     assert_allclose(guess.bias, 511 * (without - naive(scores)), rtol=0.05)
-    assert_allclose(guess.value + guess.bias, guess.listed)
+    assert_allclose(guess.value + guess.bias, guess.plug_in)
     assert_allclose(guess.naive - np.log([64, 4096]), naive(scores))
     assert pl.lengths.entropy_prediction(scores, 1).value == 0  # one token has no entropy to lose
 

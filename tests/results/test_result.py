@@ -72,7 +72,7 @@ def flow(shift: float = 0.0) -> Trajectory:
         gradient_norms=np.ones(4),
         error=np.full(4, 0.05),
         parameter_error=None,
-        arrived=math.nan,
+        arrival_time=math.nan,
         kind="exact",
         config={"lengths": 7},
     )
@@ -102,8 +102,8 @@ def cells(*further: int) -> np.ndarray:
 
 def head_atlas() -> HeadAtlas:
     names = [
-        "linear", "frozen", "effective_tokens", "effective_tokens_predicted", "skewness",
-        "kurtosis", "error_predicted", "length_needed", "exponent",
+        "linear_share", "frozen_share", "effective_tokens", "effective_tokens_predicted",
+        "skewness", "kurtosis", "error_predicted", "length_needed", "exponent",
     ]  # fmt: skip
     return HeadAtlas(
         model="small", model_type="bert", window=24, windows=3, clusters=2, sinks=2, causal=False,
@@ -153,7 +153,7 @@ def flows() -> Trajectory:
         one,
         lengths=np.array([7.0, math.inf]),
         parameters={"value": np.full((2, 4, 1, 2), 0.5)},
-        arrived=np.array([math.nan, 3.0]),
+        arrival_time=np.array([math.nan, 3.0]),
         **both,
     )
 

@@ -299,7 +299,7 @@ def test_one_head_flows_to_bayes_where_spread_and_noise_are_alike():
     flow = pl.gradient_flow(
         start, task, INF, pl.dynamics.FlowPlan([0.0, INF], points=128, rtol=1e-8)
     )
-    assert (flow.kind, flow.arrived > 0.0) == ("limit", True)
+    assert (flow.kind, flow.arrival_time > 0.0) == ("limit", True)
     assert_allclose(flow.value[-1], pl.bayes_risk(task, INF).value, rtol=1e-8)
     assert_allclose([flow.key_query[-1].item(), flow.value_matrix[-1].item()], 0.5, rtol=1e-4)
 

@@ -23,14 +23,12 @@ def model_path(model: Path | None, example: bool, causal: bool) -> Path:
         )
     if model is not None:
         return model
-    from promptlimit import heads
+    from promptlimit.heads import DECODER, ENCODER
 
-    place = heads.example_file() if causal else heads.example_folder()
+    chosen = DECODER if causal else ENCODER
+    place = chosen.path
     if place is None:
-        raise CommandError(
-            "the model of the example is not installed",
-            heads.INSTALL_CAUSAL_MODEL if causal else heads.INSTALL_MODEL,
-        )
+        raise CommandError("the model of the example is not installed", chosen.install)
     return place
 
 

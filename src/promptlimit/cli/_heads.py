@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from promptlimit.heads import Model
     from promptlimit.results import AbstractAtlas, HeadReplacement
 
-_JUDGED = 4
+_COMPARED = 4
 """Windows on which replaced heads are compared; the atlas leaves them out where the text has twice
 as many."""
 _SECONDS = 7e-4
@@ -137,7 +137,7 @@ def heads(
                     )
                 atlases = _of_captured_heads(path, out, shown, measure)
             else:
-                tokens = (most + 2 * _JUDGED * replace) * (window or longest)
+                tokens = (most + 2 * _COMPARED * replace) * (window or longest)
                 texts = texts_of(text or [], example, CHARACTERS * tokens)
                 shown.at("loading the model")
                 model = _model(path, example=example, causal=causal, replace=replace)
@@ -151,7 +151,7 @@ def heads(
                         model,
                         prompts[first],
                         atlases[first],
-                        windows=_JUDGED,
+                        windows=_COMPARED,
                         seed=seed,
                         folder=runs,
                         progress=report,
@@ -169,7 +169,7 @@ def heads(
 
 
 def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model":
-    from promptlimit.heads import CAUSAL_EXAMPLE, EXAMPLE, load
+    from promptlimit.heads import DECODER, ENCODER, load
 
     model = load(path)
     if causal and not model.shape.causal:
@@ -182,7 +182,7 @@ def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model"
             f"{model.name} must contain lm_head.weight to compare its loss",
             "--no-replace, or save the model with its language-modelling head",
         )
-    name = (CAUSAL_EXAMPLE if causal else EXAMPLE) if example else model.name
+    name = (DECODER if causal else ENCODER).name if example else model.name
     return dataclasses.replace(model, name=name)
 
 
@@ -199,7 +199,7 @@ def _of_model(
     """Return the atlas of every text; the first leaves windows to compare replaced heads on."""
     shape, first = model.shape, next(iter(prompts))
     windows = {
-        name: atlas_windows(len(ids), most, judged=replace and name == first)
+        name: atlas_windows(len(ids), most, compared=replace and name == first)
         for name, ids in prompts.items()
     }
     items = {
@@ -219,9 +219,9 @@ def _of_model(
     }
 
 
-def atlas_windows(count: int, most: int, *, judged: bool) -> int:
+def atlas_windows(count: int, most: int, *, compared: bool) -> int:
     """Return the number of windows for the atlas; the last ones may be left for comparisons."""
-    return min(most, count - _JUDGED) if judged and count >= 2 * _JUDGED else most
+    return min(most, count - _COMPARED) if compared and count >= 2 * _COMPARED else most
 
 
 def _of_captured_heads(

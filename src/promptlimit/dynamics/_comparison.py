@@ -342,7 +342,7 @@ def flow_report(
         lengths=counts,
         value=np.stack([flow.value for flow in flows]),
         error=np.stack([flow.error for flow in flows]),
-        distance=np.stack(distances),
-        arrived=np.array([flow.arrived for flow in flows]),
+        squared_distance=np.stack(distances),
+        arrival_time=np.array([flow.arrival_time for flow in flows]),
         kinds=tuple(flow.kind for flow in flows),
     )

@@ -186,7 +186,7 @@ def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
     """Return flows at several lengths as one trajectory with an axis of lengths."""
     kinds = {flow.kind for flow in flows}
     arrays: dict[str, Any] = {}
-    for name in (*_CURVES, *_OPTIONAL, "arrived"):
+    for name in (*_CURVES, *_OPTIONAL, "arrival_time"):
         columns = [getattr(flow, name) for flow in flows]
         arrays[name] = None if any(one is None for one in columns) else np.stack(columns)
     return Trajectory(
@@ -296,7 +296,7 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         gradient_norms=moments.first.gradient_norm,
         error=error,
         parameter_error=_parameter_error(request, attempt, states),
-        arrived=float(descent.end) if bool(descent.arrived) else math.nan,
+        arrival_time=float(descent.end) if bool(descent.arrived) else math.nan,
         kind=risk.kind,
         config=request.config,
     )
@@ -347,7 +347,7 @@ def save_flow(run: RunFolder, flow: Trajectory) -> None:
     named = {name: getattr(flow, name) for name in (*_CURVES, *_OPTIONAL)}
     arrays = {name: array for name, array in named.items() if array is not None}
     arrays |= {_PREFIX + name: array for name, array in flow.parameters.items()}
-    run.save(pack_nonfinite({**arrays, "arrived": np.array(flow.arrived)}))
+    run.save(pack_nonfinite({**arrays, "arrival_time": np.array(flow.arrival_time)}))
 
 
 def load_flow(run: RunFolder) -> Trajectory:
@@ -368,7 +368,7 @@ def load_flow(run: RunFolder) -> Trajectory:
             },
             **{name: arrays[name] for name in _CURVES},
             **cast(Any, {name: arrays.get(name) for name in _OPTIONAL}),
-            arrived=arrays["arrived"].item(),
+            arrival_time=arrays["arrival_time"].item(),
             kind=config["kind"],
             config=config,
         )

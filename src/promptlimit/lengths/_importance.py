@@ -55,7 +55,7 @@ def importance_sampling(
     return ImportanceSampling(
         lengths=counts,
         names=names,
-        truth=moments.limit,
+        target_means=moments.limit,
         bias=moments.bias,
         standard_deviation=np.sqrt(np.maximum(variances, 0.0)),
         value=moments.mse,

@@ -258,7 +258,11 @@ def effective_tokens(sharpness: ArrayLike | AbstractScores, lengths: ArrayLike) 
         lengths: L: whole numbers from 1 to 1e30, or `math.inf`.
 
     >>> found = effective_tokens(2.0, [10, 1000])
-    >>> print(found.value.round(3), found.mean_effective_tokens.round(3), found.largest.round(4))
+    >>> print(
+    ...     found.value.round(3),
+    ...     found.mean_effective_tokens.round(3),
+    ...     found.mean_max_weight.round(4),
+    ... )
     [ 2.563 34.442] [ 3.116 53.563] [0.5318 0.1075]
     """
     scores = sharpness if isinstance(sharpness, AbstractScores) else GaussianScores(sharpness)
@@ -271,7 +275,7 @@ def effective_tokens(sharpness: ArrayLike | AbstractScores, lengths: ArrayLike) 
         lengths=counts,
         participation=statistics.participation,
         mean_effective_tokens=inverse.reshape(counts.shape),
-        largest=largest.reshape(counts.shape),
+        mean_max_weight=largest.reshape(counts.shape),
         kind=statistics.kind,
         relative_error=np.asarray(np.max(errors, axis=0)),
     )
@@ -341,7 +345,7 @@ def entropy_prediction(
     return EntropyPrediction(
         lengths=counts,
         value=as_float64(np.clip(listed - bias, 0.0, np.log(counts + fixed.size))),
-        listed=listed,
+        plug_in=listed,
         bias=bias,
         naive=as_float64(entropy + np.log(counts / values.size)),
         error=error,

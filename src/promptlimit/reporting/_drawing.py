@@ -1,4 +1,4 @@
-"""Find the module that draws a figure, and turn the figure into bytes."""
+"""Draw figures from results or arrays, and render them as files."""
 
 import importlib
 import io
@@ -27,7 +27,7 @@ FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
 """The formats of quick mode: the page needs SVG only."""
 
-_MARGIN = 0.1  # inches around what is drawn
+_MARGIN = 0.1  # inches around the figure
 
 # Metadata that would make the same figure differ from run to run.
 _UNDATED: dict[str, dict[str, str | None]] = {

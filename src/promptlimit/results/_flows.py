@@ -17,9 +17,10 @@ class FlowReport(Result):
         lengths: $L$, [m].
         value: the risk $R_L$ along each flow, [m, n].
         error: the error of `value`, as in `Trajectory`.
-        distance: the squared distance of the parameters from those of the infinite flow,
+        squared_distance: the squared distance of the parameters from those of the infinite flow,
             as in `TrajectoryGap`, [m, n].
-        arrived: the time at which the gradient fell below the threshold, NaN if it did not, [m].
+        arrival_time: the time at which the gradient fell below the threshold, [m]; NaN if it did
+            not.
         kinds: "exact", "limit" or "estimate", one per length.
     """
 
@@ -27,19 +28,19 @@ class FlowReport(Result):
     lengths: np.ndarray = axis("length", "L", scale="log", keeps=True)
     value: np.ndarray = variable("length", "time", label="risk", scale="log")
     error: np.ndarray = variable("length", "time")
-    distance: np.ndarray = variable("length", "time")
-    arrived: np.ndarray = variable("length")
+    squared_distance: np.ndarray = variable("length", "time")
+    arrival_time: np.ndarray = variable("length")
     kinds: tuple[str, ...] = variable("length")
 
     def table(self) -> Iterator[dict[str, Any]]:
         """Yield one row per length, at the last time."""
         for place, length in enumerate(self.lengths.tolist()):
-            arrived = float(self.arrived[place])
+            arrived = float(self.arrival_time[place])
             yield {
                 "length": length,
                 "squared error": 2 * float(self.value[place, -1]),
                 "± error": 2 * float(self.error[place, -1]),
-                "distance²": float(self.distance[place, -1]),
+                "distance²": float(self.squared_distance[place, -1]),
                 "arrived at": None if math.isnan(arrived) else arrived,
                 "kind": self.kinds[place],
             }

@@ -120,8 +120,8 @@ class HeadAtlas(AbstractAtlas):
         sharpness: quantiles (5, 25, 50, 75 and 95 per cent) of
             $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$, the standard deviation of the scores of a
             query, over the queries of all prompts together; $c$ is the scale. [layers, heads, 5].
-        linear: share of queries with $\sigma^2\le\frac23\ln L$.
-        frozen: share of queries with $\sigma^2>2\ln L$.
+        linear_share: share of queries with $\sigma^2\le\frac23\ln L$.
+        frozen_share: share of queries with $\sigma^2>2\ln L$.
         effective_tokens_predicted: `effective_tokens` for Gaussian tokens of this sharpness.
         skewness: the skewness of the scores of one query, averaged over queries; 0 for Gaussian
             scores.
@@ -151,8 +151,8 @@ class HeadAtlas(AbstractAtlas):
     causal: bool
     quantiles: np.ndarray = axis("quantile")
     sharpness: np.ndarray = variable("layer", "head", "quantile")
-    linear: np.ndarray = variable("layer", "head")
-    frozen: np.ndarray = variable("layer", "head")
+    linear_share: np.ndarray = variable("layer", "head")
+    frozen_share: np.ndarray = variable("layer", "head")
     effective_tokens_predicted: np.ndarray = variable("layer", "head")
     skewness: np.ndarray = variable("layer", "head")
     kurtosis: np.ndarray = variable("layer", "head")
@@ -211,7 +211,7 @@ class HeadAtlas(AbstractAtlas):
 
     def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
         """Return the heads (layer, head), sorted by the R² of a limit, the largest first."""
-        heads = self.linear.shape[1]
+        heads = self.linear_share.shape[1]
         return [
             (int(index) // heads, int(index) % heads)
             for index in np.argsort(-self.r2[limit], axis=None, kind="stable")

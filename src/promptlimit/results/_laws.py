@@ -37,7 +37,7 @@ class OutputLaw(Result):
         value: $P(f_L>c)$, [m].
         mean: $E\,f_L$.
         variance: of $f_L$.
-        third: $E(f_L-E\,f_L)^3$.
+        third_moment: $E(f_L-E\,f_L)^3$.
         limit: $f$, the output for an infinite prompt.
         kind: "exact", "asymptotic", "estimate", or "limit" when all lengths are infinite.
         error: the error of `value`, [m]: the measured numerical error ("exact"), one standard error
@@ -50,7 +50,7 @@ class OutputLaw(Result):
     value: np.ndarray = variable("length", "threshold", label="P(output > c)")
     mean: np.ndarray = variable("length")
     variance: np.ndarray = variable("length")
-    third: np.ndarray = variable("length")
+    third_moment: np.ndarray = variable("length")
     limit: float
     kind: Kind
     error: np.ndarray = variable("length", "threshold")

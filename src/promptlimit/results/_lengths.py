@@ -109,7 +109,7 @@ class EffectiveTokens(Result):
         lengths: L, the number of tokens.
         participation: $E\,S_2=E\sum p^2$.
         mean_effective_tokens: $E(1/S_2)$; at least $1/E\,S_2$.
-        largest: $E\max p$; NaN where the law of the scores is known by its transform alone.
+        mean_max_weight: $E\max p$; NaN where the law of the scores is known by its transform alone.
         kind: "limit" when all lengths are infinite, else "exact".
         relative_error: the largest relative error of all, as measured.
     """
@@ -117,7 +117,7 @@ class EffectiveTokens(Result):
     lengths: np.ndarray = axis("length", "L", scale="log")
     participation: np.ndarray = variable("length")
     mean_effective_tokens: np.ndarray = variable("length")
-    largest: np.ndarray = variable("length")
+    mean_max_weight: np.ndarray = variable("length")
     kind: Literal["exact", "limit"]
     relative_error: np.ndarray = variable("length")
 
@@ -143,7 +143,7 @@ class ImportanceSampling(Result):
     Attributes:
         lengths: n, the number of draws.
         names: of the functions f.
-        truth: $E\,f$ under the target, [f].
+        target_means: $E\,f$ under the target, [f].
         bias: of the estimator, [n, f].
         standard_deviation: of the estimator, [n, f].
         value: the mean squared error of all f together, [n].
@@ -158,7 +158,7 @@ class ImportanceSampling(Result):
 
     lengths: np.ndarray = axis("length", "n", scale="log", keeps=True)
     names: tuple[str, ...] = axis("function")
-    truth: np.ndarray = variable("function")
+    target_means: np.ndarray = variable("function")
     bias: np.ndarray = variable("length", "function")
     standard_deviation: np.ndarray = variable("length", "function")
     value: np.ndarray = variable("length", label="mean squared error", scale="log")
@@ -204,7 +204,7 @@ class EntropyPrediction(Result):
     Attributes:
         lengths: L, the number of free tokens.
         value: the prediction, with its bias of order 1/N subtracted.
-        listed: $E\,H$ of L draws from the measured scores, exactly.
+        plug_in: $E\,H$ of L draws from the measured scores, exactly.
         bias: the subtracted bias.
         naive: the measured entropy plus $\ln(L/N)$.
         error: one standard error of the prediction.
@@ -214,7 +214,7 @@ class EntropyPrediction(Result):
 
     lengths: np.ndarray = axis("length", "L", scale="log")
     value: np.ndarray = variable("length", label="entropy H, nats")
-    listed: np.ndarray = variable("length")
+    plug_in: np.ndarray = variable("length")
     bias: np.ndarray = variable("length")
     naive: np.ndarray = variable("length")
     error: np.ndarray = variable("length")

@@ -89,7 +89,7 @@ class Training(Result):
             gradient_norms=self.gradient_norms[place],
             error=self.error[place],
             parameter_error=None,
-            arrived=math.nan,
+            arrival_time=math.nan,
             kind=kind,
             config={**self.config, **which, "times": times, "kind": kind},
         )

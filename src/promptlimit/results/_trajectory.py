@@ -47,8 +47,8 @@ class Trajectory(Result):
             $\|\theta-\theta'\|/\sqrt2$, where $\theta'$ is the flow over an independent point set.
             0 for a closed form, NaN at times that the second flow does not reach, None if it was
             not measured.
-        arrived: the time at which the gradient fell below the threshold and the flow stopped; NaN
-            if it did not.
+        arrival_time: the time at which the gradient fell below the threshold and the flow stopped;
+            NaN if it did not.
         kind: "exact", "limit" or "estimate", as for a risk; for many lengths "estimate" if the risk
             at one of them is simulated.
         config: everything that determines the trajectory, as plain numbers and strings.
@@ -63,7 +63,7 @@ class Trajectory(Result):
     gradient_norms: np.ndarray = variable("length", "time")
     error: np.ndarray = variable("length", "time")
     parameter_error: np.ndarray | None = variable("length", "time")
-    arrived: float | np.ndarray = variable("length")
+    arrival_time: float | np.ndarray = variable("length")
     kind: Kind
     config: Mapping[str, object] = scalar(bulk=True)
 

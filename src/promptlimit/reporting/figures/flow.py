@@ -16,7 +16,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     finite = len(lengths) - 1
     for place, colour in enumerate(shades(finite)):
         costs.plot(times, errors[place], color=colour, label=f"L = {lengths[place]:g}")
-        distances.plot(times[1:], data["distance"][place, 1:], color=colour)
+        distances.plot(times[1:], data["squared_distance"][place, 1:], color=colour)
     costs.plot(times, errors[-1], color=LIMIT, dashes=(4, 2), label="L = ∞")
     costs.set(xscale="symlog", yscale="log")
     costs.set_title("mean squared error along the flow")

@@ -1,4 +1,4 @@
-"""One gap in every kind: exact, leading order, bound, simulated, and the predicted slope."""
+"""One gap in every kind (exact, leading order, bound, simulated), and the predicted slope."""
 
 from collections.abc import Mapping
 

@@ -19,7 +19,7 @@ _STYLES = {
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure: one line for each way and order, with the spread over windows."""
+    """Return the figure: one line for each limit and order, with the range over windows."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     counts = data["counts"]

@@ -1,4 +1,4 @@
-"""One prompt as it grows: its distance from the limit and its effective tokens, as expected."""
+"""A growing prompt: its distance from the limit and its effective tokens, with their means."""
 
 from collections.abc import Mapping
 
