@@ -370,7 +370,7 @@ def average(
     r"""Return the integral over the sharpness and its error, both [lengths].
 
     Args:
-        law: of the sharpness, not fixed.
+        law: the law of a sharpness that is not fixed.
         products: the products of forms whose densities the integrand needs.
         integrand: see `Integrand`.
         log_size: see `LogSize`; it determines the range of integration.

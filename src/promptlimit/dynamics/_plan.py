@@ -119,11 +119,11 @@ class FlowPlan:
 
     Attributes:
         times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
-        rtol: tolerance of each step, absolute and relative.
+        rtol: the tolerance of each step, absolute and relative.
         arrival: gradient norm at which the flow has arrived, `rtol` by default; at most a hundredth
             of the norm at the start, so that a start near a saddle has not arrived.
-        radius: of the ball about 0 that the parameters must not leave.
-        solver: of diffrax; by default a stabilised method of order 2, and `diffrax.Dopri8` where
+        radius: the radius of the ball about 0 that the parameters must not leave.
+        solver: a diffrax solver; by default a stabilised method of order 2, or `diffrax.Dopri8` if
             the risk is a closed form or `rtol` is below 1e-7.
         points: quadrature points for exact risks, a power of two. Their effect on the risks is the
             `error` of the trajectory, their effect on the parameters its `parameter_error`.

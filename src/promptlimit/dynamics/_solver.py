@@ -206,10 +206,10 @@ class FlowLimits(NamedTuple):
 
     Attributes:
         end: the latest time.
-        tolerance: of a step, absolute and relative.
+        tolerance: the tolerance of a step, absolute and relative.
         arrival: the gradient norm at which the flow has arrived, at most a hundredth of the norm at
             the start, so that a start near a saddle has not arrived.
-        radius: of the ball about 0 that the parameters must not leave.
+        radius: the radius of the ball about 0 that the parameters must not leave.
     """
 
     end: Float[Array, ""]

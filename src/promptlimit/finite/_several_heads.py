@@ -38,7 +38,7 @@ class HeadsMoments:
     Attributes:
         rows: `PromptMoments` of the sum; NaN for quantities of one head.
         overlaps: $E\sum_lp^h_lp^k_l$ of heads h and k, [h, h, n].
-        overlap_errors: of `overlaps`, [h, h, n].
+        overlap_errors: the errors of `overlaps`, [h, h, n].
     """
 
     rows: MomentRows

@@ -46,11 +46,11 @@ def softmax_moments(
     r"""Return the moments of $T_L=\sum_lp_lVz_l$, $p_l\propto e^{s_l}$.
 
     Args:
-        law: of a token of an infinite prompt, along the tilt.
+        law: the law of a token of an infinite prompt along the tilt.
         value: V, [e, d].
         lengths: L, [n]: from 1 on, or infinite.
         known: tokens and sinks of every prompt.
-        slope: by which the scores of independent tokens fall per position.
+        slope: the decrease of the scores of independent tokens per position.
         dependent: the other tokens, where they are not independent.
 
     Raises:
@@ -141,7 +141,7 @@ def moments_beside_mean(
         n Cov(T_L, T'_L) = int L (F_1[yw'] / phi - B D' / phi^2) e^{k_0} + int k_1 (L D / phi)' e^{k_0}.
 
     Args:
-        law: of a token, along the tilt of the first head.
+        law: the law of a token along the tilt of the first head.
         value: V, [e, d].
         mean_value: $\bar V$, [e, d].
         lengths: L, [n].

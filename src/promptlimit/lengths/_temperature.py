@@ -71,7 +71,7 @@ def inverse_temperature(
         keep: the quantity.
         margin: $\Delta$, for a needle.
         weight: between 0 and 1, for a needle.
-        target: for the entropy, in nats, and for effective tokens.
+        target: the value of the entropy, in nats, or of the other quantities.
         base: a length, instead of a value.
 
     Returns:

@@ -154,7 +154,7 @@ class _Angles:
     r"""Evenly spaced angles on the half circle, without those whose terms are negligible.
 
     Attributes:
-        angle: from 0 on, [a].
+        angle: the angles, from 0 on, [a].
         weights: 2 for an angle that also represents its negative, else 1, [a].
         count: the number of angles on the whole circle.
     """

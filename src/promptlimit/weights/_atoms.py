@@ -272,7 +272,7 @@ class _Cells:
         order: the tokens by cell, [i].
         starts: where each cell starts in `order`, and the number of tokens, [cells + 1].
         nodes: the Chebyshev nodes of each cell, [cells * nodes].
-        scores: of the tokens, [i].
+        scores: the scores of the tokens, [i].
         weights: their probabilities, [i].
     """
 

@@ -162,7 +162,7 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
 
     Args:
         word: at most four weights.
-        transforms: of one score.
+        transforms: the transforms of one score.
         own: c, [u].
     """
     letters = "".join(sorted(word.replace("0", "")))

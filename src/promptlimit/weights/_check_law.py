@@ -215,12 +215,12 @@ class _Subject:
     """A law, the directions along which it is checked, and the size of its tokens.
 
     Attributes:
-        law: in double precision.
+        law: the law, in double precision.
         samples: the number of tokens to draw.
         key: randomness.
         directions: coordinate axes, sums of two of them in few dimensions, and random directions.
-        mean: of a token, [d]; NaN where zero is not inside the domain.
-        cov: its covariance, [d, d]; NaN likewise.
+        mean: the mean of a token, [d]; NaN if zero is not inside the domain.
+        cov: the covariance of a token, [d, d]; NaN in the same case.
         size: the root mean square of a token.
     """
 

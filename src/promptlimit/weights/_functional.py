@@ -18,11 +18,11 @@ to $E\,S_2=E\sum_lp_l^2$. Independent parts of a prompt multiply $\Psi$, so that
 | L tokens from a law | $L\log\phi$ | $LB/\phi$, $B=F_1[y]$ | $L(F_2[yy']/\phi-BB'/\phi^2)$ |
 | a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
 
-Laws of other prompts state the three functions themselves (`Cumulants`).
+Other laws of prompts provide the three functions (`Cumulants`).
 
 The integral over u is a trapezoidal rule. Integrands are analytic for $|\mathrm{Im}\,u|<\pi/2$. If
 the rules over even nodes and over odd nodes each have a relative error of about $\epsilon$, their
-mean has one of about $\epsilon^2$. Half their difference estimates $\epsilon$.
+mean has a relative error of about $\epsilon^2$. Half their difference estimates $\epsilon$.
 """  # noqa: E501  # a formula stays on one line
 
 import abc
@@ -182,7 +182,7 @@ class IndependentTokens(AbstractPart):
     $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ likewise (`Positions`).
 
     Attributes:
-        law: of a token, along the tilt.
+        law: the law of a token along the tilt.
         lengths: L, finite, [n]; at least 2, or 1 with known tokens.
         value: V, [e, d].
         limit: $T=V\nabla\Lambda(t)$, [e].
@@ -479,13 +479,13 @@ class PromptIntegrals:
 
     Attributes:
         u: the nodes.
-        terms: of each part.
+        terms: $k_1$ and $k_2$ of each part.
         first: $k_1$ of the whole prompt, [n, u, e].
         bias: $E\,T_L-T$, [n, e].
         cov: the covariance of $T_L$, [n, e, e].
         mse: $E|T_L-T|^2$, [n].
         participation: $E\,S_2$, [n].
-        error: of `mse`, as measured, [n].
+        error: the measured error of `mse`, [n].
         attention: mean weights of the known tokens, [n, f].
     """
 

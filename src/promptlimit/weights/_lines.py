@@ -72,7 +72,7 @@ class Line:
         real: $c_0$, where it crosses the real axis.
         log_size: the logarithm of the integrand there, without $e^{c_0u}$.
         multiples: the nodes c, [j].
-        weights: of the trapezoidal rule over $2\pi$, both half planes counted, [j].
+        weights: those of the trapezoidal rule for both half planes, divided by $2\pi$, [j].
         start: the first u that uses it.
     """
 

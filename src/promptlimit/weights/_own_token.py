@@ -43,7 +43,7 @@ def weight_moments(
     r"""Return the means of monomials over prompts of L tokens with scores $\sigma g_l$, by word.
 
     Args:
-        words: as for `monomial`.
+        words: the monomials, as in `monomial`.
         sharpness: $\sigma$, positive.
         lengths: $L$, [n], finite.
         own_score: $s_0$ of one more token, the query; None for prompts without it.

@@ -137,7 +137,7 @@ class KnownPairs(AbstractPairPart):
     """Tokens that are in every prompt.
 
     Attributes:
-        scores: of each head, measured from its log-mean score, [2, f].
+        scores: the scores of each head minus its log-mean score, [2, f].
         values: $y_f$ of each head, [2, f, e]; the features of the prompt must be values.
     """
 
@@ -178,7 +178,7 @@ class PairTokens(AbstractPairPart):
     """L independent tokens from one law, for several L.
 
     Attributes:
-        law: of a token, along both tilts.
+        law: the law of a token along both tilts.
         lengths: L, finite, [n].
     """
 
@@ -267,8 +267,8 @@ class ListedPairs(AbstractPairLaw):
     are independent of the weights and add a covariance to the products of values.
 
     Attributes:
-        weights: of the nodes, [j].
-        scores: of the nodes for each head, [2, j].
+        weights: the probabilities of the nodes, [j].
+        scores: the scores of the nodes for each head, [2, j].
         features: for each head, functions of a node of mean zero under its tilt, [2, j, q].
         part: the part of the law that each node belongs to, [j].
         within: the covariance of the values within each part, [parts, e, e].
@@ -429,10 +429,10 @@ class _Piece(NamedTuple):
     """Nodes of one Gaussian part, or a list of tokens.
 
     Attributes:
-        coordinates: of the nodes, [j, q].
-        frame: from coordinates to tokens, [q, d].
+        coordinates: the coordinates of the nodes, [j, q].
+        frame: the tokens at the unit vectors of the coordinates, less `shift`, [q, d].
         shift: the token at coordinates zero, [d].
-        masses: of the nodes, [j].
+        masses: the probabilities of the nodes, [j].
         within: the covariance of the two values given a node, [e, e].
     """
 
@@ -456,7 +456,7 @@ def listed_pairs(
     Args:
         parts: the law.
         pair: two heads.
-        spacing: of nodes.
+        spacing: the steps and ranges of the nodes.
         by_values: whether features are values, as other parts of a prompt need.
 
     Raises:
@@ -542,8 +542,8 @@ class PairIntegrals:
     Attributes:
         moment: $E\,\varepsilon_1\varepsilon_2'$, [n, e, e].
         overlap: $E\sum_lp^1_lp^2_l$, [n].
-        error: of the trace of `moment` and of its entries, by the two rules, [n].
-        overlap_error: of `overlap`, [n].
+        error: the error of the trace of `moment` and of its entries, by the two rules, [n].
+        overlap_error: the error of `overlap`, [n].
         mass_error: the distance of the mass from one, a relative error, [n].
     """
 
@@ -560,10 +560,10 @@ def pair_integrals(
     """Return the moments of two heads over prompts made of independent parts.
 
     Args:
-        parts: of the prompt, with the same features.
-        maps: from features to values, [2, q, e].
+        parts: the parts of the prompt, which have the same features.
+        maps: matrices that turn features into values, [2, q, e].
         count: the number of lengths.
-        spacing: of the rules.
+        spacing: the steps and ranges of the rules.
     """
     step = spacing.laplace
     with np.errstate(over="ignore", under="ignore"):

@@ -59,9 +59,9 @@ class SelectionTable(eqx.Module):
     Beyond the range all values are NaN.
 
     Attributes:
-        coefficients: of the splines, [5, points along, points across].
+        coefficients: the coefficients of the splines, [5, points along, points across].
         max_sharpness: the largest sharpness.
-        step: of the lattice along the means.
+        step: the step of the lattice along the means.
     """
 
     coefficients: Float[Array, "5 along across"]
