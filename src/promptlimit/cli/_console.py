@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)
 INTERRUPTED = 130
 """The exit status of an interrupted command, as in shells."""

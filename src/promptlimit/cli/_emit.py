@@ -1,6 +1,5 @@
 """One way to show and to write a result: table, JSON, CSV, arrays or figure."""
 
-import contextlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,8 +123,9 @@ def _write(result: "Result | Sequence[Result]", path: Path, name: str) -> None:
         write_bytes(path / f"{name}{ending}", _content(result, ending))
     from promptlimit.reporting import figure_of
 
-    with contextlib.suppress(TypeError):  # there is nothing to draw
-        write_figure(figure_of(_first(result)), path / name)
+    figure = figure_of(_first(result))
+    if figure is not None:
+        write_figure(figure, path / name)
 
 
 def _first(result: "Result | Sequence[Result]") -> "Result":
@@ -145,14 +145,14 @@ def _content(result: "Result | Sequence[Result]", ending: str) -> bytes:
         return buffer.getvalue()
     from promptlimit.reporting import figure_of, render
 
-    form: Any = ending.removeprefix(".")
-    try:
-        (content,) = render(figure_of(_first(result)), form)
-    except TypeError:
+    figure = figure_of(_first(result))
+    if figure is None:
         raise CommandError(
             f"--out must end in .json, .csv or .npz for this result, got {ending}",
             "a result without an axis of lengths or times has no figure",
-        ) from None
+        )
+    form: Any = ending.removeprefix(".")
+    (content,) = render(figure, form)
     return content
 
 

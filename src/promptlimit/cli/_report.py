@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import ERR, OUT, CommandError, JsonOption, print_json
+from promptlimit.cli._console import CommandError, JsonOption, print_json, print_note
 from promptlimit.errors import InputFileError
 
 
@@ -55,7 +55,7 @@ def report(
             str(problem), "promptlimit reproduce --list names what can be made"
         ) from problem
     for problem in problems:
-        ERR.print("note:", problem, markup=False)
+        print_note(problem)
     if as_json:
         results = [claim.result for claim in stored.claims]
         written = WrittenReport(
@@ -68,4 +68,4 @@ def report(
         )
         print_json(asdict(written))
     else:
-        OUT.print(str(page), markup=False, soft_wrap=True)
+        typer.echo(str(page))

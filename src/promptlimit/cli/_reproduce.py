@@ -12,13 +12,13 @@ import typer
 
 from promptlimit._text import aligned, text_table
 from promptlimit.cli._console import (
-    ERR,
     JsonOption,
     SeedOption,
     UsageError,
     out_option,
     print_error,
     print_json,
+    print_note,
     require_folder,
     use_double_precision,
 )
@@ -109,7 +109,7 @@ def reproduce(
         setting = studies.Setting(seed, quick, extent, folder=runs)
         outcomes = studies.reproduce(chosen, setting, folder, shown, whole=not items)
     for note in (outcome.note for outcome in outcomes if outcome.note):
-        ERR.print("note:", note, markup=False)
+        print_note(note)
     stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]
     fresh = [outcome.stored for outcome in outcomes if outcome.stored and outcome.fresh]
     facts = studies.run_facts(setting, began)
@@ -125,7 +125,7 @@ def reproduce(
     # Last: what others left in the folder may stop it.
     page, _, problems = studies.write_pages(folder, chosen_studies, drawings)
     for problem in problems:
-        ERR.print("note:", problem, markup=False)
+        print_note(problem)
     if not as_json:
         typer.echo(str(page))
     failures = [outcome.problem for outcome in outcomes if outcome.problem]

@@ -49,14 +49,19 @@ _FIGURES: dict[type[Result], str] = {
 """Results with a figure in `reporting.figures`; the others are drawn by their own `plot`."""
 
 
-def figure_of(result: Result) -> Figure:
-    """Return the figure of a result. Raises TypeError for a result without an axis to draw."""
+def figure_of(result: Result) -> Figure | None:
+    """Return the figure of a result; None for a result without an axis to draw."""
+    if isinstance(result, AbstractKindReport) and not result.curves:
+        return None
     name = _FIGURES.get(type(result))
-    if name is None or (isinstance(result, AbstractKindReport) and not result.curves):
+    if name is not None:
+        return draw(name, result.to_arrays())
+    try:
         with theme():
             drawn: Any = result.plot().figure
-            return drawn
-    return draw(name, result.to_arrays())
+    except TypeError:
+        return None
+    return drawn
 
 
 def draw(name: str, data: Mapping[str, np.ndarray]) -> Figure:
