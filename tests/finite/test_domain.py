@@ -156,8 +156,8 @@ def test_without_a_second_moment_of_the_weights_there_is_no_leading_order():
     with pytest.raises(pl.KindUnavailableError, match=re.escape(reason)):
         pl.gradient_moments(HEAD, LAW, [0.6], 10, wrt="key_query", kind="asymptotic")
     message = (
-        "`queries` must be such that the gap falls as 1/L for the rate to be known, got one where "
-        f"it does not: {reason}. Fit it: fit_rate(lengths, values) takes any gap curve."
+        "`queries` must have gaps that fall like 1/L for the rate to be known, but at one of them "
+        f"it does not: {reason}. Use fit_rate(lengths, values), which takes any gap curve."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.gap_exponent(HEAD, LAW, [[0.1], [0.6]])

@@ -274,8 +274,8 @@ CUBE = pl.UniformCube([1.0])
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "a mask over one head": (
         lambda: pl.prompt_moments(TWO.layers[0], NORMAL, [1.0], 10, causal=True),
-        "`causal` must be False for Layer, which is one layer: its query attends to all tokens, "
-        "got True. Pass a promptlimit.Stack.",
+        "`causal` must be False for Layer, got True: it is one layer, and its query attends to all "
+        "tokens. Pass a promptlimit.Stack.",
     ),
     "a query inside a masked stack": (
         lambda: pl.prompt_moments(TWO, NORMAL, [1.0], 10, causal=True, including_query=True),

@@ -255,7 +255,7 @@ def test_models_whose_attention_cannot_be_captured() -> None:
     window = attend(mask=lambda n: torch.ones(n, n).tril().triu(-3).bool())
     for model, ids, message in (
         (torch.nn.Linear(4, 4), rows, "`model` must attend by scaled_dot_product_attention or by soft"),
-        (window, rows, "`model` must show a query all tokens, or all up to its own, but Module hides"),
+        (window, rows, "`model` must have attention without a mask or with a causal mask, but Module uses another"),
         (attend(mask=lambda n: torch.ones(n, n).tril()), rows, "add nothing to its scores but a mask, got"),
         (attend(batch=2), rows, "`model` must attend to one prompt at a time, [1, heads, n, d], but Module"),
         (len, rows, "`model` must be a torch.nn.Module, got builtin_function_or_method."),

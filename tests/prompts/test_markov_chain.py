@@ -201,9 +201,9 @@ BAD = {
     "index 0, 0.",
     "pl.MarkovChain(TOKENS, np.eye(3))": "`start` must be given for a chain that is reducible, got "
     "None for 3 classes of states. Pass a state or the probabilities of the first state.",
-    "pl.MarkovChain(TOKENS, np.eye(3), start=START)": "`transitions` must have one class of states "
-    "that the chain never leaves for a limit to exist, got 3. Choose a `start` that reaches one of "
-    "them only.",
+    "pl.MarkovChain(TOKENS, np.eye(3), start=START)": "`transitions` must have exactly one "
+    "closed class of states (otherwise there is no limit), got 3. Choose a `start` that "
+    "reaches one of them only.",
     "pl.MarkovChain(TOKENS, P, start=3)": "`start` must be a state, a whole number from 0 to 2, "
     "got 3.",
     "pl.MarkovChain(TOKENS, P, start=[0.5, 0.5])": "`start` must have shape (3,) (one probability "

@@ -196,5 +196,5 @@ def test_tokens_without_finite_scores_are_named_on_an_accelerator_too(bad: float
     tokens = np.zeros((50_000, 3), np.float32)
     tokens[4 * LEAF : 8 * LEAF, 0] = bad  # whole leaves, so that only the scores are wrong
     head = pl.SoftmaxAttention(1e10 * np.eye(3), np.eye(3))
-    with pytest.raises(ValueError, match="finite scores, got others among tokens 16384 to 32767"):
+    with pytest.raises(ValueError, match="finite scores, but some of the tokens 16384 to 32767"):
         pl.stream(head, tokens, [[1.0, 0.0, 0.0]] * 4)  # as many as three with linear attention

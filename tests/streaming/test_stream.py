@@ -276,7 +276,8 @@ def _not_finite(place: int, length: int) -> str:
     """Return the expected message for a token, which names its block."""
     first = place // BLOCK * BLOCK
     last = min(first + BLOCK, length) - 1
-    return f"finite tokens with finite scores, got others among tokens {first} to {last}. Remove"
+    start = "finite tokens with finite scores, but some of the tokens"
+    return f"{start} {first} to {last} are not. Remove"
 
 
 def test_block_sizes_and_their_limits() -> None:

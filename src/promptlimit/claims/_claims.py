@@ -28,11 +28,12 @@ class Check:
         value: the number.
         relation: the comparison that must hold between the value and the tolerance.
         tolerance: the number that the value is compared with.
-        role: "statement" checks the claim as the paper states it; "amended" checks the form in
-            which it is true when the statement is not; a "control" is a case where the statement
+        role: "statement" checks the claim as the paper states it; "amended" checks a corrected
+            statement, used if the original fails; a "control" is a case where the statement
             is known to be false, and passes when the test detects that.
         error: the standard error of the value, if it was simulated.
-        basis: where the tolerance comes from: theory, rounding, a level or a stated margin.
+        basis: where the tolerance comes from: theory, rounding, a significance level or a
+            stated margin.
         false_alarm: the probability that this check fails by chance although the statement is
             true; 0 for a deterministic check.
     """
@@ -266,7 +267,7 @@ class StoredStudy:
 
 @dataclass(frozen=True)
 class StoredClaim:
-    """A decided claim of a study, and its origin."""
+    """A claim of a study with its result, and its origin."""
 
     study: str
     result: ClaimResult

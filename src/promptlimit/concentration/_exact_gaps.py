@@ -4,7 +4,7 @@ With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/
 the squared distance from the limit at a query is a sum of weight statistics, functions of
 $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$, $y'(PN)y$ over powers of
 $\sigma^2$. The average over queries requires the joint law of $\sigma$ and these forms. Derived in
-docs/gaps.md.
+docs/gaps.md, which defines the matrices K (a factor of U, or the identity) and F.
 """
 
 import dataclasses
@@ -89,7 +89,10 @@ def _square(factor: Array) -> Array:
 
 
 def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> GaussianGap:
-    r"""Return the gap of $KCV'$, a sum of statistics times the forms of `spread_terms`."""
+    r"""Return the gap of $KCV'$, a gradient in a score matrix.
+
+    It is a sum of statistics times the forms of `spread_terms`.
+    """
     p_matrix, n_matrix = _square(outer), _square(inner)
     both = p_matrix @ n_matrix
     p, n = _square(outer @ transform), _square(inner @ transform)
@@ -161,7 +164,7 @@ def _combined(
 ) -> Array:
     r"""Return $\sum_sE[s]\sum_kc_{sk}\varphi_k/\sigma^{2n_k}$, [n, lengths].
 
-    At sharpness 0 the forms along the tilt are 0 too.
+    At sharpness 0 the forms along the tilt are 0 too, and a positive sharpness avoids 0/0.
     """
     positive = np.maximum(sharpness, np.finfo(np.float64).tiny ** 0.25)
     scaled = products / positive[:, None] ** (2 * np.array(gap.orders))
@@ -198,7 +201,7 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
     raise KindUnavailableError(
         "queries",
         f"must keep the sharpness of the scores below {largest:g} for an exact {scope}, got "
-        f"{sharpness:.4g} (in their tail, if they have one). Pass kind='estimate' or 'bound', "
+        f"{sharpness:.4g} (for a law of queries: in its tail). Pass kind='estimate' or 'bound', "
         "or scale the parameters down.",
     )
 
@@ -206,7 +209,8 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
 def log_scale(sharpness: Array, lengths: Array) -> Array:
     r"""Return an approximation of $\log E\,S_2$, [n, lengths], from large deviations.
 
-    With $\sigma^2=s\log L$: $L^{s-1}$ to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ to $s=2$, then constant.
+    With $\sigma^2=s\log L$: $L^{s-1}$ up to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ up to $s=2$, constant
+    beyond.
     """
     size = np.log(lengths)
     share = np.minimum(sharpness[:, None] ** 2 / np.maximum(size, 1e-6), 4.0)
@@ -215,7 +219,7 @@ def log_scale(sharpness: Array, lengths: Array) -> Array:
     return exponent * size + np.log1p(sharpness[:, None] ** 2)
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def gap_exponent(
     attention: AbstractAttention,
     measure: AbstractMeasure | SupportsTasks,
@@ -234,7 +238,8 @@ def gap_exponent(
     queries, and for linear attention, it is 1. Derived in docs/gaps.md.
 
     A `LinearRegression` in place of the measure gives the rate of the gap over its prompts and
-    queries. If scores depend on labels, the gap is not a power of L: see `GapExponent.rho`.
+    queries. If scores depend on labels, the gap is not a power of L: see `GapExponent.rho` and
+    `GapExponent.onset`.
 
     Raises:
         KindUnavailableError: no formula for the rate of this problem is known.
@@ -272,9 +277,8 @@ def _tau(problem: Problem) -> float:
         if reason is not None:
             raise KindUnavailableError(
                 "queries",
-                "must be such that the gap falls as 1/L for the rate to be known, got "
-                f"one where it does not: {reason}. Fit it: fit_rate(lengths, values) takes any gap "
-                "curve.",
+                "must have gaps that fall like 1/L for the rate to be known, but at one of them "
+                f"it does not: {reason}. Use fit_rate(lengths, values), which takes any gap curve.",
             )
         return 0.0
     if read is None or gaussian is None:

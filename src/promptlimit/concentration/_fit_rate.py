@@ -24,7 +24,7 @@ _BAD_FIT = 0.2
 """The line is rejected at this share of 1 - level: 1% at a level of 0.95."""
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def fit_rate(
     lengths: ArrayLike, values: ArrayLike, *, cov: ArrayLike | None = None, level: float = 0.95
 ) -> RateFit:

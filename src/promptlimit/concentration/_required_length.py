@@ -37,7 +37,7 @@ GapOfLengths = Callable[[Array, float], Array]
 
 
 @computes(GAPS)
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def required_length(
     attention: AbstractAttention,
     measure: AbstractMeasure,

@@ -38,7 +38,7 @@ _FINEST, _COARSEST = 1e-13, 1e-3
 """The range of `rtol`; the solver also works at 100 times the largest."""
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def depth_flow(
     attention: AbstractAttention,
     prompt: AbstractMeasure,

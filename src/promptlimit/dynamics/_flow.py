@@ -263,7 +263,7 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
         raise ArithmeticError(
             f"the flow must keep the sharpness below {attempt.max_sharpness:g}, where weight "
             f"statistics end, but reached that at time {end:.4g}. Request earlier times, or raise "
-            "`points`: a flow can follow too few points away from the law."
+            "`points`: with too few points a flow descends the error of its points, not the risk."
         )
     in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
     if not (bool(descent.finished) and in_time):
@@ -306,7 +306,7 @@ def _warn_of_disagreement(value: float, error: float) -> None:
     if error > _UNRELIABLE * abs(value):
         warnings.warn(
             "Independent point sets disagree about the last risk of this flow: its standard error "
-            f"is {100 * error / value:.0f}%. The flow may follow its points rather than the law. "
+            f"is {100 * error / value:.0f}%. The flow may depend on its points. "
             "Raise `points`.",
             UnreliableErrorWarning,
             stacklevel=6,

@@ -67,8 +67,8 @@ class HeadProblem:
     r"""One head, for comparing its output or its gradient in a parameter between prompts.
 
     Let r be the output of the head for V = I, and $C=\partial r/\partial t$. The squared distance
-    between two prompts at query z is that of $Vr$, or of $KCV^\top$ for the gradient in a score
-    matrix, times $|Fz|^2$ or `constant`.
+    between two prompts at query z is $|Fz|^2$ (or `constant`) times that of $Vr$, or, for the
+    gradient in a score matrix, that of $KCV^\top$.
 
     Attributes:
         kernel: "softmax" or "linear".
@@ -104,7 +104,7 @@ class KnownPart:
     Attributes:
         tokens: fixed tokens, then the query where it is a token, [k, d].
         sinks: the scores of the sinks, tokens whose value is zero, [j].
-        offset: added to the scores of all other tokens.
+        offset: added to the scores of the random tokens.
     """
 
     tokens: Array
@@ -139,8 +139,8 @@ class Problem:
         attention: the attention over the prompts, in double precision.
         prompt: the law of a prompt, in double precision.
         queries: one query, several, or their law.
-        lengths: the numbers of random tokens, [n]; smaller if a slope makes early tokens
-            negligible.
+        lengths: the numbers of random tokens, [n]; fewer if scores fall with the distance (a slope)
+            and early tokens do not count.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
         sub_gaussian: the sub-Gaussian constant of the tokens that the user passed, or None.
@@ -205,7 +205,7 @@ class Problem:
         return self._sharing(dataclasses.replace(self, lengths=lengths))
 
     def _sharing(self, other: "Problem") -> "Problem":
-        """Return a copy of this problem with the same cache."""
+        """Give `other` the cache of this problem, and return it."""
         object.__setattr__(other, "_known", self._known)
         return other
 
@@ -322,7 +322,7 @@ class Problem:
         if not (np.isfinite(limit).all() or self.measure.finite_everywhere):
             raise OutsideDomainError(
                 "query",
-                f"must have a finite limit for {self.subject}, got one where it is infinite. "
+                f"must have a finite limit for {self.subject}, but the limit is infinite there. "
                 "Scale the query or the key-query matrix down.",
             )
         return limit
@@ -335,7 +335,7 @@ class Problem:
 
     @property
     def limit_measure(self) -> AbstractMeasure:
-        """The law of a token; for a stack as a `Gaussian` or `Empirical` where it equals one."""
+        """The law of a token; for a stack, converted to `Gaussian` or `Empirical` if possible."""
         if self.layers is None or self.parts is None:
             return self.measure
         if self.parts.is_gaussian:
@@ -482,8 +482,8 @@ def _require_mask(
     if causal and attention.as_layers() is None:
         raise ArgumentError(
             "causal",
-            f"must be False for {type(attention).__name__}, which is one layer: its query "
-            "attends to all tokens, got True. Pass a promptlimit.Stack.",
+            f"must be False for {type(attention).__name__}, got True: it is one layer, and its "
+            "query attends to all tokens. Pass a promptlimit.Stack.",
         )
     if causal and prompt.fixed is not None:
         raise ArgumentError(

@@ -36,7 +36,7 @@ class HeadsMoments:
     r"""Moments of the sum of softmax heads about its limit, for n lengths.
 
     Attributes:
-        rows: `PromptMoments` of the sum; NaN for quantities of one head.
+        rows: moments of the sum; NaN for quantities that are defined for one head only.
         overlaps: $E\sum_lp^h_lp^k_l$ of heads h and k, [h, h, n].
         overlap_errors: the errors of `overlaps`, [h, h, n].
     """
@@ -67,7 +67,7 @@ def heads_moments(
         heads: at one query.
         lengths: L, [n]: from 1 on, or infinite.
         known: tokens and sinks of every prompt.
-        spacing: the rules of pairs of heads.
+        spacing: steps and ranges of the quadrature for pairs of heads.
     """
     laws = [law_along(head.tilt) for head in heads]
     single = [

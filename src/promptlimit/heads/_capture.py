@@ -58,7 +58,8 @@ def capture(
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
         ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes
             vectors, [n, d] or [prompts, n, d]. Padding is not supported.
-        name: the name of the model on the page; by default the name of its class or checkpoint.
+        name: the name of the model on the HTML page of the atlas; by default the name of its class
+            or checkpoint.
         route: "transformers" registers an attention function (`transformers.AttentionInterface`),
             which also covers models loaded with flex attention; "operators" records the operators
             of PyTorch; "auto" uses "transformers" if the model supports it.
@@ -160,8 +161,8 @@ def _heads(call: _Call) -> list[Head]:
     if not call.seen.all() and not (call.seen == causal).all():
         raise ArgumentError(
             "model",
-            f"must show a query all tokens, or all up to its own, but {call.module} "
-            "hides others. Pass prompts without padding, no longer than its sliding window.",
+            f"must have attention without a mask or with a causal mask, but {call.module} uses "
+            "another mask. Pass prompts without padding, no longer than its sliding window.",
         )
     rows = zip(call.queries, call.keys, call.values, strict=True)
     return [Head(*row, scale=call.scale, causal=not call.seen.all()) for row in rows]

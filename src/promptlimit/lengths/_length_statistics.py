@@ -297,7 +297,7 @@ def _extremes(scores: AbstractScores, lengths: Array) -> tuple[Array, Array, Arr
     return inverse, largest, error
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def entropy_prediction(
     scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> EntropyPrediction:

@@ -1,6 +1,6 @@
-r"""Rules used in practice for longer prompts: factors on the logits, and their effect on a head.
+r"""Rules for longer prompts: factors on the logits, and their effect on a head.
 
-A rule applies one factor to all heads, although their sharpness differs. `temperature_table`
+Most rules apply the same factor to all heads, although their sharpness differs. `temperature_table`
 compares rules with the factors that keep the needle or the entropy of a given head.
 """
 
@@ -58,7 +58,8 @@ def longrope(lengths: ArrayLike, base: Number) -> Array:
 
     LongRoPE multiplies cosines and sines, and so queries and keys, by its square root:
     `_compute_longrope_parameters` of transformers' modeling_rope_utils.py, `_calc_mscale_su` of
-    microsoft/LongRoPE. It is fixed for the target length, where it equals Qwen's factor.
+    microsoft/LongRoPE. The factor does not change during inference; it is Qwen's at the target
+    length.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64(1.0 + growth / math.log(base))
@@ -84,7 +85,8 @@ def llama_4(
     r"""Return $1+0.1\ln(\lfloor L/8192\rfloor+1)$, for the last query of a prompt.
 
     `attn_temperature_tuning`, `floor_scale` and `attn_scale` of transformers' modeling_llama4.py:
-    on queries, in layers without rotary positions.
+    on queries, in layers without rotary positions. `base` is not used; `floor` is the length of a
+    step and `slope` the factor of the logarithm.
     """
     return as_float64(1.0 + slope * np.log1p(np.floor(as_float64(lengths) / floor)))
 
@@ -98,7 +100,8 @@ def ministral_3(
 ) -> Array:
     r"""Return $1+0.1\ln(1+\lfloor(L-1)/16384\rfloor)$, for the last query of a prompt.
 
-    `llama_4_scaling_beta` of Ministral 3, on positions that count from 0.
+    `llama_4_scaling_beta` of Ministral 3, on positions that count from 0. The other arguments are
+    those of `llama_4`.
     """
     positions = as_float64(lengths) - 1.0
     return as_float64(1.0 + slope * np.log1p(np.floor(positions / floor)))
@@ -122,7 +125,7 @@ RULES = tuple(
         strict=False,  # the last rows are exact factors
     )
 )
-"""Rules used in practice, from the mildest to the strongest beyond 8192 tokens."""
+"""The rules, sorted by their factor at 131,072 tokens for the base 8192."""
 
 
 def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
@@ -149,7 +152,7 @@ def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> f
     return math.exp(crossing(beyond, before, float(after[0])))
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def temperature_table(
     sharpness: Number, base: Number, lengths: ArrayLike, *, margin: Number | None = None
 ) -> TemperatureTable:

@@ -46,7 +46,7 @@ _NUDGE = 1e-4
 """The relative step of finite differences."""
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def inverse_temperature(
     sharpness: ArrayLike,
     lengths: ArrayLike,

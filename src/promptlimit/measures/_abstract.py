@@ -26,10 +26,10 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _NEAR = 1e-12
-"""The coordinates of a tilt near zero at which a law with moments has a finite transform."""
+"""A tilt with these coordinates is so close to 0 that a law with moments has a transform there."""
 
 _BEYOND = 1e-5
-"""The relative step that takes a tilt on the boundary of the domain outside."""
+"""Multiplying a tilt on the boundary by 1 plus this moves it outside the domain."""
 
 
 class AbstractRayTransform(abc.ABC):
@@ -43,7 +43,12 @@ class AbstractRayTransform(abc.ABC):
     def derivatives(
         self, value: np.ndarray, multiples: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        r"""Return $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, [n, e, e]."""
+        r"""Return $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, [n, e, e].
+
+        Args:
+            value: $V$, [e, d].
+            multiples: $c$, [n].
+        """
 
 
 class AbstractMeasure(eqx.Module):
@@ -132,8 +137,8 @@ class AbstractMeasure(eqx.Module):
     def gaussian_parts(self) -> GaussianParts | None:
         """Return this measure as a mixture of a few Gaussians and atoms; None if it is not one.
 
-        Such a measure has the closed forms of Gaussians: averages over Gaussian queries, gradients
-        of score matrices, linear attention.
+        For such a measure, averages over Gaussian queries, gradients with respect to score matrices
+        and linear attention have closed forms.
         """
         return None
 

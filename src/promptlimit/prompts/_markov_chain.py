@@ -32,7 +32,8 @@ class MarkovChain(AbstractPrompt):
 
     The limit depends only on the stationary law $\pi$; by the ergodic theorem it also exists for a
     periodic chain. Moments are exact at every length, from powers of the matrix $P_{ij}e^{-x_j}$
-    or, for long prompts, from its largest eigenvalue.
+    with $x_j=e^{s_j+u}$, $s_j$ the score in state j, or, for long prompts, from its largest
+    eigenvalue.
 
     Args:
         tokens: one for each state, shape `[n, d]`, or for each transition, `[n, n, d]`.
@@ -179,9 +180,10 @@ class MarkovChain(AbstractPrompt):
 
         With $\psi=e^{s}y/\pi e^s$, $w=e^s/\pi e^s$ and $G=(I-P+1\pi')^{-1}-1\pi'$ the sum over all
         lags of the covariances of two functions f, g of the states is
-        $f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$. L Cov tends to
-        that of $\psi$ and $\psi$, L bias to minus that of $\psi$ and w, plus $\nu'G\psi$ for a
-        start in $\nu$ and the same of the reversed chain for the end.
+        $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$. L Cov
+        tends to
+        $K(\psi,\psi)$. L bias tends to $-K(\psi,w)$, plus $\nu'G\psi$ for a start in $\nu$, plus
+        the same term of the reversed chain for an end.
         """
         states = self._states.on_pairs() if self.is_on_transitions else self._states
         law, matrix = states.stationary, states.transitions
@@ -253,7 +255,7 @@ class _States:
 
     @cached_property
     def chain(self) -> Chain:
-        """The chain in the basis that separates its stationary law."""
+        """The chain in a basis that splits off its stationary direction."""
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
@@ -271,7 +273,7 @@ class _States:
         return self.last / chances[:, None]
 
     def on_pairs(self) -> "_States":
-        """Return the chain of transitions, whose states have the tokens."""
+        """Return the chain whose states are the transitions of this one, each with one token."""
         matrix = self.transitions
         starts, ends = np.nonzero(matrix > 0.0)
         moves = np.where(ends[:, None] == starts[None, :], matrix[starts, ends][None, :], 0.0)
@@ -298,7 +300,7 @@ def _stationary(matrix: Array) -> Array:
     if np.count_nonzero(~leaves) != 1:
         raise ArgumentError(
             "transitions",
-            "must have one class of states that the chain never leaves for a limit to exist, got "
+            "must have exactly one closed class of states (otherwise there is no limit), got "
             f"{np.count_nonzero(~leaves)}. Choose a `start` that reaches one of them only.",
         )
     recurrent = ~leaves[labels]

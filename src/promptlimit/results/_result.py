@@ -8,8 +8,8 @@ A declaration names the axes of every array:
         error: np.ndarray = variable("length")
         limit_square: float
 
-An axis may be a single number, an array, or an array with several dimensions; every variable along
-it has the same dimensions in its place.
+An axis may be a single number, an array, or an array with several dimensions; a variable with
+this axis then has those dimensions in place of it.
 """
 
 import csv
@@ -94,7 +94,7 @@ def variable(
         label: the label in figures.
         scale: the scale in figures.
         bulk: whether it is too large for dictionaries and tables, such as parameters along time.
-        names: whether its entries name the curves of a figure, one per place on its axis.
+        names: whether its entries name the curves of a figure, one per entry.
         default: the default of the field; None for an optional array.
     """
     return _declared(Role(axes, label, scale, bulk=bulk, names=names), default)
@@ -253,7 +253,7 @@ class Result:
         return text.getvalue()
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the table that commands print, by headings: `rows` by default."""
+        """Yield the rows of the printed table, from heading to value; `rows` by default."""
         return self.rows()
 
     def notes(self) -> list[str]:
@@ -279,7 +279,7 @@ class Result:
         return dims
 
     def _names(self) -> dict[str, tuple[np.ndarray, Role]]:
-        """Return, by axis, the names of its places: coordinates, or the entries of a variable."""
+        """Return, by axis, the labels of its entries: coordinates, or the entries of a variable."""
         found = {}
         for name, role in self._roles().items():
             if role.names and role.axes and np.ndim(getattr(self, name)) == 1:
@@ -636,7 +636,7 @@ def _read_only(value: Any) -> Any:
 
 
 def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.ndarray:
-    """Return an array at one place of its axes of lengths."""
+    """Return an array at one length."""
     array = np.asarray(value)
     for position in reversed([i for i, own in enumerate(axes) if own.endswith("length")]):
         array = array[(*[slice(None)] * position, *place)]

@@ -1,4 +1,4 @@
-"""The pass over a prompt: rounds of blocks on all devices, ended prefixes, and checkpoints."""
+"""The pass over a prompt: rounds of blocks on all devices, finished prefixes, and checkpoints."""
 
 import contextlib
 import dataclasses

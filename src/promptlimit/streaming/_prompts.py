@@ -1,4 +1,4 @@
-"""Prompts of any length, read by the host in parts that the devices sum."""
+"""Prompts of any length and form, cut into parts that the devices sum."""
 
 import abc
 import dataclasses
@@ -37,8 +37,8 @@ LONGEST = 2**31 * LEAF
 class Generated:
     """A prompt of tokens drawn from a measure; token i depends only on the key and on i.
 
-    Gaussian tokens are drawn in single precision by counter, all others by the measure's `sample`
-    in groups of 4096.
+    Gaussian tokens are drawn in single precision by a counter-based generator, all others by the
+    measure's `sample` in groups of 4096.
 
     Args:
         measure: the law of a token.
@@ -85,8 +85,8 @@ class AbstractPrompt(abc.ABC):
         dim: the dimension of a token.
         dtype: the precision of the sums over a leaf.
         length: the number of tokens; None when it is not known in advance.
-        matrix: $A$ of the coordinates $z=Au+b$ of the source.
-        shift: $b$ of the same coordinates.
+        matrix: $A$ in $z=Au+b$, which maps what the source produces (u) to tokens.
+        shift: $b$ in the same formula.
         source: the source of tokens on a device.
         description: plain values that identify this prompt.
     """
@@ -264,7 +264,7 @@ def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
 def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
     """Return `capacity` rows: these, then copies of the last one, or zeros without rows.
 
-    Rows far from the tokens of the last leaf could overflow in products.
+    Zeros are not used otherwise: far from the tokens of the last leaf, products could overflow.
     """
     if len(rows) == capacity:
         return rows
@@ -323,6 +323,6 @@ def not_finite(start: int, stop: int) -> ValueError:
     """Return the error for tokens that are infinite or NaN, or whose scores overflow."""
     return ArgumentError(
         "prompt",
-        f"must have finite tokens with finite scores, got others among tokens {start} to "
-        f"{stop - 1}. Remove them, or use a wider dtype.",
+        f"must have finite tokens with finite scores, but some of the tokens {start} to "
+        f"{stop - 1} are not. Remove them, or use a wider dtype.",
     )

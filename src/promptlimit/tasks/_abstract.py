@@ -52,14 +52,14 @@ class AbstractTask(eqx.Module):
     **Optional methods** return None by default. If a task defines `closed_risk`, its risks, their
     gradients, flows and the risks recorded by `sgd` are exact:
 
-    >>> class KnownMean(HiddenMean):
+    >>> class HiddenMeanWithRisk(HiddenMean):
     ...     def closed_risk(self, attention, length):
     ...         head = attention.single_head()
     ...         if head is None or head.kernel != "softmax":
     ...             return None
     ...         V, missed = head.value, head.value - jnp.eye(self.token_dim)
     ...         return 0.5 * (jnp.sum(V @ self.scatter * V) / length + jnp.sum(missed**2))
-    >>> found = pl.risk(mean_of_tokens, KnownMean(jnp.eye(2)), 10)
+    >>> found = pl.risk(mean_of_tokens, HiddenMeanWithRisk(jnp.eye(2)), 10)
     >>> print(found.kind, round(found.value, 12))
     exact 0.1
     """
@@ -86,17 +86,17 @@ class AbstractTask(eqx.Module):
 
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-        r"""Return a random prompt $\mu$ and the law $\nu_\mu$ of the query token."""
+        r"""Return a random prompt $\mu$ and the law $\nu_\mu$ of the target token."""
 
     @abc.abstractmethod
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " query_dim"]:
-        """Return the query: the part of the query token that the attention receives."""
+        """Return the query: the part of the target token that the attention receives."""
 
     @abc.abstractmethod
     def loss(
         self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
     ) -> Float[Array, ""]:
-        r"""Return $\ell(\text{output}, z)$, $z$ the whole query token."""
+        r"""Return $\ell(\text{output}, z)$, $z$ the whole target token."""
 
     def closed_risk(
         self,
@@ -121,12 +121,12 @@ class AbstractTask(eqx.Module):
 
 
 def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-    """Return the laws of tokens and of the query token that `task.draw` returns, checked."""
+    """Return the laws of tokens and of the target token that `task.draw` returns, checked."""
     laws = task.draw(key=key)
     pair = isinstance(laws, tuple | list) and len(laws) == 2
     if not pair or not all(isinstance(law, AbstractMeasure) for law in laws):
         raise _wrong_return(
-            task, "draw", "two measures, the law of a token and that of the query token", laws
+            task, "draw", "two measures, the law of a token and that of the target token", laws
         )
     tokens, queries = laws
     if tokens.dim != task.token_dim:
@@ -140,7 +140,7 @@ def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, Abstr
     if query.shape != (task.query_dim,):
         raise ArgumentError(
             "draw",
-            f"of {type(task).__name__} must return query tokens with queries of dimension "
+            f"of {type(task).__name__} must return target tokens with queries of dimension "
             f"{task.query_dim}, its `query_dim`, got dimension {query.shape[0]}.",
         )
     return tokens, queries

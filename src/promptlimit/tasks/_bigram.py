@@ -79,7 +79,7 @@ class InContextBigram(eqx.Module):
         r"""$n\alpha$: the weight of the sink that makes the head the posterior mean."""
         return self.symbols * self.concentration
 
-    @numpy_only("Call it outside and pass what it returns.")
+    @numpy_only("Call it outside the compiled function and pass its result.")
     def risk(
         self,
         lengths: Lengths,
@@ -123,7 +123,7 @@ class InContextBigram(eqx.Module):
         risks = [self._risk(int(L), beta, weight, given, count) for L in tokens.ravel()]
         return risk_at_lengths(risks, tokens, "exact")
 
-    @numpy_only("Call it outside and pass what it returns.")
+    @numpy_only("Call it outside the compiled function and pass its result.")
     def bayes_risk(self, lengths: Lengths, *, points: int = 256) -> Risk:
         """Return the smallest risk of any predictor: the head with the sink `bayes_sink`."""
         return self.risk(lengths, sink=self.bayes_sink, points=points)

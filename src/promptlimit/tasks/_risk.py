@@ -147,7 +147,7 @@ def risk_gradient(
 
 
 @computes(BAYES_RISK)
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
     r"""Return the smallest risk of any predictor, given the prompt and the query.
 

@@ -50,7 +50,7 @@ class SingleLocation(eqx.Module):
                 "signal", f"must be positive and at most {_LARGEST**2:g}, got {signal}."
             )
 
-    @numpy_only("Call it outside and pass what it returns.")
+    @numpy_only("Call it outside the compiled function and pass its result.")
     def risk(self, inverse_temperature: float, lengths: Lengths) -> Risk:
         r"""Return the risk of the head, half its mean squared error, exactly.
 
@@ -65,7 +65,7 @@ class SingleLocation(eqx.Module):
             )
         return self._integrated(beta, require_lengths(lengths), square=True)
 
-    @numpy_only("Call it outside and pass what it returns.")
+    @numpy_only("Call it outside the compiled function and pass its result.")
     def bayes_risk(self, lengths: Lengths) -> Risk:
         r"""Return the smallest risk of any predictor: `mse` is $1-E\,p_0$ at $\beta=\sqrt\nu$."""
         return self._integrated(math.sqrt(self.signal), require_lengths(lengths), square=False)

@@ -18,7 +18,8 @@ to $E\,S_2=E\sum_lp_l^2$. Independent parts of a prompt multiply $\Psi$, so that
 | L tokens from a law | $L\log\phi$ | $LB/\phi$, $B=F_1[y]$ | $L(F_2[yy']/\phi-BB'/\phi^2)$ |
 | a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
 
-Other laws of prompts provide the three functions (`Cumulants`).
+Here $\phi=E\,e^{-x}$ and $F_k[f]=E[f\,x^ke^{-x}]$ for one token. Other laws of prompts provide the
+three functions (`Cumulants`).
 
 The integral over u is a trapezoidal rule. Integrands are analytic for $|\mathrm{Im}\,u|<\pi/2$. If
 the rules over even nodes and over odd nodes each have a relative error of about $\epsilon$, their
@@ -85,8 +86,8 @@ class PartNodes:
     Attributes:
         log_psi: $k_0$, [n, u].
         rounding: its rounding error, [n, u].
-        terms: returns $k_1$ and $k_2$ at the first nodes. Its argument is $w=2he^{k_0}$ of the
-            whole prompt, h the step, at an even number of nodes, [n, u].
+        terms: returns $k_1$ and $k_2$ at the first nodes, as many as its argument has. That is
+            $w=2he^{k_0}$ of the whole prompt, h the step, at an even number of nodes, [n, u].
     """
 
     log_psi: Array
@@ -269,10 +270,11 @@ class TokenTerms(AbstractTerms):
         one: $\omega/\phi$ for the two rules, [2, n, v], with the weights $\omega$ of
             `Positions.grid_weights`; $\omega=wL$ without a slope.
         two: $\omega/\phi^2$, [2, n, v].
-        shares: $\sum_v\omega F_2/\phi$ as weights of the places, [2, n, j].
-        masses: the mean of 1 at each place, [j].
-        centred: the mean value at each place, [j, e].
-        within: $\sum_v\omega F_2/\phi$ of the covariances at the places, [2, n, e, e].
+        shares: $\sum_v\omega F_2/\phi$ as weights of the j components or atoms of the law, [2, n,
+            j].
+        masses: the total weight of each component, [j].
+        centred: the mean value of each component minus the limit, [j, e].
+        within: $\sum_v\omega F_2/\phi$ of the covariances of the components, [2, n, e, e].
     """
 
     token_mass: Array
@@ -587,7 +589,8 @@ def _last_that_counts(log_psi: Array) -> int:
     some = np.flatnonzero(log_psi.max(axis=0) > -3.0 * NEGLIGIBLE)
     if not some.size:
         raise AccuracyError(
-            "the law of the scores leaves nothing to integrate. Scale the attention down."
+            "all terms of the integral underflow, because the scores are too large. Scale the "
+            "attention down."
         )
     kept = int(some[-1]) + 2
     return min(kept + kept % 2, log_psi.shape[1])

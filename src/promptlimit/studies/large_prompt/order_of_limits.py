@@ -31,15 +31,15 @@ END = (DIM**-0.25, DIM**0.25)
 
 _LENGTHS = (100, 1000, 10_000, 10**6, 10**8)
 _SLOW_LENGTHS = (1e8, 1e10, 1e12)
-"""The lengths at which the times of leaving are compared with their limit."""
+"""Lengths at which the time when the flow leaves `END` is compared with its limit."""
 
 _TOLERANCE = 1e-9
 NEAR, FAR = 0.5, 1.0
-"""Distances whose times are compared."""
+"""Distances from `END`; claim 22 tests the times at which the flow reaches them."""
 
 
 def excess_constant(o: float) -> float:
-    r"""Return $C(o)$ of the excess $C/L$ of the heads $b=1/a$, $o=a^2$, over long prompts."""
+    r"""Return $C(o)$, $o=a^2$: over long prompts the head with $b=1/a$ has the excess $C/L$."""
     rest = 1 - 2 * o
     return rest ** (-DIM / 2) * (1 + protocol_task("identity").noise_variance + o / rest) / o
 
@@ -122,7 +122,7 @@ def leaving_time(length: Number, far: Number) -> float:
 
 
 def slow_law(far: Number) -> float:
-    r"""Return the limit of $t_L/L$: the time along the minima at unit speed $C'$.
+    r"""Return the limit of $t_L/L$, the integral of $dt/L$ along the minima of $R_\infty$.
 
     On $b=1/a$ the flow has $(d+a^{-4})\dot a=-\frac1{2L}\frac{dC(a^2)}{da}$.
     """
@@ -143,7 +143,7 @@ def slowest_exponent() -> float:
     r"""Return $\kappa-1$ at the end of the infinite-prompt flow.
 
     There, corrections to the leading order $C/L$ of the risk are of relative order
-    $L^{1-\kappa}$ with $\kappa=\sqrt{1/a^2+1/4}-1/2$, the probability that a softmax freezes.
+    $L^{1-\kappa}$ with $\kappa=\sqrt{1/a^2+1/4}-1/2$, from the probability that the weights freeze.
     The exponent grows as the flow moves to smaller a.
     """
     return math.sqrt(1 / END[0] ** 2 + 0.25) - 1.5
@@ -175,8 +175,8 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
     best = flow_risk(longest).best()
     last, before = (float(distance(*flow_risk(n).best())) for n in (longest, longest // 10))
     yield at_most(
-        "distance of the end of training at $L = 10^8$ from the end of the infinite-prompt flow: "
-        f"difference from its limit ${apart():.4f}$, over the change from $L = 10^7$ to $10^8$",
+        "$D(L)$, the distance of the end of training from the end of the infinite-prompt flow: "
+        f"$|D(10^8) - {apart():.4f}|$, the distance from its limit, over $|D(10^8) - D(10^7)|$",
         abs(last - apart()) / abs(last - before),
         0.2,
         basis="theory: corrections of order $1/L$ leave a ninth of the last change; logarithmic "
@@ -195,8 +195,8 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         for head in (best, END)
     ]
     yield at_most(
-        "$L = 10^8$: risk above the noise floor, over its leading order $C(o)/2L$, the larger of "
-        "the two ends",
+        "$L = 10^8$: excess risk divided by its leading order $C(o)/2L$, the larger of its values "
+        "at the two ends",
         max(excess),
         1.001,
         basis="theory: $L$ times the excess rises to $C(o)/2$ as prompts grow; rounding",
@@ -208,7 +208,7 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         "from one length to the next",
         float((early[1:] / early[:-1]).max()),
         1.0,
-        basis="the statement: it falls, since $t_L$ is a smaller power than $L$",
+        basis="the statement: it falls, since $t_L$ grows more slowly than $L$",
     )
     fixed = _distances_at(10.0, lengths)
     yield at_most(
@@ -220,9 +220,9 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
     )
     late = np.array([leaving_time(n, FAR) / n / slow_law(FAR) - 1 for n in _SLOW_LENGTHS])
     yield at_most(
-        f"time at which the distance is {FAR:g}, over $L$: relative difference from its limit "
-        f"${slow_law(FAR):.5f}$, largest ratio from one length to the next, $L = 10^8, 10^{{10}}, "
-        "10^{12}$",
+        f"$r(L)$, the relative difference of $t_L/L$ from its limit ${slow_law(FAR):.5f}$, where "
+        f"$t_L$ is the time at which the distance is {FAR:g}: largest ratio of $r$ from one of the "
+        "lengths $10^8, 10^{10}, 10^{12}$ to the next",
         float(np.abs(late[1:] / late[:-1]).max()),
         (_SLOW_LENGTHS[1] / _SLOW_LENGTHS[0]) ** -slowest_exponent(),
         basis=r"theory: corrections fall like $L^{1-\kappa}$ or faster along the way, "
@@ -233,7 +233,7 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         found, error = _library_distance(1000, time)
         yield at_most(
             f"flow of matrices at $L = 1000$ and $t = {time:.4f}$: difference of its distance from "
-            f"{NEAR:g}, in standard errors of its points of quadrature",
+            f"{NEAR:g}, in standard errors of the quadrature",
             abs(found - NEAR) / error,
             4.0,
             basis="four standard errors; the points do not depend on the seed",
@@ -277,7 +277,7 @@ def _distances_at(time: Number, lengths: Sequence[Number], kernel: str = "softma
 def limits_apart(setting: Setting) -> dict[str, np.ndarray]:
     r"""Distance between the parameters along the flow over $L$ tokens and along the flow over an
     infinite prompt, from the same block start, against the time. At a fixed time it falls with $L$,
-    as Theorem 4.3 states. From times of order $L$ on softmax attention moves along the minima of
+    as Theorem 4.3 states. From times of order $L$ on, softmax attention moves along the minima of
     $R_\infty$, by a distance that tends to 1.517 for long prompts (dotted). Dashed: linear
     attention, whose distance stays of order $1/L$.
     """

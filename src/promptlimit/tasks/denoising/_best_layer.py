@@ -37,7 +37,7 @@ _NEAR = 0.004
 """Width of the parabola that ends the search."""
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
     r"""Return the best layer $cz+vA_L$ at each length, $A_L$ at tilt $(u/s)z$: u, v, c and excess.
 

@@ -136,7 +136,7 @@ LINEAR_OPTIMUM: Quantity[OptimumProblem, LinearOptimum] = Quantity(
 
 
 @computes(LINEAR_OPTIMUM)
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def linear_optimum(
     task: LinearRegression | RotatedRegression,
     lengths: Lengths,

@@ -190,7 +190,7 @@ class TrainTestRisk(Result):
         return head(self.key_query[place], self.value_matrix[place])
 
 
-@numpy_only("Call it outside and pass what it returns.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def train_test_risk(
     task: LinearRegression,
     train_lengths: Lengths,
