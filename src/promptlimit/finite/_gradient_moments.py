@@ -204,7 +204,12 @@ def _estimate(problem: Problem, effort: Effort) -> GradientRows:
 GRADIENT_MOMENTS.rules.extend(
     [
         Rule(
-            "limit", "every problem, all lengths infinite", "zero", finite_length, _zero, any_prompt=True
+            "limit",
+            "every problem, all lengths infinite",
+            "zero",
+            finite_length,
+            _zero,
+            any_prompt=True,
         ),
         Rule(
             "exact",
