@@ -358,7 +358,7 @@ GAPS.rules.extend(
         Rule(
             "bound",
             "one softmax head, tokens with a variance proxy, query outside the prompt",
-            "proof with explicit constants, docs/bounds.md",
+            "proved bound with explicit constants",
             bound_obstacle,
             _bound,
         ),

@@ -399,7 +399,7 @@ PROMPT_MOMENTS.rules.extend(
         Rule(
             "exact",
             "several softmax heads, tokens as for one; prompts with known tokens or sinks",
-            "a double integral for each pair of heads, by the same laws of a token",
+            "a double integral for each pair of heads",
             _several_softmax,
             _of_heads(_exact_several),
             any_prompt=True,
@@ -421,7 +421,8 @@ PROMPT_MOMENTS.rules.extend(
         ),
         Rule(
             "asymptotic",
-            "softmax layers, $\\tau^2<1/2$ below the last, Gaussian tokens, query not in prompt",
+            "softmax layers, $\\tau^2<1/2$ below the last, Gaussian tokens, query outside the "
+            "prompt",
             "leading order in 1/L, a sum over paths through the layers",
             _expansion_obstacle,
             expansion_rows,

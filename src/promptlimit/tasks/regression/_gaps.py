@@ -441,7 +441,7 @@ _NO_LABELS = "one softmax head whose scores do not depend on labels, on LinearRe
 _METHODS: tuple[tuple[Kind, str], ...] = (
     ("exact", "w integrated in closed form, then one integral over the sharpness"),
     ("asymptotic", "leading order in 1/L"),
-    ("bound", "explicit constants, docs/bounds.md"),
+    ("bound", "proved bound with explicit constants"),
 )
 for _kind, _method in _METHODS:
     TASK_GAPS.rules.append(
