@@ -448,7 +448,7 @@ def _against_samples(subject: _Subject) -> Iterator[_Finding]:
         found, errors = total / subject.samples, one.deviation / math.sqrt(subject.samples)
         rows = zip(one.labels, one.claimed, found, errors, strict=True)
         for label, claimed, mean, error in rows:
-            size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "exact"
+            size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "no noise"
             message = (
                 f"{label}, `log_laplace` gives {claimed:.6g} and the samples differ by "
                 f"{mean:+.3g} ({size}, at most {most:.3g} are allowed)"
