@@ -673,7 +673,7 @@ def figure_pair(
                 after_parts=True,
                 name=f"figure_{number}",
                 caption=text,
-            )(functools.partial(function, laws=laws))
+            )(lambda setting, laws=laws: function(setting, laws))
             for (kind, laws), number, text in zip(kinds, numbers, captions, strict=True)
         ]
         return FigurePair(*figures)
