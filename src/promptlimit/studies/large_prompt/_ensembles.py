@@ -65,7 +65,7 @@ def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
 
 def local_slopes(values: np.ndarray, lengths: np.ndarray | Sequence[Number]) -> np.ndarray:
     """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
-    return np.diff(np.log(values)) / np.diff(np.log(np.asarray(lengths, dtype=float)))
+    return np.diff(np.log(values)) / np.diff(np.log(np.asarray(lengths, dtype=np.float64)))
 
 
 def relative_error(got: np.ndarray | Array, want: np.ndarray) -> float:
