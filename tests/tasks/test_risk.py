@@ -212,10 +212,11 @@ TASK = TASKS["anisotropic"]
             "simulate prompts.",
         ),
         (
-            lambda: pl.risk(pl.MultiHead([HEAD, HEAD]), TASK, 10, kind="exact"),
-            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact': scores of "
-            "several softmax heads must not read labels (the last row of a key-query matrix is not "
-            "zero).",
+            lambda: pl.risk(
+                pl.MultiHead([HEAD, pl.LinearAttention(KEY_QUERY, VALUE)]), TASK, 10, kind="exact"
+            ),
+            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact': softmax "
+            "heads next to linear ones need the joint law of both.",
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(np.eye(3), np.eye(3)), TASK, 10),

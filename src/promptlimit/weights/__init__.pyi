@@ -15,6 +15,10 @@ from ._functional import prompt_integrals as prompt_integrals
 from ._functional import rule_error as rule_error
 from ._functional import total_of as total_of
 from ._gaussian_law import GaussianLaw as GaussianLaw
+from ._gaussian_pairs import PAIR_RANGES as PAIR_RANGES
+from ._gaussian_pairs import PairTable as PairTable
+from ._gaussian_pairs import pair_statistics as pair_statistics
+from ._gaussian_pairs import pair_tables as pair_tables
 from ._gaussian_score import GaussianScore as GaussianScore
 from ._gaussian_score import score_window as score_window
 from ._interpolant import WeightInterpolant as WeightInterpolant

@@ -2,6 +2,9 @@
 
 from promptlimit.tasks.regression import _covariate_risk as _covariate_risk
 from promptlimit.tasks.regression import _gaps as _gaps
+
+# isort: split
+from promptlimit.tasks.regression import _heads_risk as _heads_risk
 from promptlimit.tasks.regression._batch_gradient import RegressionGradient as RegressionGradient
 from promptlimit.tasks.regression._bayes import ridge_risk as ridge_risk
 from promptlimit.tasks.regression._optimum import LINEAR_OPTIMUM as LINEAR_OPTIMUM

@@ -154,7 +154,7 @@ class RegressionObjective(AbstractObjective):
         return float(self.risk.sharpness(as_head(attention).key_query))
 
 
-def _heads_risk(
+def heads_risk(
     task: LinearRegression, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
     """Return the risk of linear heads and a residual; of any heads over infinite prompts."""
@@ -197,7 +197,7 @@ def _not_heads(problem: RiskProblem) -> str | None:
         return None
     if _is_softmax(problem):
         return other_queries(problem)
-    return reads_labels(problem) or "several softmax heads over finite prompts have no objective"
+    return "several softmax heads over finite prompts have a rule of their own"
 
 
 def reads_labels(problem: RiskProblem) -> str | None:
@@ -241,7 +241,7 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     return [
         Objectives(partial(make, length))
         if softmax and math.isfinite(length)
-        else Objectives.formula(_heads_risk, task, length)
+        else Objectives.formula(heads_risk, task, length)
         for length in problem.lengths.tolist()
     ]
 
@@ -272,7 +272,7 @@ def _regressors(problem: RiskProblem) -> list[Regressor | None]:
 def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     def risk(head: Regressor | None) -> Estimate:
         if head is None:
-            limit = _heads_risk(problem.task, problem.attention, jnp.asarray(math.inf))
+            limit = heads_risk(problem.task, problem.attention, jnp.asarray(math.inf))
             return Estimate(float(limit), 0.0, 0)
         if head.task.query_covariates is not None:
             return require_accuracy(query_law_risk(head, effort), head.task)
@@ -296,7 +296,7 @@ def _softmax_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[Array
 
     def gradient(head: Regressor | None) -> tuple[ArrayMoments, int]:
         if head is None:
-            limit = Objectives.formula(_heads_risk, problem.task, math.inf).replicates()
+            limit = Objectives.formula(heads_risk, problem.task, math.inf).replicates()
             return gradient_moments(problem.attention, limit), 0
         sets, changed = (
             [RegressionObjective(with_arrays(risk)) for risk in risks]
