@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,9 +140,10 @@ def outputs_of(pages: Mapping[str, list[Block]], store: Path) -> dict[str, list[
         running = {name: pool.submit(run, pages[name]) for name in missing}
         for name, future in running.items():
             try:
-                text = json.dumps(future.result(timeout=_LIMIT))
+                text = json.dumps(future.result())
             except Exception as problem:
-                pool.shutdown(wait=False, cancel_futures=True)
+                for waiting in running.values():
+                    waiting.cancel()
                 raise SystemExit(f"error: {name} fails: {problem.__cause__ or problem}") from None
             unfinished = files[name].with_suffix(f".{os.getpid()}")
             unfinished.write_text(text, "utf-8")
@@ -157,15 +159,20 @@ def _hash_of_package() -> str:
 
 
 def run(blocks: list[Block]) -> list[Output]:
-    """Run the blocks of one page in an empty folder, in this process."""
+    """Run the blocks of one page in an empty folder, in this process, which then ends."""
     import matplotlib as mpl  # noqa: PLC0415  # with the settings of a page alone
 
     from promptlimit import reporting  # noqa: PLC0415
 
     mpl.use("svg")
     colours = [reporting.CONTRAST, reporting.LIMIT, reporting.THIRD, reporting.FOURTH]
-    settings = {"figure.figsize": (7.0, 3.9), "axes.prop_cycle": mpl.cycler(color=colours)}
+    settings = {
+        "figure.figsize": (7.0, 3.9),
+        "axes.prop_cycle": mpl.cycler(color=colours),
+        "svg.fonttype": "path",  # roots and sums need the fonts of Matplotlib
+    }
     names: dict[str, Any] = {"__name__": "__main__"}
+    signal.alarm(_LIMIT)  # a page that hangs breaks the pool, which fails the build
     with tempfile.TemporaryDirectory() as folder, reporting.theme(), mpl.rc_context(settings):
         os.chdir(folder)
         sys.path.insert(0, "")  # as in a console: modules in the working directory
