@@ -161,14 +161,15 @@ def _hash_of_package() -> str:
 def run(blocks: list[Block]) -> list[Output]:
     """Run the blocks of one page in an empty folder, in this process, which then ends."""
     import matplotlib as mpl  # noqa: PLC0415  # with the settings of a page alone
+    from cycler import cycler  # noqa: PLC0415
 
     from promptlimit import reporting  # noqa: PLC0415
 
     mpl.use("svg")
     colours = [reporting.CONTRAST, reporting.LIMIT, reporting.THIRD, reporting.FOURTH]
-    settings = {
+    settings: dict[Any, Any] = {
         "figure.figsize": (7.0, 3.9),
-        "axes.prop_cycle": mpl.cycler(color=colours),
+        "axes.prop_cycle": cycler(color=colours),
         "svg.fonttype": "path",  # roots and sums need the fonts of Matplotlib
     }
     names: dict[str, Any] = {"__name__": "__main__"}
