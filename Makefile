@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Processes of the tests read what others compiled, also where the environment says to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help reproduce example example-causal test lint types layers unit mutants test-versions test-lowest figures docs serve dist benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-versions test-lowest figures docs dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,14 +107,8 @@ figures: $(PACKAGE) ## Redraw the figures the README and the docs show
 	for new in report/*/figures/*.png; do \
 	  shown=docs/figures/$$(basename $$new); if [ -e $$shown ]; then cp $$new $$shown; fi; done
 
-# The theme warns of a next version of MkDocs that hooks cannot follow; we stay below it.
-MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
-
 docs: $(TOOLS) ## Build the site into site/, its tutorials run; open site/index.html
-	$(MKDOCS) build --strict
-
-serve: $(TOOLS) ## Show the site at http://127.0.0.1:8000 while it is written
-	$(MKDOCS) serve --strict
+	$(BIN)/python docs/_pages
 
 dist: $(TOOLS) ## Build the wheel and the source archive into dist/ and check them
 	rm -rf dist
@@ -125,4 +119,4 @@ benchmarks: $(TOOLS) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis .mutants dist
+	rm -rf $(VENV) report site build .pytest_cache .ruff_cache .hypothesis .mutants dist

@@ -75,9 +75,9 @@ def test_the_source_archive_can_be_tested_and_documented(archives: tuple[Path, P
     with tarfile.open(archives[1]) as source:
         names = {name.partition("/")[2] for name in source.getnames()}
     wanted = {"pyproject.toml", "Makefile", "mkdocs.yml", "conftest.py", "CONTRIBUTING.md"}
-    assert wanted | {"tests/test_dist.py", "docs/_hooks/hooks.py", "docs/index.md"} <= names
+    assert wanted | {"tests/test_dist.py", "docs/_pages/__main__.py", "docs/index.md"} <= names
     assert not [
-        name for name in names if "__pycache__" in name or name.startswith(("site/", ".tutorials/"))
+        name for name in names if "__pycache__" in name or name.startswith(("site/", "build/"))
     ]
 
 

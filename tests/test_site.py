@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("material", reason="the site is not built: pip install --group docs")
-pytest.importorskip("mkdocstrings", reason="the site is not built: pip install --group docs")
+pytest.importorskip("griffe", reason="the site is not built: pip install --group docs")
 
-import griffe
 import yaml
 from mkdocs.commands.build import build
 from mkdocs.config.base import load_config
-from mkdocs.exceptions import Abort, PluginError
+from mkdocs.exceptions import Abort
 
 import promptlimit as pl
 from reporting.page.visits import NEEDS_BROWSER, Visit
@@ -36,7 +35,7 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
 def hook() -> Iterator[Callable[[str], Any]]:
     """Return what imports a module of the site's build by its name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(DOCS / "_hooks"))
+        patch.syspath_prepend(str(DOCS / "_pages"))
         yield importlib.import_module
 
 
@@ -44,8 +43,8 @@ def hook() -> Iterator[Callable[[str], Any]]:
 def katex(hook: Callable[[str], Any]) -> None:
     """Skip the test if the formula renderer is not installed and cannot be."""
     try:
-        hook("node").package("katex")
-    except PluginError as problem:
+        hook("formulas").package("katex")
+    except SystemExit as problem:
         pytest.skip(str(problem))
 
 
@@ -53,12 +52,7 @@ def katex(hook: Callable[[str], Any]) -> None:
 def site(katex: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the site, built as `make docs` does: every tutorial runs."""
     folder = tmp_path_factory.mktemp("site")
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        check=True,
-    )
+    subprocess.run([sys.executable, str(DOCS / "_pages"), "--site", str(folder)], check=True)
     return folder
 
 
@@ -80,9 +74,33 @@ def _pages_of_public_names(site: Path) -> Iterator[tuple[Path, str]]:
 
 def test_every_public_name_has_its_page_with_its_docstring(site: Path) -> None:
     for page, text in _pages_of_public_names(site):
-        assert f'id="promptlimit.{page.parent.name}.{page.stem}"' in text
-        contents = text.partition('<div class="doc doc-contents')[2]
-        assert re.search(r"<p>\s*\S.{10,}", contents), page
+        content = text.partition(f'<h1 id="{page.stem.lower()}">')[2]
+        assert 'class="language-python highlight"' in content, page
+        assert re.search(r"<p>\s*\S.{10,}", content), page
+
+
+def test_reference_pages_are_plain_markdown_with_functions_first(
+    hook: Callable[[str], Any],
+) -> None:
+    reference = hook("reference")
+    pages = reference.pages(DOCS)
+    page = pages["reference/concentration/required_length.md"]
+    assert page.startswith("# required_length\n\n```python\nrequired_length(\n    attention: Abs")
+    assert "\n) -> RequiredLength\n```\n\nReturn the smallest length" in page
+    measure = "[`AbstractMeasure`](../measures/AbstractMeasure.md)"
+    assert f"- **`queries`** ({measure} `| ArrayLike`): the law of the query" in page
+    assert "- **`absolute`** (`bool`, default `False`): whether" in page
+    assert "```pycon\n>>> import promptlimit as pl\n" in page
+    law = pages["reference/measures/Gaussian.md"]
+    assert (
+        f"```python\nclass Gaussian(mean: ArrayLike, cov: ArrayLike)\n```\n\nBases: {measure}"
+        in law
+    )
+    assert "## dim\n\n```python\ndim: int\n```\n" in law
+    for section in reference.navigation(DOCS)[1:]:
+        (names,) = ([Path(address).stem for address in listed[1:]] for listed in section.values())
+        kinds = [name[0].isupper() for name in names]
+        assert kinds == sorted(kinds), names
 
 
 def test_every_tutorial_shows_what_it_prints_and_draws(site: Path) -> None:
@@ -135,6 +153,17 @@ def test_a_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(
         env={**os.environ, "MPLBACKEND": "agg"},
     )
     assert process.stdout == "".join(shown)
+
+
+def test_every_question_page_ends_with_its_figure(site: Path) -> None:
+    questions = sorted((DOCS / "questions").glob("*.md"))
+    assert len(questions) == 5
+    for question in questions:
+        text = (site / "questions" / f"{question.stem}.html").read_text(encoding="utf-8")
+        assert text.count('<div class="drawing"><svg') == 1, question
+        last_heading = re.findall(r"<h2 [^>]*>(.*?)<", text)[-1]
+        assert last_heading == "Your figure", question
+        assert text.index('<div class="drawing">') > text.index('id="your-figure"'), question
 
 
 def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -> None:
@@ -200,8 +229,8 @@ def test_a_public_name_without_a_docstring_fails(
     assert "reference/concentration/required_length.md" in reference.pages(DOCS)
     function = reference._package()["concentration.required_length"].final_target
     monkeypatch.setattr(function, "docstring", None)
-    sentence = "^the public name promptlimit.concentration.required_length has no docstring$"
-    with pytest.raises(PluginError, match=sentence):
+    sentence = "^error: the public name promptlimit.concentration.required_length has no docstring$"
+    with pytest.raises(SystemExit, match=sentence):
         reference.pages(DOCS)
 
 
@@ -233,48 +262,80 @@ def test_a_dead_link_fails(link: str, fails: bool, tmp_path: Path) -> None:
 
 def test_a_wrong_formula_fails_and_names_its_page(katex: None, hook: Callable[[str], Any]) -> None:
     formulas = hook("formulas")
-    wrong = r'<p><span class="arithmatex">\(\frac{1}\)</span></p>'
-    with pytest.raises(PluginError, match=r"^theory\.md: KaTeX parse error: .*'\\\\frac\{1\}'$"):
-        formulas.mark({"theory.md": wrong})
-    right = r'<p>a <span class="arithmatex">\(x&lt;\mu\)</span></p><p>no formula</p>'
-    marked = formulas.mark({"theory.md": right})["theory.md"]
-    assert re.sub("<[^>]*>", "", marked) == "a x&lt;μno formula"
-    assert 'class="katex-html"' in formulas.draw(marked)
-    assert formulas.draw(marked).startswith('<p>a <span class="katex">')
+    sentence = r"^error: theory\.html: KaTeX parse error: .*'\\\\frac\{1\}'$"
+    with pytest.raises(SystemExit, match=sentence):
+        formulas.render({(r"\mu", False): "a.html", (r"\frac{1}", False): "theory.html"})
 
 
-def test_a_tutorial_shows_what_its_blocks_print_and_draw_and_fails_with_one_of_them(
+def test_formulas_are_drawn_on_pages_and_read_as_text_in_the_search_index(
+    katex: None, hook: Callable[[str], Any], tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text(
+        r'<p>a <span class="arithmatex">\(x&lt;\mu\)</span></p>'
+        r'<div class="arithmatex">\[y\]</div><p>no formula</p>',
+        encoding="utf-8",
+    )
+    (tmp_path / "search").mkdir()
+    entry = {"title": r"\(x&lt;\mu\)", "text": r"a \[y\] and \(unknown\)"}
+    index = tmp_path / "search" / "search_index.json"
+    index.write_text(json.dumps({"docs": [entry]}), encoding="utf-8")
+    hook("formulas").finish(tmp_path)
+    drawn = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert drawn.startswith('<p>a <span class="katex">')
+    assert '<div class="formula"><span class="katex-display">' in drawn
+    (entry,) = json.loads(index.read_text(encoding="utf-8"))["docs"]
+    assert entry == {"title": "x&lt;μ", "text": r"a y and \(unknown\)"}
+
+
+DRAWS = "import matplotlib.pyplot as plt\n_ = plt.plot([number, 1])\n"
+SESSION = re.sub("(?m)^", ">>> ", DRAWS.rstrip()) + "\n>>> print(number)\n4\n"
+
+
+def test_pages_show_what_their_blocks_print_and_draw(
     hook: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tutorials = hook("tutorials")
-    monkeypatch.setattr(tutorials, "_STORE", tmp_path / "store")
-    draws = "import matplotlib.pyplot as plt\nplt.plot([number, 1])\n"
-    page = f"# A\n\n```python\nnumber = 4\nprint(number)\n```\n\nB\n\n```python\n{draws}```\n"
-    shown = tutorials.page_with_output(page, "tutorials/a.md")
-    assert shown.startswith("# A\n\n[Download this tutorial as a notebook](../notebooks/a.ipynb)")
+    examples = hook("examples")
+    page = f"# A\n\n```python\nnumber = 4\nprint(number)\n```\n\nB\n\n```python\n{DRAWS}```\n"
+    asked = f"# C\n\n```python\n>>> number = 4\n\n```\n\n```python\n{SESSION}\n```\n"
+    for name, text in (("tutorials/a.md", page), ("questions/c.md", asked)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    examples.add_outputs(tmp_path, tmp_path / "store")
+    shown = (tmp_path / "tutorials" / "a.md").read_text(encoding="utf-8")
+    link = "[Download this tutorial as a notebook](../notebooks/a.ipynb){ download }"
+    assert shown.startswith(f"---\nhide: [toc]\n---\n\n# A\n\n{link}\n")
     assert "print(number)\n```\n\n```text\n4\n```\n\nB\n" in shown
-    assert re.search(r'\]\)\n```\n\n<div class="drawing"><svg [^`]*</svg>\s*</div>\n$', shown)
-    monkeypatch.setattr(tutorials, "_outputs", lambda *_: pytest.fail("it was run again"))
-    assert tutorials.page_with_output(page, "tutorials/a.md") == shown
-    monkeypatch.undo()
-    with pytest.raises(PluginError, match=r"(?s)^tutorials/a\.md fails:.*ZeroDivisionError"):
-        tutorials._outputs([("python", "", "1 / 0\n")], "tutorials/a.md")
+    drawing = r'\n```\n\n<div class="drawing"><svg [^`]*</svg>\s*</div>\n$'
+    assert re.search(drawing, shown)
+    question = (tmp_path / "questions" / "c.md").read_text(encoding="utf-8")
+    assert re.search(drawing, question)
+    assert "```text" not in question
+    monkeypatch.setattr(examples, "run", lambda *_: pytest.fail("it was run again"))
+    blocks = {"tutorials/a.md": examples.blocks_of(page)}
+    outputs = examples.outputs_of(blocks, tmp_path / "store")["tutorials/a.md"]
+    assert examples.page_with_outputs(page, outputs) in shown.replace(f"\n{link}\n", "")
+
+
+def test_a_page_whose_code_fails_is_named(hook: Callable[[str], Any], tmp_path: Path) -> None:
+    blocks = {"tutorials/a.md": [("python", "", "1 / 0\n")]}
+    with pytest.raises(SystemExit, match=r"(?s)^error: tutorials/a\.md fails:.*ZeroDivisionError"):
+        hook("examples").outputs_of(blocks, tmp_path)
 
 
 def test_a_notebook_writes_files_runs_commands_and_links_to_the_site(
-    hook: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hook: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    tutorials = hook("tutorials")
-    monkeypatch.setattr(tutorials, "_STORE", tmp_path / "store")
+    examples = hook("examples")
     page = (
         "# A\n\n[B](b.md), [C](../c.md#d)\n\n"
         '```python title="mine.py"\nnumber = 4\n```\n'
         "```python\nimport mine\nprint(mine.number)\n```\n"
         "E\n\n```console\n$ echo one\n$ echo two\n```\n"
     )
-    cells = json.loads(tutorials.notebook(page, "tutorials/a.md"))["cells"]
+    outputs = examples.outputs_of({"a": examples.blocks_of(page)}, tmp_path)["a"]
+    cells = json.loads(examples.notebook(page, outputs))["cells"]
     assert [cell["source"] for cell in cells] == [
-        "# A\n\n[B](../tutorials/b.html), [C](../c.html#d)",
+        "# A\n\n[B](../tutorials/b.html), [C](../tutorials/../c.html#d)",
         "%%writefile mine.py\nnumber = 4",
         "import mine\nprint(mine.number)",
         "E",
@@ -287,15 +348,6 @@ def test_a_notebook_writes_files_runs_commands_and_links_to_the_site(
         [stream | {"text": "one\ntwo\n"}],
     ]
     assert len({cell["id"] for cell in cells}) == len(cells)
-
-
-def test_examples_of_docstrings_are_fenced(hook: Callable[[str], Any]) -> None:
-    text = "Sum.\n\n>>> 1 + 1\n2\n>>> for i in (1,):\n...     i\n1\n\nMore."
-    function = griffe.Function("f", docstring=griffe.Docstring(text))
-    hook("doctests").Doctests().on_object(obj=function)
-    assert function.docstring is not None
-    fenced = ">>> 1 + 1\n2\n>>> for i in (1,):\n...     i\n1\n"
-    assert function.docstring.value == f"Sum.\n\n```pycon\n{fenced}```\n\nMore."
 
 
 # ---------------------------------------------------------------- in a browser
@@ -312,6 +364,7 @@ class TestInABrowser:
             ("theory.html", 390, "light"),
             ("reference/concentration/required_length.html", 1280, "dark"),
             (f"tutorials/{TUTORIALS[0].stem}.html", 390, "light"),
+            ("questions/signal-propagation.html", 390, "dark"),
         ],
     )
     def test_pages_are_quiet_stay_at_home_and_fit(

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def lower_bounds() -> list[str]:
-    """Return every requirement with a lower bound, pinned to it: `jax==0.10.0`."""
+    """Return every requirement with a lower bound, pinned to it: `jax==0.8.3`."""
     settings = tomllib.loads(PROJECT.read_text("utf-8"))
     lists = [
         settings["project"]["dependencies"],

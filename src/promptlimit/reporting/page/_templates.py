@@ -52,16 +52,21 @@ def page_text(
         values: the variables of the template.
     """
     style, script = (_sources(ending, sources) for ending in (".css", ".js"))
-    shell = {"style": style, "script": script, "title": title, "contents": contents, "home": home}
-    return _ENVIRONMENT.get_template(template).render(**shell, **values)
+    shell = {"title": title, "contents": contents, "home": home, "logo": _source("logo.svg")}
+    page = _ENVIRONMENT.get_template(template)
+    return page.render(style=style, script=script, **shell, **values)
 
 
 def _sources(ending: str, more: tuple[str, ...]) -> Markup:
     """Return the sources of one kind as one text, those of every page first."""
-    folder = resources.files("promptlimit.reporting.page")
     names = (f"page{ending}", *(name for name in more if name.endswith(ending)))
-    text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
-    return Markup(text)  # noqa: S704  # our own
+    return Markup("\n").join(map(_source, names))
+
+
+def _source(name: str) -> Markup:
+    """Return the text of a file of this package."""
+    folder = resources.files("promptlimit.reporting.page")
+    return Markup((folder / name).read_text(encoding="utf-8"))  # noqa: S704  # our own
 
 
 def _source_hash(text: str) -> Markup:
@@ -119,6 +124,7 @@ _ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.filters |= {
+    "base64": lambda text: base64.b64encode(text.encode()).decode(),
     "duration": duration,
     "facts": facts,
     "formula": lambda text: formula(str(_printable(text))),

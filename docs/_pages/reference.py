@@ -8,10 +8,12 @@ import ast
 import functools
 import importlib
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import griffe
-from mkdocs.exceptions import PluginError
 
 import promptlimit as pl
 
@@ -48,6 +50,8 @@ _IMPORT = re.compile(r"from promptlimit\.(?P<package>\w+) import (?P<names>\w+(?
 _MENTION = re.compile(
     r"(?:`|\b(?:pl|promptlimit)\.)(?P<package>(?!pl\.|promptlimit\.)\w+)\.(?P<names>\w+)"
 )
+_EXAMPLE = re.compile(r"(?m)^(?P<indent> *)>>> .*\n(?:(?P=indent).*\S.*\n)*")
+_CODE = re.compile(r"(?ms)^ *```.*?^ *```$|(?<!\[)`(?P<code>[^`\n]+)`")
 
 
 def navigation(docs: Path) -> list[object]:
@@ -61,37 +65,118 @@ def navigation(docs: Path) -> list[object]:
 
 def pages(docs: Path) -> dict[str, str]:
     """Return the texts of the pages by their addresses."""
-    texts = {"reference/index.md": _overview(docs)}
-    for package, names in _names(docs).items():
-        lines = [f"| [`{name}`]({name}.md) | {_summary(f'{package}.{name}')} |" for name in names]
-        texts[f"reference/{package}/index.md"] = "\n".join(
-            [
-                f"# {_PACKAGES[package]}\n\n{_docstring(package)}\n\n| name | |\n|---|---|",
-                *lines,
-                "",
-            ]
-        )
-        for name in names:
-            texts[f"reference/{package}/{name}.md"] = (
-                f"---\ntitle: {name}\n---\n\n::: promptlimit.{package}.{name}\n"
-            )
-    return texts
-
-
-def _overview(docs: Path) -> str:
+    public = _names(docs)
     rows = [
         f"| [{_PACKAGES[package]}]({package}/index.md) | "
         + ", ".join(f"[`{name}`]({package}/{name}.md)" for name in names)
         + " |"
-        for package, names in _names(docs).items()
+        for package, names in public.items()
     ]
     about = "Every public name, by use; functions come first, result types last."
-    return f"# Reference\n\n{about}\n\n" + _table("| use | names |", rows)
+    texts = {"reference/index.md": f"# Reference\n\n{about}\n\n{_cards('use | names', rows)}"}
+    for package, names in public.items():
+        rows = [f"| [`{name}`]({name}.md) | {_summary(f'{package}.{name}')} |" for name in names]
+        head = f"# {_PACKAGES[package]}\n\n{_docstring(package)}"
+        texts[f"reference/{package}/index.md"] = f"{head}\n\n{_cards('name | ', rows)}"
+    homes = {name: f"../{package}/{name}.md" for package, names in public.items() for name in names}
+    paths = [f"{package}.{name}" for package, names in public.items() for name in names]
+    signatures = _signatures([thing for path in paths for thing in _things(path)])
+    for path in paths:
+        others = {name: home for name, home in homes.items() if name != path.partition(".")[2]}
+        first, *members = (_part(thing, signatures, others) for thing in _things(path))
+        text = "\n".join((first, *(f"#{member}" for member in members)))
+        texts[f"reference/{path.replace('.', '/')}.md"] = text
+    return texts
 
 
-def _table(header: str, rows: list[str]) -> str:
+def _cards(header: str, rows: list[str]) -> str:
     """Return a table whose rows are shown as cards on a narrow screen."""
-    return "\n".join(['<div class="cards" markdown>\n', header, "|---|---|", *rows, "\n</div>\n"])
+    lines = ('<div class="cards" markdown>\n', f"| {header} |", "|---|---|", *rows, "\n</div>\n")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- one page
+
+
+def _things(path: str) -> Iterator[griffe.Object]:
+    """Yield the object of a page, then the documented public members of a class."""
+    _docstring(path)
+    thing = _package()[path]
+    thing = thing.final_target if isinstance(thing, griffe.Alias) else thing
+    yield thing
+    if isinstance(thing, griffe.Class):
+        for name, member in thing.members.items():
+            if isinstance(member, griffe.Object) and not name.startswith("_") and member.docstring:
+                yield member
+
+
+def _part(thing: griffe.Object, signatures: dict[str, str], links: dict[str, str]) -> str:
+    """Return the heading, the signature and the docstring of one object as Markdown."""
+    lines = [f"# {thing.name}\n\n```python\n{signatures[thing.path]}\n```\n"]
+    if isinstance(thing, griffe.Class) and thing.bases:
+        bases = ", ".join(str(base).rpartition(".")[2] for base in thing.bases)
+        lines.append(f"Bases: {_linked_code(bases, links)}\n")
+    sections = thing.docstring.parse("google") if thing.docstring else []
+    for section in sections:
+        if isinstance(section, griffe.DocstringSectionText):
+            fenced = _EXAMPLE.sub(r"\g<indent>```pycon\n\g<0>\g<indent>```\n", f"{section.value}\n")
+            lines.append(_CODE.sub(lambda match: _link(match, links), fenced))
+        else:
+            lines.append(f"**{section.kind.value.capitalize()}**\n")
+            lines += [_item(item, links) for item in section.value]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _item(item: griffe.DocstringNamedElement, links: dict[str, str]) -> str:
+    """Return one parameter, attribute, exception or returned value as a line of a list."""
+    name = getattr(item, "name", "")
+    parts = [f"**`{name}`**"] if name else []
+    if item.annotation is not None:
+        default = getattr(item, "default", None)
+        suffix = f", default `{default}`" if default is not None else ""
+        parts.append(f"({_linked_code(str(item.annotation), links)}{suffix})")
+    text = item.description.replace("\n", "\n    ")
+    return f"- {' '.join(parts)}: {_CODE.sub(lambda match: _link(match, links), text)}"
+
+
+def _link(match: re.Match[str], links: dict[str, str]) -> str:
+    """Link a public name in backticks to its page; leave other code and fenced code alone."""
+    name = match["code"]
+    return f"[`{name}`]({links[name]})" if name in links else match[0]
+
+
+def _linked_code(code: str, links: dict[str, str]) -> str:
+    """Return code in backticks in which public names are links."""
+    runs = [run.strip() for run in re.split(rf"\b({'|'.join(links)})\b", code)]
+    return " ".join(
+        f"[`{run}`]({links[run]})" if run in links else f"`{run}`" for run in runs if run
+    )
+
+
+def _signatures(things: list[griffe.Object]) -> dict[str, str]:
+    """Return the signature of each object by its path, formatted as ruff formats a definition."""
+    lines = {
+        thing.path: f"def {thing.signature(return_type=True) or thing.name + '()'}: ..."
+        for thing in things
+        if isinstance(thing, griffe.Class | griffe.Function)
+    }
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "80", "-"]
+    process = subprocess.run(
+        command, input="\n".join(lines.values()), capture_output=True, text=True, check=True
+    )
+    formatted = dict(zip(lines, re.split(r"(?m)^def ", process.stdout)[1:], strict=True))
+    signatures = {}
+    for thing in things:
+        if thing.path in formatted:
+            word = "class " if isinstance(thing, griffe.Class) else ""
+            signatures[thing.path] = word + formatted[thing.path].strip().removesuffix(": ...")
+        else:
+            signatures[thing.path] = f"{thing.name}: {getattr(thing, 'annotation', '')}"
+    return signatures
+
+
+# ---------------------------------------------------------------- public names
 
 
 @functools.cache
@@ -99,7 +184,7 @@ def _names(docs: Path) -> dict[str, list[str]]:
     """Return the public names by package."""
     homes = _homes()
     if unknown := set(homes.values()) - set(_PACKAGES):
-        raise PluginError(f"the reference has no section for the packages {sorted(unknown)}")
+        sys.exit(f"error: the reference has no section for the packages {sorted(unknown)}")
     names = {package: set[str]() for package in _PACKAGES}
     for name, package in homes.items():
         names[package].add(name)
@@ -173,15 +258,13 @@ def _docstring(path: str) -> str:
     """Return the docstring of a name; a missing one is an error."""
     docstring = _package()[path].docstring
     if docstring is None or not docstring.value.strip():
-        raise PluginError(f"the public name promptlimit.{path} has no docstring")
+        sys.exit(f"error: the public name promptlimit.{path} has no docstring")
     return docstring.value
 
 
 def _summary(path: str) -> str:
     """Return the first sentence of a docstring, with bars escaped for a table cell."""
     sentence = " ".join(_docstring(path).partition("\n\n")[0].split())
-    return _FORMULA.sub(_without_bars, sentence).replace("|", "\\|")
-
-
-def _without_bars(formula: re.Match[str]) -> str:
-    return formula[0].replace("\\|", "\\Vert ").replace("|", "\\vert ")
+    return _FORMULA.sub(
+        lambda formula: formula[0].replace("\\|", "\\Vert ").replace("|", "\\vert "), sentence
+    ).replace("|", "\\|")
