@@ -9,7 +9,17 @@ from scipy.special import gamma
 
 import promptlimit as pl
 from promptlimit.finite import KnownPart, _softmax_moments
-from promptlimit.weights import Ray, RayLaw, _functional, rule_error, score_law
+from promptlimit.weights import (
+    Cumulants,
+    DependentTokens,
+    IndependentTokens,
+    Ray,
+    RayLaw,
+    _functional,
+    prompt_integrals,
+    rule_error,
+    score_law,
+)
 from promptlimit.weights._atoms import Atoms
 
 LENGTHS = np.array([2.0, 7.0, 50.0, 1e4, 1e9])
@@ -65,6 +75,52 @@ def test_errors_of_coarse_steps_cover_the_true_ones_and_are_not_far_above(monkey
         true = np.abs(coarse.mse - fine.mse)
         assert (true <= coarse.error).all(), name
         assert coarse.error.max() < 100.0 * true.max(), name
+
+
+def listed_cumulants(law, u, lengths, limit, noise=(0.0, 0.0)):
+    """Return the cumulants of independent tokens, with noise of opposite signs at even and odd u.
+
+    The noise is that of k_1 with x in place of the values, and of k_2.
+    """
+    x = np.exp(u[:, None] + law.token_scores)
+    values = np.broadcast_to((law.tokens @ VALUE.T - limit).T[:, None], (2, *x.shape))
+    features = np.concatenate([values, np.ones_like(x)[None], x[None]])
+    phi = np.exp(-x) @ law.weights
+    weights = law.weights * np.exp(-x) / phi[:, None]
+    first = np.einsum("fuj,uj->uf", features, weights * x)
+    some, pairs = first[:, :-1], features[:-1, None] * features[None, :-1]
+    second = np.einsum("fguj,uj->ufg", pairs, weights * x**2) - some[:, :, None] * some[:, None]
+    sign = (-1.0) ** np.arange(u.size)
+    first[:, -1] *= 1.0 + noise[0] * sign
+    second *= (1.0 + noise[1] * sign)[:, None, None]
+    by_length = lengths[:, None]
+    return Cumulants(
+        by_length * np.log(phi),
+        by_length[..., None] * first,
+        by_length[..., None, None] * second,
+        np.zeros(lengths.size),
+    )
+
+
+def test_rules_that_disagree_have_the_square_of_their_distance_as_error():
+    law, lengths = Atoms(WEIGHTS, TOKENS, np.array([0.5, -0.3])), np.array([2.0, 7.0, 50.0])
+    limit = law.ends(VALUE)[0]
+    tokens = IndependentTokens(law, lengths, VALUE, limit)
+
+    def integrals(noise):
+        def cumulants(u):
+            return listed_cumulants(law, u, lengths, limit, noise)
+
+        return prompt_integrals([DependentTokens(cumulants, tokens.window())])
+
+    right, plain = prompt_integrals([tokens]), integrals((0.0, 0.0))
+    for name in ("bias", "cov", "mse", "participation"):
+        assert_allclose(getattr(plain, name), getattr(right, name), rtol=1e-10)
+    assert (plain.error < 1e-10 * plain.mse).all()
+    assert_allclose(integrals((1e-3, 0.0)).error, 1e-6 * plain.mse, rtol=1e-3)
+    noisy = integrals((0.0, 1e-3))
+    assert (noisy.error > 1e-7 * plain.mse).all()
+    assert (noisy.error < 1e-5 * plain.mse).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
