@@ -52,7 +52,8 @@ def page_text(
         values: the variables of the template.
     """
     style, script = (_sources(ending, sources) for ending in (".css", ".js"))
-    shell = {"title": title, "contents": contents, "home": home, "logo": _source("logo.svg")}
+    logo = f"data:image/svg+xml;base64,{base64.b64encode(_source('logo.svg').encode()).decode()}"
+    shell = {"title": title, "contents": contents, "home": home, "logo": logo}
     page = _ENVIRONMENT.get_template(template)
     return page.render(style=style, script=script, **shell, **values)
 
@@ -124,7 +125,6 @@ _ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.filters |= {
-    "base64": lambda text: base64.b64encode(text.encode()).decode(),
     "duration": duration,
     "facts": facts,
     "formula": lambda text: formula(str(_printable(text))),
