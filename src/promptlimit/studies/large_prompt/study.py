@@ -85,7 +85,7 @@ DIVERGING_STEPS = 1000
 """The number of steps within which descent diverges or not.
 
 A tenth above the critical rate, about 310 steps have the flow time of the paper's training, and
-280 more multiply a deviation by 1.2 each, from rounding error to $10^6$. Noise of the batches delays
+280 more multiply a deviation by 1.2 each, from rounding error to $10^6$. Batch noise delays
 some starts.
 """
 
