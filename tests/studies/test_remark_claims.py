@@ -1,6 +1,7 @@
 """Claims on remarks of the large-prompt paper: each notices a planted error."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -26,7 +27,7 @@ def best_for_other_lengths(task, lengths, *args, **options):
 
 
 def risk_at_queries_of_the_prompt(head, task, lengths, **options):
-    if isinstance(task, pl.LinearRegression) and task.label_dim == 1:
+    if isinstance(task, pl.LinearRegression) and math.isfinite(lengths):
         variances = {"noise_variance": task.noise_variance, "prior_variance": task.prior_variance}
         task = pl.LinearRegression(task.covariance, **variances)
     return pl.risk(head, task, lengths, **options)

@@ -95,7 +95,7 @@ def stable_training(setting: Setting) -> Iterator[Check]:
 @STUDY.figure("Learning rates at which descent diverges", reference="Section 6", after_parts=True)
 def divergence(setting: Setting) -> dict[str, np.ndarray]:
     r"""Share of random starts from which stochastic gradient descent over prompts of ten tokens
-    diverges within 600 steps, against the learning rate $\eta$, with 95% Clopper-Pearson
+    diverges within 1000 steps, against the learning rate $\eta$, with 95% Clopper-Pearson
     intervals. Both heads begin at the same parameters and see the same batches. The dashed line
     marks the rate $\eta_c$ from which descent over an infinite prompt is unstable at its optimum.
     Linear attention diverges at smaller rates than softmax attention. The experiments use a rate of
