@@ -416,9 +416,9 @@ def test_the_time_left_of_training_follows_from_its_steps_after_compilation(
             return 0.5
 
         watch(Progress(10_000, 10_000, 1000.0, (10,), slow_risk))
-        now = 100.0  # the risk and another compilation change no estimate of the speed
-        watch(Progress(1_000, 10_000, 500.0, (50,)))
-        now = 100.0 + 0.2 * (left - 2)
+        now = 140.0  # risks and another compilation change no estimate of the speed
+        watch(Progress(1_000, 10_000, 500.0, (50,), slow_risk))
+        now += 0.2 * (left - 2)
         watch(Progress(3_000, 10_000, 500.0, (50,)))
         assert shown._seconds_left() == pytest.approx(0.7 * (left - 2))
 
