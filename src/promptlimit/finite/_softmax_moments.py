@@ -121,6 +121,13 @@ def require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> 
     scale = np.maximum(mse, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
     relative = np.where(np.isfinite(error), error / scale, np.inf)
     worst = int(np.argmax(relative))
+    if not relative[worst] <= TOLERANCE and mse[worst] < EPSILON * float(limit @ limit):
+        raise AccuracyError(
+            "outputs must differ between prompts by more than rounding errors, got a mean squared "
+            f"distance of {mse[worst]:.1e} from the limit at length {lengths[worst]:g}. At this "
+            "length all prompts have the limit as their output.",
+            argument="lengths",
+        )
     if not relative[worst] <= TOLERANCE:
         raise AccuracyError(
             f"moments must be exact to a relative {TOLERANCE:g}, got {relative[worst]:.1e} at "
