@@ -302,13 +302,13 @@ def test_a_user_function_can_be_explained(root):
 
 def test_replacing_the_parameter_gives_the_structure_of_the_new_one():
     problem = checked_problem(HEAD, NORMAL, np.array([10.0]), query=[1.0, 0.0], wrt="value")
-    assert problem.reading is not None
-    assert problem.reading.left is None
+    assert problem.compared_head is not None
+    assert problem.compared_head.left is None
     other = dataclasses.replace(problem, wrt="key_query")
-    assert other.reading is not None
-    assert other.reading.left is not None
-    assert problem.at(np.ones(2)).reading is problem.reading
-    assert problem.with_lengths(np.array([3.0])).reading is problem.reading
+    assert other.compared_head is not None
+    assert other.compared_head.left is not None
+    assert problem.at(np.ones(2)).compared_head is problem.compared_head
+    assert problem.with_lengths(np.array([3.0])).compared_head is problem.compared_head
 
 
 def test_a_rule_that_returns_too_few_numbers_is_refused():

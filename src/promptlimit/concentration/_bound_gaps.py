@@ -47,7 +47,7 @@ class _Reduced:
 
 def bound_obstacle(problem: Problem) -> str | None:
     """Return the reason why a bound is not available, or None."""
-    reading, queries = problem.reading, problem.queries
+    reading, queries = problem.compared_head, problem.queries
     of_means = reading is not None and reading.left is None
     averaged = queries.is_known or (of_means and queries.sub_gaussian is not None)
     measure = type(problem.measure).__name__
@@ -89,7 +89,7 @@ def bound_gap(problem: Problem) -> Array:
 
 
 def _reduced(problem: Problem) -> _Reduced:
-    read = unwrap(problem.reading)
+    read = unwrap(problem.compared_head)
     root = unwrap(problem.tail_constant) * np.eye(problem.measure.dim)
     if problem.gaussian is not None:
         root = problem.gaussian.root()

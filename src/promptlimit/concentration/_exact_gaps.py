@@ -63,7 +63,7 @@ class GaussianGap:
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
-    read, root = unwrap(problem.reading), unwrap(problem.gaussian).root()
+    read, root = unwrap(problem.compared_head), unwrap(problem.gaussian).root()
     transform = root @ read.key_query
     size: Product = () if read.factor is None else (_square(read.factor),)
     outer = read.value @ root
@@ -270,7 +270,7 @@ def exponent(tau: float) -> float:
 
 
 def _tau(problem: Problem) -> float:
-    read, gaussian = problem.reading, problem.gaussian
+    read, gaussian = problem.compared_head, problem.gaussian
     if problem.queries.are_points and read is not None:
         tilts = [read.at(query).tilt for query in problem.queries.points]
         reason = next(filter(None, map(problem.leading_obstacle, tilts)), None)

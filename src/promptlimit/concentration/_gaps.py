@@ -172,7 +172,7 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
 def limit_square(problem: Problem) -> float | None:
     r"""Return $E\|T\|^2$ over queries; None if it is not a finite sum."""
     queries = problem.queries
-    heads = problem.heads if problem.wrt is None else problem.reading
+    heads = problem.heads if problem.wrt is None else problem.compared_head
     is_affine = problem.gaussian is not None and heads is not None
     if problem.is_linear or is_affine:
         points, weights = queries.for_squares()
@@ -187,7 +187,7 @@ def limit_square(problem: Problem) -> float | None:
 
 def _by_sharpness(problem: Problem) -> str | None:
     return first_obstacle(
-        (problem.reading is None, problem.no_head_reason),
+        (problem.compared_head is None, problem.no_head_reason),
         (problem.is_linear, "it is not a softmax head"),
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
@@ -197,7 +197,7 @@ def _by_sharpness(problem: Problem) -> str | None:
 
 def _as_quadratic(problem: Problem) -> str | None:
     return first_obstacle(
-        (problem.reading is None, problem.no_head_reason),
+        (problem.compared_head is None, problem.no_head_reason),
         (not problem.is_linear, "it is not a linear head"),
         (problem.including_query, "the query is a token"),
     )
@@ -211,7 +211,7 @@ def _query_by_query(kind: Kind, problem: Problem) -> str | None:
     """Return why moments at single queries cannot be averaged, decided at the first query."""
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
-        return problem.no_head_reason if problem.reading is None else alone
+        return problem.no_head_reason if problem.compared_head is None else alone
     rule = _moments(problem).first(problem.at(problem.queries.points[0]), kind)
     return rule if isinstance(rule, str) else None
 

@@ -110,9 +110,9 @@ class GradientRows:
 
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
     """Return why a gradient is not a multiple of an output with moments of this kind."""
-    if problem.reading is None:
+    if problem.compared_head is None:
         return problem.no_head_reason
-    if problem.reading.left is not None:
+    if problem.compared_head.left is not None:
         return "the gradient in a score matrix depends on covariances"
     rule = PROMPT_MOMENTS.first(problem, kind)
     return rule if isinstance(rule, str) else None
@@ -120,13 +120,13 @@ def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
 
 def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
     rows = PROMPT_MOMENTS.choose(problem, kind, effort).compute(problem, effort)
-    size = unwrap(problem.reading).size(problem.query)
+    size = unwrap(problem.compared_head).factor_at(problem.query)
     return GradientRows(size * rows.mse, size * rows.error)
 
 
 def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a gradient does not depend on the covariances of one head of this kernel."""
-    reading = problem.reading
+    reading = problem.compared_head
     if reading is None:
         return problem.no_head_reason
     return first_obstacle(
@@ -154,20 +154,20 @@ def _spread(
     error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
 ) -> GradientRows:
     r"""Return $E\|K(\hat C-C)V^\top\|_F^2$ and its error, times the size of the query."""
-    reading = unwrap(problem.reading)
+    reading = unwrap(problem.compared_head)
     value, error = error_of(problem, unwrap(reading.left))
-    size = reading.size(problem.query)
+    size = reading.factor_at(problem.query)
     return GradientRows(size * value, size * error)
 
 
 def _linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
-    value, lengths = unwrap(problem.reading).value, problem.lengths
+    value, lengths = unwrap(problem.compared_head).value, problem.lengths
     spread = linear_spread_error(problem.measure, left, value, lengths, problem.known.tokens)
     return spread, np.zeros_like(lengths)
 
 
 def _leading_linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
-    value, lengths = unwrap(problem.reading).value, problem.lengths
+    value, lengths = unwrap(problem.compared_head).value, problem.lengths
     spread = linear_spread_error(problem.measure, left, value, lengths, problem.known.tokens[:0])
     return spread, leading_error(lengths)
 

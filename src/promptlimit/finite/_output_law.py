@@ -270,7 +270,7 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
     head, parts = unwrap(problem.head), unwrap(problem.parts)
 
     def read(coordinate: int) -> AbstractScalarLaws:
-        passed = problem.passed_by[coordinate]
+        passed = problem.residual_output[coordinate]
         if not head.value[coordinate].any():
             raise ArgumentError(
                 "coordinate",

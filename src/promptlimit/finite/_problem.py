@@ -90,7 +90,7 @@ class HeadProblem:
         """Return the head at a query."""
         return TiltedHead(self.kernel, self.key_query @ query, self.value)
 
-    def size(self, query: Array) -> float:
+    def factor_at(self, query: Array) -> float:
         """Return the factor of the squared distance at a query."""
         if self.factor is None:
             return self.constant
@@ -235,7 +235,7 @@ class Problem:
         return None if layers is None or len(layers) == 1 else layers
 
     @property
-    def passed_by(self) -> Array:
+    def residual_output(self) -> Array:
         """The part of the output at the query that does not depend on the prompt."""
         residual = self._once("residual", self._compute_residual)
         return np.zeros(self.attention.output_dim) if residual is None else residual @ self.query
@@ -246,11 +246,11 @@ class Problem:
         return None if residual is None else as_float64(residual)
 
     @property
-    def reading(self) -> HeadProblem | None:
+    def compared_head(self) -> HeadProblem | None:
         """The head whose output or gradient is compared; None if it is not one head."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
-        return self._once("reading", self._compute_gradient)
+        return self._once("compared_head", self._compute_gradient)
 
     def _compute_gradient(self) -> HeadProblem | None:
         with jax.enable_x64(True):
@@ -267,7 +267,7 @@ class Problem:
     @property
     def is_linear(self) -> bool:
         """Whether one head of linear attention is compared."""
-        return self.reading is not None and self.reading.kernel == "linear"
+        return self.compared_head is not None and self.compared_head.kernel == "linear"
 
     @property
     def parts(self) -> GaussianParts | None:
@@ -303,7 +303,7 @@ class Problem:
     def head(self) -> TiltedHead | None:
         """The head that is compared, at the query; None if `reading` is not one head."""
         if self.wrt is not None:
-            return None if self.reading is None else self.reading.at(self.query)
+            return None if self.compared_head is None else self.compared_head.at(self.query)
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
 
     @property

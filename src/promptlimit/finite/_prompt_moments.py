@@ -350,7 +350,7 @@ def _of_heads(
         rows = compute(problem, effort)
         if problem.wrt is not None:
             return rows
-        return dataclasses.replace(rows, limit=rows.limit + problem.passed_by)
+        return dataclasses.replace(rows, limit=rows.limit + problem.residual_output)
 
     return moments
 

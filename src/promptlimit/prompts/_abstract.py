@@ -43,7 +43,7 @@ class Readout:
         r"""Return $s=\langle t,z\rangle$ minus the origin, [...], of tokens [..., d]."""
         return tokens @ self.tilt - self.origin
 
-    def powers(self, tokens: Array, u: Array) -> Array:
+    def exponentials(self, tokens: Array, u: Array) -> Array:
         r"""Return $x=e^{s+u}$, [u, ...]."""
         scores = self.scores(tokens)
         exponent = u.reshape(-1, *[1] * scores.ndim) + scores

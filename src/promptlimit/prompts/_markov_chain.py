@@ -160,7 +160,7 @@ class MarkovChain(AbstractPrompt):
         return Cumulants.joined([self._cumulants(states, head, part, lengths) for part in parts])
 
     def _cumulants(self, states: "_States", head: Readout, u: Array, lengths: Array) -> Cumulants:
-        x = head.powers(states.tokens, u)
+        x = head.exponentials(states.tokens, u)
         y = head.features(states.tokens, x)
         row, steps = None, lengths
         if states.first is not None:

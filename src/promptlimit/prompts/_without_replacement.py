@@ -86,7 +86,7 @@ class WithoutReplacement(AbstractPrompt):
 
 
 def _cumulants(head: Readout, tokens: Array, u: Array, length: int) -> tuple[Array, Array, Array]:
-    x = head.powers(tokens, u)
+    x = head.exponentials(tokens, u)
     if length == len(tokens):
         y = head.features(tokens, x)
         first = np.einsum("ui,fui->uf", x, y)

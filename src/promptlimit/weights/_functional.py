@@ -131,12 +131,12 @@ class KnownTokens(AbstractPart):
         top = float(self.scores.max())
         return -NEGLIGIBLE - top, math.log(NEGLIGIBLE) + 0.5 - top
 
-    def powers(self, u: Array) -> Array:
+    def exponentials(self, u: Array) -> Array:
         """Return $x_f$, [u, f]."""
         return np.exp(np.minimum(u[:, None] + self.scores, LARGEST_EXPONENT))
 
     def at(self, u: Array) -> PartNodes:
-        x = self.powers(u)
+        x = self.exponentials(u)
         log_psi = -x.sum(axis=1)[None]
 
         def terms(weights: Array) -> KnownTerms:

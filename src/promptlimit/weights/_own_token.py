@@ -58,7 +58,7 @@ def weight_moments(
         query = KnownTokens(np.array([own_score]), np.zeros((1, 0)))
         windows.append(query.window())
     u = nodes_of(windows)
-    c = np.zeros_like(u) if query is None else query.powers(u)[:, 0]
+    c = np.zeros_like(u) if query is None else query.exponentials(u)[:, 0]
     transforms = score_transforms(sharpness, u, highest)
     terms: dict[str, Integrands] = {"mass": {0: c, 1: transforms.about_sharpness[0, 0]}}
     for word in words:
