@@ -57,7 +57,7 @@ def main() -> int:
         wanted = seconds * (error / (1e-4 * mean)) ** 2
         print(
             f"{length:4d} {exact.mse:.8f} {exact.mse_error:.0e} {exact_seconds:.2f} {mean:.5f} "
-            f"{error:.0e} {seconds:.2f} {abs(mean - exact.mse) / error:.1f} {wanted:.0f}"
+            f"{error:.0e} {seconds:.2f} {abs(mean - float(exact.mse)) / error:.1f} {wanted:.0f}"
         )
     return 0
 

@@ -184,7 +184,8 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     def make(length: float, max_sharpness: float, replicate: int) -> AbstractObjective:
         nodes = next(node_sets(task, unwrap(effort.points), replicate))
         end = _USUAL_RANGE if max_sharpness == SHARPNESS_RANGES[0] else PAIR_RANGES[-1]
-        return _objective(task, length, nodes, pair_tables(length, end)[0])
+        # Odd replicates use the coarser table: the error over replicates includes that of tables.
+        return _objective(task, length, nodes, pair_tables(length, end)[replicate % 2])
 
     return [
         Objectives(partial(make, length))
