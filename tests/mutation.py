@@ -79,6 +79,7 @@ TESTS = {
     "_packages": ("test_packages.py",),
     "_random": ("measures", "parallel", "dynamics"),
     "_quadrature": ("test_quadrature.py", "tasks", "finite"),
+    "_text": ("cli/test_guard.py",),
     "attention": ("attention", "depth"),
     "depth": ("depth", "attention", "finite/test_stack_moments.py"),
     "finite": ("finite", "concentration"),

@@ -70,11 +70,10 @@ def test_several_heads_are_simulated():
     both = pl.MultiHead([HEAD, HEAD])
     doubled = pl.SoftmaxAttention(KEY_QUERY, 2 * VALUE)
     task = TASKS["anisotropic"]
-    found = pl.risk(both, task, 10, key=KEY, samples=700)
-    assert found.kind == "estimate"
+    found = pl.risk(both, task, 10, key=KEY, samples=700, kind="estimate")
     same = pl.risk(doubled, task, 10, key=KEY, samples=700, kind="estimate")
     assert_allclose(found.value, same.value, rtol=1e-6)
-    slopes = pl.risk_gradient(both, task, 10, key=KEY, samples=8)
+    slopes = pl.risk_gradient(both, task, 10, key=KEY, samples=8, kind="estimate")
     names = ["heads[0].key_query", "heads[0].value", "heads[1].key_query", "heads[1].value"]
     assert list(slopes.value) == names
 
