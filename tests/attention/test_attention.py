@@ -422,10 +422,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: HEAD.jacobian(LAW, [0.0, 0.0], wrt="key_querry"),
         "`wrt` must be one of 'key_query', 'value', got 'key_querry'. Did you mean 'key_query'?",
     ),
-    "gradient of a sum without a matrix": (
+    "gradient of a sum in a matrix without its head": (
         lambda: pl.MultiHead([HEAD]).jacobian(LAW, [0.0, 0.0], wrt="key_query"),
-        "`wrt` must name a matrix of this MultiHead, which has no matrices, got 'key_query'. "
-        "Call `jacobian` of one of its heads.",
+        "`wrt` must be one of 'heads[0].key_query', 'heads[0].value', got 'key_query'. "
+        "Did you mean 'heads[0].key_query'?",
     ),
     "push-forward of a rectangular head": (
         lambda: pl.SoftmaxAttention([[1.0], [1.0]], [[1.0, 1.0]]).push_forward(LAW),

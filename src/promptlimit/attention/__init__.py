@@ -3,6 +3,7 @@
 from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
 from promptlimit.attention._abstract import array_names as array_names
 from promptlimit.attention._abstract import require_affine_limit as require_affine_limit
+from promptlimit.attention._abstract import require_matrix as require_matrix
 from promptlimit.attention._factored import Factored as Factored
 from promptlimit.attention._heads import AbstractHead as AbstractHead
 from promptlimit.attention._heads import GradientStructure as GradientStructure

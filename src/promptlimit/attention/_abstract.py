@@ -147,15 +147,10 @@ class AbstractAttention(eqx.Module):
         Args:
             prompt: the measure $\mu$.
             query: the query $z$.
-            wrt: the name of a matrix of this attention, such as "key_query" or "value".
+            wrt: the name of a matrix of this attention, such as "key_query", "value" or
+                "heads[0].value".
         """
-        if not (matrices := self.matrices()):
-            raise ArgumentError(
-                "wrt",
-                f"must name a matrix of this {type(self).__name__}, which has no matrices, "
-                f"got '{wrt}'. Call `jacobian` of one of its heads.",
-            )
-        require_choice("wrt", wrt, matrices)
+        require_matrix(self, wrt)
         require_prompt(self, prompt)
         point = as_query(self, query)
         jacobian = _jacobian(self, prompt, point, wrt)
@@ -285,11 +280,26 @@ def _output(attention: AbstractAttention, prompt: AbstractMeasure, query: Array)
 def _jacobian(
     attention: AbstractAttention, prompt: AbstractMeasure, query: Array, wrt: str
 ) -> Array:
-    def output(parameter: Array) -> Array:
-        moved = eqx.tree_at(lambda module: getattr(module, wrt), attention, parameter)
-        return moved(prompt, query)
+    moving, rest = eqx.partition(attention, eqx.is_inexact_array)
+    leaves, structure = jax.tree.flatten(moving)
+    place = array_names(attention).index(wrt)
 
-    return jax.jacrev(output)(getattr(attention, wrt))
+    def output(parameter: Array) -> Array:
+        moved = jax.tree.unflatten(structure, [*leaves[:place], parameter, *leaves[place + 1 :]])
+        return eqx.combine(moved, rest)(prompt, query)
+
+    return jax.jacrev(output)(leaves[place])
+
+
+def require_matrix(attention: AbstractAttention, wrt: str) -> None:
+    """Raise an error for a name that is not among those of `AbstractAttention.matrices`."""
+    if not (matrices := attention.matrices()):
+        raise ArgumentError(
+            "wrt",
+            f"must name a matrix, which a {type(attention).__name__} does not have, got "
+            f"{wrt!r}. Pass one of its heads or layers.",
+        )
+    require_choice("wrt", wrt, matrices)
 
 
 # Functions, not methods: equinox wraps a method at every access, which is slow for small prompts.

@@ -1,5 +1,7 @@
 """Several heads side by side."""
 
+import dataclasses
+import re
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import float_array, require_shape, type_name
 from promptlimit.attention._abstract import AbstractAttention
-from promptlimit.attention._heads import AbstractHead
+from promptlimit.attention._heads import AbstractHead, GradientStructure
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
@@ -102,3 +104,32 @@ class MultiHead(AbstractAttention):
         if self.output is None:
             return heads
         return tuple(head.with_value(self.output @ head.value) for head in heads)
+
+    def matrices(self) -> list[str]:
+        """Return the names of all matrices, such as "heads[0].value", and "output" if it exists."""
+        return [*inner_matrices(self.heads), *super().matrices()]
+
+    @full_precision
+    def gradient_structure(self, wrt: str) -> GradientStructure | None:
+        """Return the structure of the gradient in a matrix of one head; None for `output`.
+
+        The other heads do not depend on this matrix, so they do not contribute.
+        """
+        structure = inner_structure(self.heads, wrt)
+        if structure is None or self.output is None:
+            return structure
+        if structure.left is None:  # each value matrix then has a factor of its own
+            return None
+        head = structure.head.with_value(self.output @ structure.head.value)
+        return dataclasses.replace(structure, head=head)
+
+
+def inner_matrices(heads: Sequence[AbstractAttention]) -> list[str]:
+    """Return the names of the matrices of heads: "heads[0].value"."""
+    return [f"heads[{i}].{name}" for i, head in enumerate(heads) for name in head.matrices()]
+
+
+def inner_structure(heads: Sequence[AbstractAttention], wrt: str) -> GradientStructure | None:
+    """Return the structure of the gradient in "heads[i].name"; None for other names."""
+    found = re.fullmatch(r"heads\[(\d+)\]\.(.+)", wrt)
+    return None if found is None else heads[int(found[1])].gradient_structure(found[2])

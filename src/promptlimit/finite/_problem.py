@@ -15,12 +15,11 @@ from promptlimit._arrays import Array, ArrayLike, as_float64
 from promptlimit._inputs import (
     float_array,
     in_double,
-    require_choice,
     require_dimension,
     require_shape,
     type_name,
 )
-from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.attention import AbstractAttention, KernelName, require_matrix
 from promptlimit.errors import (
     AccuracyError,
     ArgumentError,
@@ -440,7 +439,7 @@ def checked_problem(
         )
     _require_mask(attention, prompt, causal, including_query)
     if wrt is not None:
-        require_choice("wrt", wrt, attention.matrices())
+        require_matrix(attention, wrt)
     constant = None if sub_gaussian is None else float(sub_gaussian)
     with jax.enable_x64(True):
         if query is None:

@@ -259,10 +259,11 @@ def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
 def require_task(task: object) -> None:
     """Raise an error for an object that is not a task."""
     if not isinstance(task, AbstractTask):
+        suggestion = "Pass a LinearRegression, or an instance of your own subclass of AbstractTask."
+        if callable(getattr(task, "bayes_risk", None)):
+            suggestion = "Call its own methods `risk` and `bayes_risk`."
         raise ArgumentError(
-            "task",
-            f"must be an in-context task, got {type_name(task)}. "
-            "Pass a LinearRegression, or an instance of your own subclass of AbstractTask.",
+            "task", f"must be an in-context task, got {type_name(task)}. {suggestion}"
         )
 
 
