@@ -125,7 +125,7 @@ def control_at_least(name: str, value: float, bound: float, *, basis: str = "") 
 
 
 def amended(check: Check) -> Check:
-    """Return the check as one of the amended statement, which holds where the original fails."""
+    """Return the check with the role "amended": it tests the corrected statement."""
     return replace(check, role="amended")
 
 

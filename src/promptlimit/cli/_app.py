@@ -115,7 +115,7 @@ def _add(command: FunctionType, *, resumes: bool = False) -> None:
 
 
 def _wrapped(command: Command, *, resumes: bool) -> Command:
-    """Return the command with each option of a group separate, and errors that name options.
+    """Return the command with groups expanded into options, and errors that name options.
 
     A group is a named tuple of options that several commands share.
     """

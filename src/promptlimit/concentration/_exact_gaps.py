@@ -39,7 +39,7 @@ _MOST_POINTS = 256
 """With more queries the statistics are interpolated: a table takes as long as about 300 queries."""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
-"""The products of forms that each statistic multiplies: (coefficient, index) pairs by name."""
+"""For each statistic, by name: pairs of a coefficient and an index into `products`."""
 
 
 @dataclasses.dataclass(frozen=True)

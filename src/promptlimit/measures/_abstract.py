@@ -26,7 +26,7 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _NEAR = 1e-12
-"""A tilt with these coordinates is so close to 0 that a law with moments has a transform there."""
+"""A tilt with these coordinates is in the domain of every transform that is finite around 0."""
 
 _BEYOND = 1e-5
 """Multiplying a tilt on the boundary by 1 plus this moves it outside the domain."""

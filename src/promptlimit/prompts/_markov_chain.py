@@ -259,7 +259,7 @@ class _States:
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
-        """Return the condition on the last state divided by its probability, [k, n], or None."""
+        """Return the indicator of the last state divided by its probability, [k, n], or None."""
         if self.last is None:
             return None
         first = self.stationary if self.first is None else self.first

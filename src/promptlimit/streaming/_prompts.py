@@ -262,9 +262,9 @@ def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
 
 
 def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
-    """Return `capacity` rows: these, then copies of the last one, or zeros without rows.
+    """Return the rows, padded to `capacity` with copies of the last one; zeros if there are none.
 
-    Zeros are not used otherwise: far from the tokens of the last leaf, products could overflow.
+    Zeros may be far from the tokens of the last leaf, so that products could overflow.
     """
     if len(rows) == capacity:
         return rows

@@ -108,7 +108,7 @@ def flow(
 
 
 def leaving_time(length: Number, far: Number) -> float:
-    """Return the first time after its approach at which the flow is that far from `END`."""
+    """Return the time at which the flow, having approached `END`, is at distance `far` again."""
 
     def left(_: float, state: np.ndarray) -> float:
         return float(distance(*state)) - far

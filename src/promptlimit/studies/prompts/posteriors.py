@@ -119,7 +119,7 @@ def nishimori(setting: Setting) -> Iterator[Check]:
     )
 
 
-@STUDY.claim(9, reference="importance.md, Weights without a variance")
+@STUDY.claim(9, reference="importance.md, Weights with infinite variance")
 def importance_rates(setting: Setting) -> Iterator[Check]:
     r"""Self-normalised importance sampling with the proposal $N(0, s^2)$ for the target $N(0, 1)$
     has $n\,E\sum p^2 \to s^2/\sqrt{2s^2 - 1}$ for $s^2 > 1/2$. For $1/2 \ge s^2$ the weights have
