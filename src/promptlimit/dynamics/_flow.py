@@ -78,9 +78,9 @@ def gradient_flow(
 ) -> Trajectory:
     r"""Return the trajectory of $\dot\theta=-\nabla R_L(\theta)$ from the arrays of `start`.
 
-    If the risk is exact, no prompt is simulated. On `LinearRegression` it is a closed form for
-    linear heads and at $L=\infty$; for one softmax head at finite L it is a variant of
-    `risk_function`. Otherwise it is the mean loss over simulated prompts, drawn once from `key`.
+    If a rule of `tasks.OBJECTIVE` computes the risk, no prompt is simulated. On `LinearRegression`
+    the risk is a closed form for linear heads and at $L=\infty$, and an average over points for
+    softmax heads at finite L. Otherwise it is the mean loss over simulated prompts, drawn once from `key`.
     The flow stops when the gradient norm falls below `arrival` of the plan; later times repeat that
     state.
 

@@ -300,7 +300,7 @@ class Problem:
 
     @cached_property
     def head(self) -> TiltedHead | None:
-        """The head that is compared, at the query; None if `reading` is not one head."""
+        """The head that is compared, at the query; None if `compared_head` is None."""
         if self.wrt is not None:
             return None if self.compared_head is None else self.compared_head.at(self.query)
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
