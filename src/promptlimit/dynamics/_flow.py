@@ -80,7 +80,8 @@ def gradient_flow(
 
     If a rule of `tasks.OBJECTIVE` computes the risk, no prompt is simulated. On `LinearRegression`
     the risk is a closed form for linear heads and at $L=\infty$, and an average over points for
-    softmax heads at finite L. Otherwise it is the mean loss over simulated prompts, drawn once from `key`.
+    softmax heads at finite L. Otherwise it is the mean loss over simulated prompts, drawn once
+    from `key`.
     The flow stops when the gradient norm falls below `arrival` of the plan; later times repeat that
     state.
 
