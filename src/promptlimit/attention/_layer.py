@@ -12,7 +12,7 @@ from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead, GradientStructure
-from promptlimit.attention._multi_head import MultiHead, inner_matrices, inner_structure
+from promptlimit.attention._multi_head import MultiHead
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian
 
@@ -96,11 +96,11 @@ class Layer(AbstractAttention):
 
     def matrices(self) -> list[str]:
         """Return the names of all matrices, such as "heads[0].value" and "residual"."""
-        return [*inner_matrices(self.heads), *super().matrices()]
+        return [*MultiHead(self.heads).matrices(), *super().matrices()]
 
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
         """Return the structure of the gradient in a matrix of one head; None for `residual`."""
-        return inner_structure(self.heads, wrt)
+        return MultiHead(self.heads).gradient_structure(wrt)
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"]:
         r"""Return $C$."""

@@ -107,7 +107,8 @@ class MultiHead(AbstractAttention):
 
     def matrices(self) -> list[str]:
         """Return the names of all matrices, such as "heads[0].value", and "output" if it exists."""
-        return [*inner_matrices(self.heads), *super().matrices()]
+        pairs = ((i, name) for i, head in enumerate(self.heads) for name in head.matrices())
+        return [*(f"heads[{i}].{name}" for i, name in pairs), *super().matrices()]
 
     @full_precision
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
@@ -115,21 +116,13 @@ class MultiHead(AbstractAttention):
 
         The other heads do not depend on this matrix, so they do not contribute.
         """
-        structure = inner_structure(self.heads, wrt)
+        named = re.fullmatch(r"heads\[(\d+)\]\.(.+)", wrt)
+        structure = (
+            None if named is None else self.heads[int(named[1])].gradient_structure(named[2])
+        )
         if structure is None or self.output is None:
             return structure
         if structure.left is None:  # each value matrix then has a factor of its own
             return None
         head = structure.head.with_value(self.output @ structure.head.value)
         return dataclasses.replace(structure, head=head)
-
-
-def inner_matrices(heads: Sequence[AbstractAttention]) -> list[str]:
-    """Return the names of the matrices of heads: "heads[0].value"."""
-    return [f"heads[{i}].{name}" for i, head in enumerate(heads) for name in head.matrices()]
-
-
-def inner_structure(heads: Sequence[AbstractAttention], wrt: str) -> GradientStructure | None:
-    """Return the structure of the gradient in "heads[i].name"; None for other names."""
-    found = re.fullmatch(r"heads\[(\d+)\]\.(.+)", wrt)
-    return None if found is None else heads[int(found[1])].gradient_structure(found[2])
