@@ -7,6 +7,7 @@ import pytest
 
 import promptlimit as pl
 from measures.cases import CASES, MIXED_SPHERE
+from promptlimit.weights import Ray, _check_law
 
 KEY = jax.random.key(3)
 LAWS = {**CASES, "mixture with a sphere": MIXED_SPHERE}
@@ -250,7 +251,10 @@ def test_laws_without_a_transform_or_a_continuation_get_a_note() -> None:
             return 0.5 * jnp.abs(tilt[0]) ** 2
 
     domain = pl.check_law(Heavy(), key=KEY)["domain"]
-    assert (domain.comparisons, domain.note) == (0, "no transform away from zero: no limit exists")
+    assert (domain.comparisons, domain.note) == (
+        0,
+        "the transform is finite only at zero: no limit exists",
+    )
     continuation = pl.check_law(Real(), key=KEY)["continuation"]
     assert continuation.comparisons == 0
     assert continuation.note.startswith("no exact results: its `log_laplace` ")
@@ -306,3 +310,12 @@ def test_too_few_samples_are_refused() -> None:
         ValueError, match=r"^`samples` must be a whole number of at least 1024, got 100\.$"
     ):
         pl.check_law(Normal(), key=KEY, samples=100)
+
+
+def test_bounds_of_moments_are_close_for_normal_scores() -> None:
+    """E x^4 = 3 and E x^6 = 15; the smallest multiple of the tilt gives nearly equality."""
+    with jax.enable_x64(True):
+        law, tilt = pl.Gaussian([0.0], [[1.0]]), np.ones(1)
+        fourth, sixth = _check_law._Direction("e", tilt, Ray(law, tilt)).moment_bounds(0.0)
+    assert 3.0 <= fourth < 3.1
+    assert 15.0 <= sixth < 50.0

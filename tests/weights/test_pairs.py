@@ -195,7 +195,46 @@ def test_any_analytic_law_agrees_with_a_list_of_gauss_nodes():
     assert (np.abs(found.mse - listed.mse) < 4.0 * found.error + 1e-12 * listed.mse).all()
 
 
+def test_sharp_heads_over_one_token_and_two_have_closed_forms():
+    """Of two tokens the outputs are functions of two normals, averaged by a product rule."""
+    pair = HeadPair((np.array([8.0, 0.0]), np.array([-4.0, 6.0])), (np.eye(2), np.eye(2)))
+    normal = GaussianParts(np.ones(1), np.zeros((1, 2)), np.eye(2)[None])
+    found = integrals(normal, pair, [1.0, 2.0])
+    tilts = np.stack(pair.tilts)
+    assert_allclose(found.moment[0], np.eye(2) + np.outer(*tilts), atol=1e-11)
+    node, step = np.linspace(-9.0, 9.0, 721, retstep=True)
+    grid = np.stack(np.meshgrid(node, node, indexing="ij"), axis=-1)
+    mass = step**2 * np.exp(-0.5 * (grid**2).sum(axis=-1)) / (2.0 * math.pi)
+    # With d = (z_1 - z_2) / sqrt(2), the mean over d and the mean of both tokens are independent.
+    leans = [np.tanh(grid @ tilt / math.sqrt(2.0)) for tilt in tilts]
+    moves = [lean[..., None] * grid / math.sqrt(2.0) for lean in leans]
+    means = [np.einsum("ij,ijd->d", mass, move) for move in moves]
+    crossed = 0.5 * np.eye(2) + np.einsum("ij,ijd,ije->de", mass, *moves)
+    about = crossed - np.outer(means[0], tilts[1]) - np.outer(tilts[0], means[1])
+    assert_allclose(found.moment[1], about + np.outer(*tilts), atol=1e-9)
+    assert_allclose(found.overlap[1], 0.5 * (1.0 + np.sum(mass * leans[0] * leans[1])), rtol=1e-9)
+
+
 def test_two_heads_too_sharp_for_the_nodes_are_refused():
     tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
     with pytest.raises(AccuracyError, match="scores must be milder where two heads read one"):
         integrals(MIXTURE, HeadPair(tilts, VALUES), [10.0])
+
+
+@pytest.mark.parametrize("spacing", ["coarse", "rough"])
+def test_errors_cover_those_of_coarse_rules(spacing):
+    lengths = [3.0, 10.0, 100.0]
+    away = np.abs(traces(MIXTURE, PAIR, lengths, spacing) - traces(MIXTURE, PAIR, lengths))
+    error = integrals(MIXTURE, PAIR, lengths, spacing).error
+    assert (away <= error).all()
+    assert (error <= 2e-5).all()
+
+
+def test_many_lengths_over_listed_tokens_agree_with_each_alone():
+    """More lengths than products of features are computed in another order."""
+    tokens = np.array([[0.3, -1.0, 0.2], [1.1, 0.4, -0.6], [-0.7, 0.9, 0.5]])
+    parts, lengths = GaussianParts(np.array([0.2, 0.5, 0.3]), tokens), np.arange(1.0, 13.0)
+    together = integrals(parts, PAIR, lengths)
+    alone = [integrals(parts, PAIR, [length]) for length in lengths]
+    assert_allclose(together.moment, [one.moment[0] for one in alone], rtol=1e-9, atol=1e-12)
+    assert_allclose(together.overlap, [one.overlap[0] for one in alone], rtol=1e-9)

@@ -1,7 +1,9 @@
-r"""Finitely many tokens, each with its probability: transforms are sums over tokens.
+r"""A law of finitely many tokens: transforms are sums over tokens.
 
-$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$, $x_i=e^{s_i+u}$. A place is a token. In a long list a
-place is one of a few scores at which these kernels are interpolated (`ManyAtoms`).
+Token $z_i$ has the probability $w_i$ and the score $s_i=\langle t,z_i\rangle$, and
+$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$ with $x_i=e^{s_i+u}$. A place (`AbstractProducts`) is a
+token. For a long list a place is one of a few scores at which the functions $x^ke^{-x}$ of the
+score are interpolated (`ManyAtoms`).
 """
 
 import dataclasses
@@ -36,10 +38,10 @@ _CELL = 0.5
 """The width of a cell of scores."""
 
 _NODES = 16
-"""Chebyshev nodes per cell: they interpolate every kernel to 1e-16 of its peak."""
+"""Chebyshev nodes per cell: enough to interpolate every kernel to 1e-16 of its peak."""
 
 _SHORT = 4.0
-"""A list is long if it has this many times more tokens than its cells have nodes."""
+"""A list is long if the ratio of its tokens to the nodes of its cells is larger than this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +60,12 @@ class Atoms(AbstractScoreLaw):
 
     @cached_property
     def heaviest(self) -> int:
-        """The token of largest tilted weight."""
+        r"""The index of the token with the largest tilted weight $w_ie^{s_i}$."""
         return int(np.argmax(np.log(self.weights) + self.tokens @ self.tilt))
 
     @cached_property
     def token_scores(self) -> Array:
-        r"""$s_i=\langle t,z_i\rangle$ from that of the heaviest token, [j]."""
+        r"""$s_i=\langle t,z_i\rangle$ minus the score of the heaviest token, [j]."""
         return (self.tokens - self.tokens[self.heaviest]) @ self.tilt
 
     @property
@@ -78,7 +80,7 @@ class Atoms(AbstractScoreLaw):
 
     @property
     def factors(self) -> Array:
-        """The factors of a kernel in sums over the means that `readings` yields, [j]."""
+        """The factors of the means that `readings` yields in sums over places, [j]."""
         return self.weights
 
     @property
@@ -134,7 +136,7 @@ class Atoms(AbstractScoreLaw):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield tokens and their Vz - T; the covariances are zero."""
+        """Yield tokens and their values Vz - T; the covariances are zero."""
         centred, outputs = self._centred(value), limit.size
         for part in blocks(self.weights.size, outputs**2, _ENTRIES_AT_ONCE):
             zeros = np.zeros((part.stop - part.start, outputs, outputs))
@@ -143,8 +145,8 @@ class Atoms(AbstractScoreLaw):
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
 
-        Tokens are measured from the one of largest tilted weight, so that no digits cancel if T is
-        close to it.
+        The heaviest token is subtracted from all tokens first, so that no digits cancel if T is
+        close to its value.
         """
         tilted = softmax(np.log(self.weights) + self.token_scores)
         apart = self.tokens - self.tokens[self.heaviest]
@@ -158,7 +160,7 @@ class Atoms(AbstractScoreLaw):
 
 
 def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[float | int]) -> Array:
-    r"""Return $\log E\,e^{-x}$, and $E[x^ke^{-x}]$ for some k, over scores and their weights."""
+    r"""Return $\log E\,e^{-x}$, and $E[x^ke^{-x}]$ for each k in `powers`, [1 + powers, u]."""
     found = np.empty((1 + len(powers), u.size))
     for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
         x = np.exp(np.minimum(u[part, None] + scores, LARGEST_EXPONENT))
@@ -171,14 +173,14 @@ def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[floa
 
 @dataclasses.dataclass(frozen=True)
 class AtomProducts(AbstractProducts):
-    """Sums over tokens."""
+    """$F_k$ and $F_{k-1}$ as sums over tokens, k = `power`."""
 
     law: Atoms
     u: Array
     power: int
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum_uw\,x_i^ke^{-x_i}$ times $w_i$, and its error."""
+        r"""Return $w_i\sum_uw(u)\,x_i^ke^{-x_i}$, [n, i], and its rounding error."""
         law = self.law
         shares = np.zeros((len(weights), law.places.size))
         for part in law._blocks(self.u):
@@ -187,9 +189,10 @@ class AtomProducts(AbstractProducts):
         return shares, _ROUNDING * shares
 
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
-        r"""Return $F_{k-1}$, [u, e], of f at the tokens, [j, e], and its error, [u].
+        r"""Return $F_{k-1}[f]$, [u, e], and its error, [u]; `centred` is f at the tokens.
 
-        As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$: the smaller sum is taken.
+        As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$. The sum with the smaller
+        terms is returned.
         """
         law, below = self.law, self.power - 1
         lowered, errors = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
@@ -206,7 +209,7 @@ class AtomProducts(AbstractProducts):
 
 
 def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
-    """Return the law of listed tokens along a tilt, by cells of scores for a long list."""
+    """Return the law of listed tokens along a tilt: `ManyAtoms` for a long list, else `Atoms`."""
     law = Atoms(weights, tokens, tilt)
     span = float(np.ptp(law.token_scores))
     if weights.size > _SHORT * _NODES * (span / _CELL + 1.0):
@@ -215,12 +218,13 @@ def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
 
 
 class ManyAtoms(Atoms):
-    r"""The law of a long list, by sums over cells of scores: one pass over the tokens.
+    r"""The law of a long list, with sums over cells of scores instead of tokens.
 
     It is 13 times faster than `Atoms` for 1000 tokens and 45 times for 100,000
-    (benchmarks/every_law.py). Kernels of the score are interpolated at the nodes g of each cell,
-    $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$, so that $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with
-    $f_g=\sum_iw_i\ell_g(s_i)f_i$.
+    (benchmarks/every_law.py). Functions $K(s+u)$ of the score, such as $x^ke^{-x}$, are
+    interpolated at the nodes g of each cell with Lagrange polynomials $\ell_g$:
+    $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$. Hence $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with
+    $f_g=\sum_iw_i\ell_g(s_i)f_i$, which requires one pass over the tokens.
     """
 
     @property
@@ -235,7 +239,7 @@ class ManyAtoms(Atoms):
 
     @cached_property
     def factors(self) -> Array:
-        """One: the means that `readings` yields contain the probabilities."""
+        """One, because the sums that `readings` yields include the probabilities."""
         return np.ones(self.places.size)
 
     @cached_property
@@ -248,7 +252,10 @@ class ManyAtoms(Atoms):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield nodes, the sums of y = Vz - T there, and the sums of yy' less their products."""
+        r"""Yield nodes g, and $y_g$ and $(yy')_g-y_gy_g'$ in place of means and covariances.
+
+        $f_g$ is the sum defined above, here of f = y and yy' with y = Vz - T.
+        """
         centred, outputs = self._centred(value), limit.size
         first = self._cells.sums(centred)
         for start in range(0, self.places.size, _NODES):
@@ -269,11 +276,12 @@ class _Cells:
     """Tokens sorted into cells of equal width by their scores.
 
     Attributes:
-        order: the tokens by cell, [i].
-        starts: where each cell starts in `order`, and the number of tokens, [cells + 1].
+        order: the indices of the tokens, sorted by cell, [i].
+        starts: the positions in `order` at which cells start, then the number of tokens,
+            [cells + 1].
         nodes: the Chebyshev nodes of each cell, [cells * nodes].
         scores: the scores of the tokens, [i].
-        weights: their probabilities, [i].
+        weights: the probabilities of the tokens, [i].
     """
 
     order: NDArray[np.int64]
@@ -293,7 +301,7 @@ class _Cells:
         return _Cells(order, np.append(starts, scores.size), nodes.ravel(), scores, weights)
 
     def weights_of(self, cell: int) -> tuple[NDArray[np.int64], Array]:
-        r"""Return the tokens of a cell and $w_i\ell_g(s_i)$, [i, nodes]."""
+        r"""Return the indices of the tokens in a cell and $w_i\ell_g(s_i)$, [i, nodes]."""
         own = self.order[self.starts[cell] : self.starts[cell + 1]]
         nodes = self.nodes[cell * _NODES : (cell + 1) * _NODES]
         apart = self.scores[own, None] - nodes
@@ -305,7 +313,7 @@ class _Cells:
         return own, self.weights[own, None] * basis
 
     def sums(self, values: Array) -> Array:
-        r"""Return $\sum_iw_i\ell_g(s_i)f_i$ at all nodes, [j, e]."""
+        r"""Return $\sum_iw_i\ell_g(s_i)f_i$ at all nodes g, [j, e], for `values` f, [i, e]."""
         pieces = []
         for cell in range(self.starts.size - 1):
             own, weights = self.weights_of(cell)

@@ -1,15 +1,16 @@
 r"""Moments of softmax weights as brackets: integrals of products of transforms of one score.
 
-A product of sums over tokens, multiplied out, is a sum over the patterns of equal indices. A
-pattern with b distinct tokens contributes the bracket $[f]_b/(K-1)!$, where K is the total power of
-the weights and f a product of b transforms. `brackets` integrates; `monomial` and the functions
-after it return the integrands `{b: f / (K-1)!}`.
+The L tokens of a prompt have scores $\sigma g_l$ with independent standard normal $g_l$, and the
+softmax weights $p_l$. A product of sums over tokens, multiplied out, is a sum over the patterns of
+equal indices. A pattern with b distinct tokens contributes $[f]_b/(K-1)!$, where K is the total
+power of the weights, f is a product of b transforms, and the bracket $[f]_b$ is the integral in
+`brackets`. `monomial` and the functions after it return the integrands `{b: f / (K-1)!}`.
 
-Notation: $a_{k,j}$ is a transform about $g=\sigma$ and $c_{k,j}$ one about a centre that moves with
-u (`ScoreTransforms`), $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$.
-All formulas are derived in docs/finite.md and arranged so that no digits cancel. Moments of m have
-two forms: `spread_statistics` for weights on many tokens ($V\approx1$), and `frozen_statistics` for
-weights on a few tokens ($V\approx0$).
+Notation: $a_{k,j}$ is a transform about $g=\sigma$, and $c_{k,j}$ is a transform about a centre
+that moves with u (`ScoreTransforms`); $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and
+$m=V-1$. All formulas are derived in docs/finite.md and arranged so that no digits cancel. Moments
+of m have two forms: `spread_statistics` for weights on many tokens ($V\approx1$), and
+`frozen_statistics` for weights on a few tokens ($V\approx0$).
 """
 
 import collections
@@ -39,10 +40,10 @@ class ScoreTransforms:
 
     Attributes:
         sharpness: $\sigma$.
-        log_phi: $\log\varphi(u)$, accurate relatively at both ends.
+        log_phi: $\log\varphi(u)$ with $\varphi=E\,e^{-x}$, to full relative precision.
         about_sharpness: $a_{k,j}=E[(g-\sigma)^jx^ke^{-x}]$ at `[k - 1, j]`.
-        about_centre: $c_{k,j}=E[(g-c(u))^jx^ke^{-x}]$ at `[k - 1, j]`; entries that no statistic
-            needs may be NaN.
+        about_centre: $c_{k,j}=E[(g-c(u))^jx^ke^{-x}]$ at `[k - 1, j]`, with the centre c(u) of
+            `score_transforms`. Entries that no statistic needs may be NaN.
     """
 
     sharpness: float
@@ -56,8 +57,8 @@ def score_transforms(
 ) -> ScoreTransforms:
     r"""Return $\varphi$, $a_{k,j}$ and $c_{k,j}$ at evenly spaced u.
 
-    Formulas that do not change when all g are shifted lose no digits if the centre is near the
-    scores that matter: for sharp scores, $c=-u/\sigma$ above $u=-\sigma^2$.
+    Some formulas do not change when all g are shifted. They lose no digits if the centre c is near
+    the scores that matter: for $\sigma>4$ and $u>-\sigma^2$ it is $c=-u/\sigma$, else $c=\sigma$.
 
     Args:
         sharpness: $\sigma > 0$.
@@ -89,14 +90,14 @@ def brackets(
     r"""Return sums of brackets $[f]_b=L(L-1)\cdots(L-b+1)\int f\varphi^{L-b}e^{-c}du$ by name.
 
     Args:
-        quantities: $\{b: f\}$ by name, each f of shape [..., u].
+        quantities: the integrands $\{b: f\}$ of each quantity by name, each f of shape [..., u].
         u: evenly spaced nodes, [u].
         log_phi: $\log\varphi$, [u].
         lengths: L, [n].
         known: c, the sum of $e^{s+u}$ over tokens that every prompt contains, [u].
 
     Returns:
-        The sums by even and by odd nodes, [..., 2, n].
+        For each name the sum by the even nodes and by the odd nodes, [..., 2, n].
     """
     total: dict[str, Array] = {}
     step = (u[-1] - u[0]) / (u.size - 1)
@@ -140,7 +141,7 @@ _SUMS: dict[str, tuple[int, tuple[float, ...]]] = {
     "Q": (2, (0.0, 0.0, 1.0)),
     "C": (3, (1.0,)),
 }
-"""The power of the weights of each sum, and the coefficients of its polynomial in h."""
+"""For each letter of `monomial`: the power of the weights, and the coefficients of P(h)."""
 
 
 def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -> Integrands:
@@ -151,17 +152,17 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
         0  p_0              B  sum p h          Y  sum p (h^2-1)
         S  sum p^2          H  sum p^2 h        Q  sum p^2 h^2        C  sum p^3
 
-    written as a word: "0BB" is $p_0B^2$. The blocks of a pattern are the sums whose indices are
-    equal, and with $c=e^{u+s_0}$ and K the number of weights in the word
+    A product is written as a word of these letters: "0BB" is $p_0B^2$. Each sum has the form
+    $\sum_lp_l^{k_f}P_f(h_l)$. A pattern divides the sums of a word into b blocks with equal
+    indices. With $c=e^{u+s_0}$ and K the number of weights in the word,
 
     $$E[p_0^i\prod_f\sum_lp_l^{k_f}P_f(h_l)]=\frac1{(K-1)!}\sum_{\text{patterns}}
     \Big[c^i\prod_{\text{blocks}}a_k[P]\Big]_b,\qquad a_k[P]=E[P(h)x^ke^{-x}],$$
 
-    where b is the number of blocks, and k and P are the sum and the product of a block's powers and
-    polynomials.
+    where k is the sum of the powers in a block and P the product of the polynomials.
 
     Args:
-        word: at most four weights.
+        word: a word with at most four weights.
         transforms: the transforms of one score.
         own: c, [u].
     """
@@ -180,7 +181,7 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
 
 @functools.cache
 def _patterns(letters: str) -> dict[tuple[str, ...], int]:
-    """Return the patterns of equal indices, each as the letters of its blocks, and their counts."""
+    """Return the patterns of equal indices, as the letters of their blocks, with their counts."""
     patterns: dict[tuple[str, ...], int] = {(): 1}
     for letter in letters:
         longer: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -194,7 +195,7 @@ def _patterns(letters: str) -> dict[tuple[str, ...], int]:
 
 
 def _block(letters: str, transforms: ScoreTransforms) -> Array:
-    r"""Return $a_k[P]$ of the sums in a block.
+    r"""Return $a_k[P]$ for a block of sums.
 
     By Stein's identity $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$, which
     keeps the digits at large L (docs/finite.md).
@@ -210,7 +211,7 @@ def _block(letters: str, transforms: ScoreTransforms) -> Array:
 
 @functools.cache
 def _product(letters: str) -> tuple[int, tuple[float, ...]]:
-    """Return the sum of the powers and the product of the polynomials of some sums."""
+    """Return the sum of the powers of some sums and the product of their polynomials."""
     product = functools.reduce(np.convolve, (_SUMS[letter][1] for letter in letters), np.ones(1))
     return sum(_SUMS[letter][0] for letter in letters), tuple(product.tolist())
 
@@ -219,9 +220,9 @@ def _product(letters: str) -> tuple[int, tuple[float, ...]]:
 
 
 def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistics that moments of outputs need, sums of positive terms.
+    r"""Return the statistics that moments of outputs need, as sums of positive terms.
 
-    $1-E\,S_2=[a_{10}^2]_2$, and $E(A-\sigma)^2=E\,B^2$.
+    $1-E\,S_2=[a_{10}^2]_2$, and $E(A-\sigma)^2=E\,B^2$ with $B=\sum_lp_l(g_l-\sigma)$.
     """
     a = _Indexed(transforms.about_sharpness)
     return {
@@ -232,7 +233,7 @@ def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistics of powers of the weights alone, sums of positive terms.
+    r"""Return the statistics of powers of the weights, as sums of positive terms.
 
     `coupling` is $E\,\mathrm{tr}\,W^2=([2a_{20}^2]_2+[a_{20}a_{10}^2]_3)/6$ with
     $W=\mathrm{diag}(p)-pp^\top$.
@@ -246,7 +247,7 @@ def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the residual of the spread, a sum of positive terms.
+    r"""Return the statistic "residual", $E\,\rho$, as a sum of positive terms.
 
         E rho        = ([2 (c20 c22 - c21^2)]_2 + [c10^2 c22 - 2 c10 c11 c21 + c11^2 c20]_3) / 6
 
@@ -261,7 +262,8 @@ def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return $E\,m^2$ and $E[m S_2]$ by the forms for many tokens, and the size of their terms.
 
-    With $m=Y-B^2$: $E\,m^2=E\,Y^2-2E\,YB^2+E\,B^4$ and $E[mS_2]=E\,YS_2-E\,B^2S_2$.
+    $m=Y-B^2$ with Y and B of `monomial`, so that $E\,m^2=E\,Y^2-2E\,YB^2+E\,B^4$ and
+    $E[mS_2]=E\,YS_2-E\,B^2S_2$.
     """
     square, mixed, fourth, ys, bbs = (
         monomial(word, transforms) for word in ("YY", "BBY", "BBBB", "SY", "BBS")
@@ -275,7 +277,7 @@ def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return $E V$, $E V^2$, $E[V S_2]$, which are small when a few tokens have most weight.
+    r"""Return $E V$, $E V^2$ and $E[V S_2]$, which are small when a few tokens have most weight.
 
     From $V=\frac12\sum p_lp_m(g_l-g_m)^2$, with $v=c_{12}c_{10}-c_{11}^2$:
 
@@ -313,7 +315,7 @@ def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
         [a10]_1 = 1,    a_{k,1} = sigma ((k-1) a_{k,0} - a_{k+1,0}),  k below the highest
 
-    The error of the latter is measured relative to $\sqrt{a_{k,0}a_{k,2}}$.
+    The error of Stein's identities is measured relative to $\sqrt{a_{k,0}a_{k,2}}$.
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     residuals: dict[str, Integrands] = {"mass": {1: a[1, 0]}}

@@ -1,9 +1,10 @@
 r"""Checks that the methods of a law agree: transform, derivatives, samples and continuation.
 
-A check is a function that yields comparisons, and `_CHECKS` lists them. Comparisons with samples
-are means of independent numbers whose expectation is zero if `log_laplace` is the transform of the
-law of `sample`. Their standard errors follow from the transform as well, so a rare token that is
-not among the samples causes no false alarm.
+The transform of a law is its log-Laplace transform $\Lambda(t)$, returned by `log_laplace`. A check
+is a function that yields comparisons (`_Finding`); `_CHECKS` lists the checks. A comparison with
+samples is a mean of independent numbers whose expectation is zero if `log_laplace` is the transform
+of the law from which `sample` draws. The standard error is computed from the transform, not from
+the samples, so a rare token that is not among the samples causes no false alarm.
 """
 
 import dataclasses
@@ -26,15 +27,15 @@ from promptlimit.results import LawCheck, LawReport
 from promptlimit.weights._ray import Ray
 
 _FALSE_ALARM = 1e-6
-"""The stated probability of a false alarm."""
+"""The documented probability of a false alarm."""
 
 _NOMINAL = 1e-9
-"""The level of the normal quantiles; smaller than `_FALSE_ALARM` because means are skewed."""
+"""The probability of a false alarm if means were normal; smaller, because means are skewed."""
 
 _SKEWED = 0.06
-r"""The largest ratio of third to second moments, as a share of $\sqrt n$.
+r"""The largest skewness $\gamma$ of one of n samples, divided by $\sqrt n$.
 
-With thresholds of x = 7 standard errors, a skewness $\gamma$ multiplies tails by about
+With thresholds of x = 7 standard errors, the skewness multiplies tail probabilities by about
 $e^{\gamma x^3/(6\sqrt n)}$, which is $e^{3.4}=31$ here.
 """
 
@@ -44,16 +45,16 @@ _MOST_AXES = 32
 _DENSE = 4
 _GRID = np.linspace(-6.0, 6.0, 49)
 _SCALES = (0.3, 0.6, 1.2, 2.4, 4.8)
-"""Standard deviations of the scores at the tilts of the checks, which have both signs."""
+"""Standard deviations of the scores at the tilts of the checks; tilts of both signs are used."""
 
 _MULTIPLES = np.array([1j, 0.5 + 1j])
 """Complex multiples of a tilt at which the continuation is compared with samples."""
 
 _DIGITS = 1e-6
-"""Relative differences below this are rounding: laws may compute in single precision."""
+"""The largest relative difference due to rounding: laws may compute in single precision."""
 
 _TOLERANCE = 5e-4
-"""The largest relative error of derivatives by finite differences."""
+"""The largest relative error of finite differences."""
 
 _STEP = 0.05
 _SMALLEST = 1e-300
@@ -76,23 +77,23 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     - *mean* and *covariance* against samples;
     - *transform* and *tilted mean*: $E\,e^{\langle t,z\rangle-\Lambda(t)}=1$ and
       $E\,e^{\langle t,z\rangle-\Lambda(t)}(z-\nabla\Lambda(t))=0$ over samples, at tilts whose
-      scores have standard deviations from 0.3 to 4.8, as far as the samples resolve them;
-    - *tilts left out*: how many of those tilts the samples do not resolve;
+      scores have standard deviations from 0.3 to 4.8, unless there are too few samples for a tilt;
+    - *tilts left out*: the number of tilts for which there are too few samples;
     - *continuation*: the same transform at complex tilts, which exact results use, if
       `log_laplace` is analytic;
-    - *Gaussian parts* and *variance proxy* against $\Lambda$, where the law has them.
+    - *Gaussian parts* and *variance proxy* against $\Lambda$, if the law provides them.
 
-    Comparisons with samples allow as many standard errors as keep the probability that a correct
-    law fails below 1e-6 in total. A comparison whose distribution is too skewed for that many
-    samples is left out, and the report counts it.
+    The number of standard errors that a comparison with samples allows is such that a correct law
+    fails with a total probability below 1e-6. A comparison is left out if its distribution is too
+    skewed for the number of samples; the report counts such comparisons.
 
     Args:
         law: the law of a token.
-        key: randomness of the samples.
-        samples: how many tokens to draw.
+        key: the random key of the samples.
+        samples: the number of tokens to draw.
 
     Raises:
-        LawMismatchError: names the first check that fails, with both numbers.
+        LawMismatchError: a check fails. The message names the first such check and both numbers.
 
     >>> import jax, promptlimit as pl
     >>> print(pl.check_law(pl.Rademacher([1.0]), key=jax.random.key(0))["mean"].comparisons)
@@ -122,8 +123,8 @@ class _Finding:
 
     Attributes:
         check: the name of the check.
-        share: the deviation divided by the allowed one; None for a note.
-        message: the text of the error, or of the note.
+        share: the deviation divided by the largest allowed deviation; None for a note.
+        message: the text of the error if `share` is above 1, or the text of the note.
     """
 
     check: str
@@ -162,18 +163,22 @@ def _mismatch(law: AbstractMeasure, check: str, message: str) -> LawMismatchErro
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-    """A direction u, scaled to scores of standard deviation one unless they are constant."""
+    """A direction u in which tilts are checked.
+
+    It is scaled such that the scores at the tilt u have standard deviation one, unless these scores
+    are constant.
+    """
 
     name: str
     tilt: Array
     ray: Ray
 
     def at(self, multiples: Array) -> Array:
-        r"""Return $\Lambda(cu)$, real."""
+        r"""Return $\Lambda(cu)$ at real multiples c."""
         return np.real(self.ray.log_laplace(np.asarray(multiples, np.float64)))
 
     def derivatives(self, at: float) -> tuple[float, float]:
-        """Return slope and curvature by decreasing steps until both converge; else NaN."""
+        """Return slope and curvature from differences; NaN if they do not converge."""
         before = self._differences(at, _STEP)
         for power in range(1, 10):
             now = self._differences(at, _STEP / 4.0**power)
@@ -191,11 +196,15 @@ class _Direction:
         return float(slope), float(bend / (12.0 * step**2))
 
     def moment_bounds(self, centre: float) -> tuple[float, float]:
-        r"""Return bounds of the fourth and sixth moments of a centred score.
+        r"""Return bounds for the fourth and sixth moments of a score x with its mean subtracted.
 
-        Since $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$, v the variance,
+        Since $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$ with v the variance,
         $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
-        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$; the smallest of them over a few s.
+        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$ for every s. The smallest bounds over a
+        few s are returned.
+
+        Args:
+            centre: the mean of the score.
         """
         variance = self.derivatives(0.0)[1]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -217,8 +226,9 @@ class _Subject:
     Attributes:
         law: the law, in double precision.
         samples: the number of tokens to draw.
-        key: randomness.
-        directions: coordinate axes, sums of two of them in few dimensions, and random directions.
+        key: the random key of the samples.
+        directions: coordinate axes, sums of two axes if the dimension is small, and random
+            directions.
         mean: the mean of a token, [d]; NaN if zero is not inside the domain.
         cov: the covariance of a token, [d, d]; NaN in the same case.
         size: the root mean square of a token.
@@ -234,7 +244,7 @@ class _Subject:
 
     @staticmethod
     def of(law: AbstractMeasure, samples: int, key: PRNGKeyArray) -> "_Subject":
-        """Return the subject; a sample replaces the covariance where the law has none."""
+        """Return the subject; samples replace the covariance if that of the law is unavailable."""
         tokens = _drawn(law, jax.random.fold_in(key, 0), _FEWEST)
         size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
         try:
@@ -262,7 +272,7 @@ class _Subject:
 
     @cached_property
     def tilts(self) -> "tuple[list[_Tilt], int]":
-        """The tilts that the samples can check, and the number of the other tilts."""
+        """The tilts for which there are enough samples, and the number of the other tilts."""
         allowed = 0.5 * _SKEWED * math.sqrt(self.samples)
         scales = np.array([sign * scale for scale in _SCALES for sign in (1.0, -1.0)])
         found, few = [], self.directions[:2] + self.directions[2:][-2:]
@@ -277,7 +287,7 @@ class _Subject:
 
 
 class _Tilt(NamedTuple):
-    r"""A tilt t along a direction, $\Lambda(t)$ and $\Lambda(2t)$."""
+    r"""A tilt t along a direction: the factor of the direction, $\Lambda(t)$ and $\Lambda(2t)$."""
 
     direction: _Direction
     scale: float
@@ -291,12 +301,12 @@ class _Tilt(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The tilt in words."""
+        """The tilt as text for messages."""
         return f"{self.scale:g} standard deviations along {self.direction.name}"
 
 
 def _drawn(law: AbstractMeasure, key: PRNGKeyArray, count: int) -> Array:
-    """Return tokens, [count, d]."""
+    """Return tokens from `sample`, [count, d]; raise if their shape or an entry is invalid."""
     tokens = as_float64(law.sample(count, key=key))
     if tokens.shape != (count, law.dim):
         shape = f"shape {tokens.shape} for {count} tokens of dimension {law.dim}"
@@ -323,7 +333,7 @@ def _unit_vectors(dim: int) -> dict[str, Array]:
 
 
 def _no_transform(_: _Subject) -> Iterator[_Finding]:
-    yield _Finding("domain", None, "no transform away from zero: no limit exists")
+    yield _Finding("domain", None, "the transform is finite only at zero: no limit exists")
 
 
 def _domain(subject: _Subject) -> Iterator[_Finding]:
@@ -372,7 +382,7 @@ def _derivatives(subject: _Subject) -> Iterator[_Finding]:
 
 
 def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterator[_Finding]:
-    """Yield slope and curvature along a direction against finite differences."""
+    """Yield comparisons of slope and curvature along a direction with finite differences."""
     found = float(direction.tilt @ mean), float(direction.tilt @ cov @ direction.tilt)
     methods = ("`tilted_mean`", "`tilted_cov`")
     for method, here, there in zip(methods, found, direction.derivatives(at), strict=True):
@@ -409,15 +419,15 @@ def _parts_and_proxy(subject: _Subject) -> Iterator[_Finding]:
 
 @dataclasses.dataclass(frozen=True)
 class _SampleMeans:
-    """Means over samples that have expectation zero.
+    """Means over samples of n statistics that have expectation zero.
 
     Attributes:
         check: the name of the check.
-        labels: the tilt or direction of each, [n].
+        labels: the tilt or direction of each statistic, [n].
         claimed: the values according to `log_laplace`, [n].
-        deviation: the standard deviations of one sample, [n].
+        deviation: the standard deviation of each statistic for one token, [n].
         floor: the largest difference that rounding can cause.
-        statistic: returns numbers of mean zero, [samples, n], for tokens [samples, d].
+        statistic: a function that returns the statistics, [samples, n], of tokens, [samples, d].
     """
 
     check: str
@@ -458,7 +468,7 @@ def _against_samples(subject: _Subject) -> Iterator[_Finding]:
 
 
 def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
-    """Yield mean and covariance along the directions."""
+    """Yield the checks of mean and covariance along the directions."""
     if not subject.has_moments:
         return
     directions = subject.directions
@@ -468,8 +478,8 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
     fourth, sixth = np.array([one.moment_bounds(float(c)) for one, c in pairs]).T
     quartic = np.maximum(fourth - spreads**2, 0.5 * spreads**2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        skewed = np.sqrt(fourth) / spreads  # bounds E|x|^3 / sd^3
-        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # the bound is some 3 times larger
+        skewed = np.sqrt(fourth) / spreads  # an upper bound for E|x|^3 / sd^3
+        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # bound / 3, because it is loose
     size = subject.size * float(np.linalg.norm(tilts, axis=1).max())
     for check, claimed, variance, ratio, power in (
         ("mean", centres, spreads, skewed, 1),
@@ -491,7 +501,7 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
 
 
 def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
-    r"""Yield the transform and the tilted mean: samples have weights $e^{<t,z>-\Lambda(t)}$."""
+    r"""Yield the checks of transform and tilted mean; $e^{<t,z>-\Lambda(t)}$ are sample weights."""
     for one in subject.tilts[0]:
         mean, _ = subject.tilted_moments(one.tilt)
         later, cov = subject.tilted_moments(2.0 * one.tilt)
@@ -513,7 +523,7 @@ def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
 
 
 def _continuation(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
-    """Yield the transform at complex tilts, where it is analytic."""
+    """Yield the checks of the transform at complex tilts, if it is analytic."""
     tilts = [one for one in subject.tilts[0] if abs(one.scale) <= 1.2]
     try:
         for one in tilts[:1]:

@@ -1,11 +1,13 @@
 r"""The effective number of tokens and the largest weight, as means over prompts.
 
-With $X=e^{2s+u}$ and $1/S_2=(\sum e^s)^2/\sum e^{2s}$,
+Scores are s, the softmax weights p, and $S_2=\sum p^2$. With $X=e^{2s+u}$ and
+$1/S_2=(\sum e^s)^2/\sum e^{2s}$,
 
     E(1/S_2) = int { L G_1 g^{L-1} + L(L-1) G_{1/2}^2 g^{L-2} } du,    G_k = E[X^k e^{-X}], g = G_0.
 
-The largest weight needs the law of the score itself: with $x=e^{s+u}$ and
-$H(s,u)=E[e^{-x'};s'\le s]$, the largest score is at most s with the density $d_s(H^L)$, and
+The mean of the largest weight needs the law of the score itself. With $x=e^{s+u}$, and $H(s,u)$ the
+mean of $e^{-x'}$ over tokens with scores $s'\le s$ (counting zero for the others), $H^L$ is the
+mean of $e^{-\sum x}$ over prompts whose largest score is at most s, and
 
     E max p = int du int x d_s(H^L).
 """
@@ -40,7 +42,7 @@ _PANEL = 0.5
 """The width of a panel, in units of the smaller of 1 and the standard deviation."""
 
 _RANGE = 9.0
-"""Standard deviations that the panels cover on each side, for one token."""
+"""The number of standard deviations that the panels cover on each side, for one token."""
 
 _ENTRIES_AT_ONCE = 2**21
 _NODES_AT_ONCE = 32
@@ -65,7 +67,7 @@ def mean_effective_tokens(law: AbstractScoreLaw, lengths: Array) -> tuple[Array,
 def largest_weight(law: AbstractScoreLaw, lengths: Array) -> tuple[Array, Array] | None:
     r"""Return $E\max p$ over prompts of L tokens, L at least 2, and its relative error, [n].
 
-    None for a law that is neither a list nor a mixture of Gaussians.
+    Returns None if the law is neither a list nor a mixture of Gaussians.
     """
     u = nodes_of([law.window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))])
     with np.errstate(under="ignore"):
@@ -85,7 +87,7 @@ def largest_weight(law: AbstractScoreLaw, lengths: Array) -> tuple[Array, Array]
 
 
 def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
-    r"""Return $\sum_ix_i(H_i^L-H_{i-1}^L)$ over the list in order of scores, [n, u]."""
+    r"""Return $\sum_ix_i(H_i^L-H_{i-1}^L)$ over tokens in increasing order of scores, [n, u]."""
     order = np.argsort(law.token_scores, kind="stable")
     scores, weights = law.token_scores[order], law.weights[order]
     above = np.append(np.cumsum(weights[:0:-1])[::-1], 0.0)  # the probability of larger scores
@@ -104,13 +106,13 @@ def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Panels:
-    """Scores of a mixture of Gaussians at Gauss points on panels.
+    """The law of the score of a mixture of Gaussians at Gauss points on panels.
 
     Attributes:
-        scores: [panel, point].
-        masses: the density times the weight of the rule, [panel, point].
+        scores: the Gauss points, [panel, point].
+        masses: the density of the score times the weight of the Gauss rule, [panel, point].
         shares: the density times half of the width of the panel, [panel, point].
-        above: the probability of larger scores, [panel, point].
+        above: the probability of a larger score, [panel, point].
     """
 
     scores: Array
@@ -136,9 +138,10 @@ class _Panels:
         return _Panels(scores, shares * weights, shares, ndtr(-z) @ law.weights)
 
     def integrands(self, u: Array, lengths: Array) -> tuple[Array, Array]:
-        r"""Return $L\int xe^{-x}H^{L-1}$ over scores, and with $\varphi$ in place of H, [n, u].
+        r"""Return the integral of $Lxe^{-x}H^{L-1}$ over the law of the score, [n, u].
 
-        Panels where x or $e^{-x}$ is negligible are left out.
+        Also returns the same integral with $\varphi=E\,e^{-x}$ in place of H; its integral over u
+        is one. Panels where x or $e^{-x}$ is negligible are left out.
         """
         integral = _rule()[2]
         far = NEGLIGIBLE + math.log(float(lengths.max()))

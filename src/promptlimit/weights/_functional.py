@@ -19,11 +19,12 @@ to $E\,S_2=E\sum_lp_l^2$. Independent parts of a prompt multiply $\Psi$, so that
 | a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
 
 Here $\phi=E\,e^{-x}$ and $F_k[f]=E[f\,x^ke^{-x}]$ for one token. Other laws of prompts provide the
-three functions (`Cumulants`).
+three functions (`Cumulants`). Brackets give shapes of arrays: n lengths, u nodes, e coordinates of a
+value, f known tokens.
 
-The integral over u is a trapezoidal rule. Integrands are analytic for $|\mathrm{Im}\,u|<\pi/2$. If
-the rules over even nodes and over odd nodes each have a relative error of about $\epsilon$, their
-mean has a relative error of about $\epsilon^2$. Half their difference estimates $\epsilon$.
+The integral over u is a trapezoidal rule. Integrands are analytic for $|\mathrm{Im}\,u|<\pi/2$. The
+even nodes and the odd nodes are two rules of twice the step. If each of them has a relative error of
+about $\epsilon$, their mean has one of about $\epsilon^2$. Half their difference estimates $\epsilon$.
 """  # noqa: E501  # a formula stays on one line
 
 import abc
@@ -53,13 +54,13 @@ _UNDERFLOW = 1e-280
 
 @dataclasses.dataclass(frozen=True)
 class AbstractTerms(abc.ABC):
-    r"""$k_1$ and $k_2$ of a part at the nodes.
+    r"""$k_1$ and $k_2$ of one part of a prompt at the nodes.
 
     Attributes:
         mass: $k_1$ with 1 in place of y, [n, u].
         squares: $k_1$ with x in place of y, [n, u].
         first: $k_1$, [n, u, e].
-        rounding: the rounding error that this part causes in the trace of second moments, [n].
+        rounding: the rounding error that this part causes in $E|T_L-T|^2$, [n].
     """
 
     mass: Array
@@ -73,9 +74,14 @@ class AbstractTerms(abc.ABC):
 
     @abc.abstractmethod
     def second(self, rule: int, centre: Array) -> Array:
-        r"""Return $\sum_uw\,k_2$ over the even (0) or the odd (1) nodes, [n, e, e].
+        r"""Return $\sum_uw\,k_2$ over the even or the odd nodes, [n, e, e].
 
-        Values are measured from $T+$ `centre`, [n, e].
+        w are the weights that were passed to `PartNodes.terms`. Values are measured from
+        $T+$ `centre`.
+
+        Args:
+            rule: 0 for the even nodes, 1 for the odd ones.
+            centre: the origin of the values minus T, [n, e].
         """
 
 
@@ -85,9 +91,10 @@ class PartNodes:
 
     Attributes:
         log_psi: $k_0$, [n, u].
-        rounding: its rounding error, [n, u].
-        terms: returns $k_1$ and $k_2$ at the first nodes, as many as its argument has. That is
-            $w=2he^{k_0}$ of the whole prompt, h the step, at an even number of nodes, [n, u].
+        rounding: the rounding error of $k_0$, [n, u].
+        terms: a function that returns $k_1$ and $k_2$ at the first nodes. Its argument is the array
+            $w=2he^{k_0}$, [n, u], with h the step and $k_0$ of the whole prompt. The result has
+            as many nodes as w, an even number.
     """
 
     log_psi: Array
@@ -105,11 +112,11 @@ class AbstractPart(abc.ABC):
 
     @abc.abstractmethod
     def window(self) -> tuple[float, float]:
-        r"""Return the u between which neither $1-e^{k_0}$ nor $e^{k_0}$ is negligible."""
+        r"""Return the range of u in which neither $1-e^{k_0}$ nor $e^{k_0}$ is negligible."""
 
     @abc.abstractmethod
     def at(self, u: Array) -> PartNodes:
-        """Return the part at evenly spaced nodes."""
+        """Return the functions of the part at evenly spaced nodes u."""
 
 
 # ---------------------------------------------------------------- the kinds of parts
@@ -120,7 +127,7 @@ class KnownTokens(AbstractPart):
     """Tokens that are in every prompt, such as the query.
 
     Attributes:
-        scores: $s_f$, measured from the offset of the law of the other tokens, [f].
+        scores: $s_f$ minus the `offset` of the law of the other tokens, [f].
         values: $y_f$, [f, e].
     """
 
@@ -163,7 +170,7 @@ class KnownTerms(AbstractTerms):
     attention: Array
 
     def about(self, centre: Array) -> Array:
-        apart = self.values - centre[:, None]  # exactly zero for a token at the centre
+        apart = self.values - centre[:, None]  # exactly zero for a value equal to the centre
         return np.einsum("uf,nfe->nue", self.x, apart)
 
     def second(self, rule: int, centre: Array) -> Array:  # noqa: ARG002  # zero for both rules
@@ -171,7 +178,7 @@ class KnownTerms(AbstractTerms):
         return np.zeros((len(centre), outputs, outputs))
 
     def dominant(self) -> Array:
-        r"""Return $y_f$ of the token with more than half of the weight, or zero, [n, e]."""
+        r"""Return $y_f$ of the token with a mean weight above 1/2, or zero, [n, e]."""
         return np.where(self.attention > 0.5, 1.0, 0.0) @ self.values
 
 
@@ -179,13 +186,13 @@ class KnownTerms(AbstractTerms):
 class IndependentTokens(AbstractPart):
     r"""L independent tokens from one law, for several L.
 
-    With a slope m, scores fall by m per position, counted from the end of the prompt:
-    $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ likewise (`Positions`).
+    With a slope m the token at position j, counted from the end of the prompt, has a score lower by
+    mj. Then $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ are similar sums (`Positions`).
 
     Attributes:
-        law: the law of a token along the tilt.
-        lengths: L, finite, [n]; at least 2, or 1 with known tokens.
-        value: V, [e, d].
+        law: the law of a token along the tilt t.
+        lengths: L, finite, [n]; at least 2, or at least 1 if the prompt has known tokens.
+        value: the value matrix V, [e, d].
         limit: $T=V\nabla\Lambda(t)$, [e].
         slope: m, at least 0.
     """
@@ -261,20 +268,20 @@ class IndependentTokens(AbstractPart):
 
 @dataclasses.dataclass(frozen=True)
 class TokenTerms(AbstractTerms):
-    r"""$k_1$ and $k_2$ of independent tokens, on a grid of v that contains the nodes u.
+    r"""$k_1$ and $k_2$ of independent tokens, on a grid of points v that contains the nodes u.
 
     Attributes:
         token_mass: $F_1[1]$, [v].
         drift: $B=F_1[y]$, [v, e].
         drift_error: the rounding error of B, [v].
-        one: $\omega/\phi$ for the two rules, [2, n, v], with the weights $\omega$ of
+        one: $\omega/\phi$ for the even and the odd nodes, [2, n, v], with the weights $\omega$ of
             `Positions.grid_weights`; $\omega=wL$ without a slope.
         two: $\omega/\phi^2$, [2, n, v].
-        shares: $\sum_v\omega F_2/\phi$ as weights of the j components or atoms of the law, [2, n,
-            j].
-        masses: the total weight of each component, [j].
-        centred: the mean value of each component minus the limit, [j, e].
-        within: $\sum_v\omega F_2/\phi$ of the covariances of the components, [2, n, e, e].
+        shares: the factors with which $\sum_v\omega F_2[f]/\phi$ is a sum over the places j of the
+            means of f there (`AbstractProducts`), [2, n, j].
+        masses: the mean of 1 at each place, [j].
+        centred: the mean of y at each place, [j, e].
+        within: $\sum_v\omega F_2[C]/\phi$ with C the covariance of y at a place, [2, n, e, e].
     """
 
     token_mass: Array
@@ -301,10 +308,10 @@ class TokenTerms(AbstractTerms):
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    r"""Sums over the positions j < L of a prompt, $\sum_jf(u-mj)$, which is Lf for m = 0.
+    r"""Sums $\sum_jf(u-mj)$ over the positions j < L of a prompt; Lf(u) for m = 0.
 
-    For m > 0 nodes u and shifts mj are on one fine grid, so that the sums over positions of all
-    lengths are differences of cumulative sums.
+    For m > 0 the nodes u and the shifts mj are on one fine grid. The sums for all lengths are then
+    differences of cumulative sums on that grid.
 
     Attributes:
         lengths: L, [n].
@@ -335,11 +342,11 @@ class Positions:
         return self.slope * self._node_stride / self._stride if self.slope else STEP
 
     def grid_size(self, nodes: int) -> int:
-        """Return the number of grid points for the first nodes."""
+        """Return the number of grid points up to the last of this many nodes."""
         return self._before + self._node_stride * (nodes - 1) + 1
 
     def grid(self, u: Array) -> Array:
-        """Return the grid of the nodes u, [v]."""
+        """Return the grid that contains the nodes u and all shifted nodes u - mj, [v]."""
         if not self.slope:
             return u
         fine = self.slope / self._stride
@@ -382,7 +389,7 @@ class Positions:
 
 
 def _strided_sums(function: Array, stride: int) -> Array:
-    """Return cumulative sums over every stride-th entry of the first axis."""
+    """Return the sums of each entry and every stride-th entry before it, along the first axis."""
     size = -(-len(function) // stride) * stride
     padded = np.zeros((size, *function.shape[1:]))
     padded[: len(function)] = function
@@ -396,8 +403,8 @@ class Cumulants:
 
     Attributes:
         log_psi: $k_0$, [n, u].
-        first: $k_1$ of the e values y, of 1 and of x, [n, u, e + 2].
-        second: $k_2$ of the e values y and of 1, [n, u, e + 1, e + 1].
+        first: $k_1$ with y replaced by the vector (y, 1, x), [n, u, e + 2].
+        second: $k_2$ with y replaced by the vector (y, 1), [n, u, e + 1, e + 1].
         rounding: the relative rounding error of `first` and `second`, [n].
     """
 
@@ -408,7 +415,7 @@ class Cumulants:
 
     @staticmethod
     def joined(parts: "Sequence[Cumulants]") -> "Cumulants":
-        """Return the cumulants at the nodes of several parts, in order."""
+        """Return cumulants on consecutive ranges of nodes as cumulants on all of them."""
         names = ("log_psi", "first", "second")
         columns = (
             np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names
@@ -421,8 +428,8 @@ class DependentTokens(AbstractPart):
     r"""Dependent tokens, given by their cumulants.
 
     Attributes:
-        cumulants: a function of the nodes.
-        ends: the window.
+        cumulants: a function that returns the cumulants at nodes u.
+        ends: the range of u returned by `window`.
     """
 
     cumulants: Callable[[Array], Cumulants]
@@ -459,7 +466,8 @@ class DependentTerms(AbstractTerms):
     r"""$k_1$ and $k_2$ of dependent tokens.
 
     Attributes:
-        sums: $\sum_uw\,k_2$ of the values and of 1, [2, n, e + 1, e + 1].
+        sums: $\sum_uw\,k_2$ over the even and over the odd nodes, with y replaced by the vector
+            (y, 1), [2, n, e + 1, e + 1].
     """
 
     sums: Array
@@ -481,14 +489,14 @@ class PromptIntegrals:
 
     Attributes:
         u: the nodes.
-        terms: $k_1$ and $k_2$ of each part.
+        terms: $k_1$ and $k_2$ of each part of the prompt.
         first: $k_1$ of the whole prompt, [n, u, e].
         bias: $E\,T_L-T$, [n, e].
         cov: the covariance of $T_L$, [n, e, e].
         mse: $E|T_L-T|^2$, [n].
         participation: $E\,S_2$, [n].
         error: the measured error of `mse`, [n].
-        attention: mean weights of the known tokens, [n, f].
+        attention: the mean weights of the known tokens, [n, f].
     """
 
     u: Array
@@ -503,9 +511,10 @@ class PromptIntegrals:
 
 
 def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
-    """Return the moments over prompts made of independent parts.
+    """Return the moments over prompts that consist of independent parts.
 
-    Values are centred before they are squared, so the bias costs no digits of the covariance.
+    Values are centred at their mean before they are squared. A large bias therefore causes no loss
+    of digits in the covariance.
 
     Raises:
         AccuracyError: no node carries any weight.
@@ -537,7 +546,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         masses, participations, biases = (by_rules(weights, f) for f in (mass, squares, first))
         bias, participation = biases.mean(axis=0), participations.mean(axis=0)
         seconds = second(np.zeros_like(bias), np.zeros_like(bias))
-        # Where a known token has most of the weight, the output hardly differs from its value.
+        # If a known token has most of the weight, the output is close to the value of that token.
         known = [term for term in terms if isinstance(term, KnownTerms)]
         origin = total_of([np.zeros_like(bias), *(term.dominant() for term in known)])
         attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
@@ -565,7 +574,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
 def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Array:
     """Return an even number of nodes for a prompt whose parts have these windows.
 
-    They cover u from the smallest lower end of the windows to the smallest upper end.
+    The nodes range from the smallest lower end of the windows to the smallest upper end.
     """
     lows, highs = zip(*windows, strict=True)
     high = min(highs)
@@ -574,18 +583,18 @@ def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Arra
 
 
 def by_rules(weights: Array, integrand: Array) -> Array:
-    """Return the integral by even and by odd nodes, [2, n, ...].
+    """Return the integral over u by the even nodes and by the odd nodes, [2, n, ...].
 
     Args:
         weights: $2he^{k_0}$, h the step, [n, u].
-        integrand: [n, u, ...].
+        integrand: the factor of $e^{k_0}$ in the integrand, [n, u, ...].
     """
     rules = [(weights[:, rule::2], integrand[:, rule::2]) for rule in (0, 1)]
     return np.stack([np.einsum("nu,nu...->n...", w, f) for w, f in rules])
 
 
 def _last_that_counts(log_psi: Array) -> int:
-    """Return the number of nodes, an even one, up to the last that carries any weight."""
+    """Return the number of nodes up to the last with a weight that counts, made even."""
     some = np.flatnonzero(log_psi.max(axis=0) > -3.0 * NEGLIGIBLE)
     if not some.size:
         raise AccuracyError(
@@ -599,21 +608,25 @@ def _last_that_counts(log_psi: Array) -> int:
 def _step_error(step: float) -> float:
     r"""Return $2|\Gamma(2+2\pi i/h)|$, which bounds the relative error of second moments.
 
-    The integrand is the mean over prompts of $X\,e^{2v}e^{-e^v}$, $v=u+\log Z$ and $X\ge0$.
+    Here h is the step. The integrand is the mean over prompts of $X\,e^{2v}e^{-e^v}$, with
+    $v=u+\log Z$, $Z=\sum_le^{s_l}$, and $X\ge0$ the squared error of the output.
     """
     return 2.0 * abs(gamma(2.0 + 2j * math.pi / step))
 
 
 def rule_error(rules: Array, size: Array) -> Array:
-    """Return the error of the mean of integrals by even and by odd nodes, [2, n, ...], as [n].
+    """Return the absolute error of the mean of two rules, [n].
 
-    The relative error of the mean is the square of that of either. Errors are relative to `size`,
-    [n].
+    The relative error of the mean is the square of the relative error of either rule.
+
+    Args:
+        rules: the integrals by the even and by the odd nodes, [2, n, ...].
+        size: the numbers to which errors are relative, [n].
     """
     apart = 0.5 * np.abs(rules[0] - rules[1]).reshape(rules.shape[1], -1).max(axis=1)
     return apart * np.minimum(1.0, apart / np.maximum(size, _UNDERFLOW))
 
 
 def total_of(arrays: Iterable[Array]) -> Array:
-    """Return the sum of the parts."""
+    """Return the sum of the arrays."""
     return functools.reduce(np.add, arrays)

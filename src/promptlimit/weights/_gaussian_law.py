@@ -1,10 +1,11 @@
-r"""Gaussian tokens, or a mixture of them, along a tilt: sums of positive terms.
+r"""The law of a Gaussian token, or of a mixture of Gaussians, along a tilt: sums of positive terms.
 
-Within a part the score is $s=\mu+\sigma g$, g standard normal, and given g a token is normal with
-mean $m+\Gamma t\,g/\sigma$ and covariance $\Gamma-\Gamma tt'\Gamma/\sigma^2$. Every second moment
-of values is therefore a polynomial of degree two in $h=g-(k-1)\sigma$, and a place is one of three
-values of h in a part, at which the polynomial is interpolated. By Stein's lemma
-$F_{k-1}[h]=-\sigma F_k[1]$ within a part: nothing cancels.
+Within a part $N(m,\Gamma)$ of the mixture the score is $s=\mu+\sigma g$ with g standard normal.
+Given g, a token is normal with mean $m+\Gamma t\,g/\sigma$ and covariance
+$\Gamma-\Gamma tt'\Gamma/\sigma^2$. Every second moment of values is therefore a polynomial of
+degree two in $h=g-(k-1)\sigma$. A place (`AbstractProducts`) is one of three values of h in a part,
+at which this polynomial is interpolated. $F_{k-1}[h]=-\sigma F_k[1]$ within a part by Stein's
+lemma, so that no digits cancel.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from promptlimit.weights._score_law import (
 )
 
 _SHARPEST = 150.0
-"""The largest standard deviation of scores: beyond it the integrals take too long."""
+"""The largest standard deviation of scores; for larger ones the integrals take too long."""
 
 _ROUNDING = 8.0 * EPSILON
 _NODES = np.array([-1.0, 0.0, 1.0])
@@ -77,17 +78,17 @@ class GaussianLaw(AbstractScoreLaw):
 
     @cached_property
     def _heaviest(self) -> int:
-        """The part of largest tilted weight: scores and values are measured from its mean."""
+        """The index of the part of largest tilted weight; its mean is the origin of tokens here."""
         return int(np.argmax(np.log(self.weights) + self.means @ self.tilt + self.sharpness**2 / 2))
 
     @cached_property
     def _apart(self) -> Array:
-        """Means of the parts, measured from that of the heaviest, [k, d]."""
+        """The means of the parts minus the mean of the heaviest part, [k, d]."""
         return self.means - self.means[self._heaviest]
 
     @cached_property
     def shifts(self) -> Array:
-        r"""$\mu_k$, [k]."""
+        r"""$\mu_k=\langle m_k,t\rangle$ minus the mean score of the heaviest part, [k]."""
         return self._apart @ self.tilt
 
     @cached_property
@@ -167,7 +168,7 @@ class GaussianLaw(AbstractScoreLaw):
         return origin + tilted, origin + mean, cov + (self.weights[:, None] * apart).T @ apart
 
     def _tilted_mean(self, value: Array) -> Array:
-        r"""Return $V\nabla\Lambda(t)$, measured from the value of the origin, [e]."""
+        r"""Return $V(\nabla\Lambda(t)-m)$ with m the mean of the heaviest part, [e]."""
         return softmax(self._log_masses) @ ((self._apart + self.pulls) @ value.T)
 
     def readings(
@@ -176,7 +177,7 @@ class GaussianLaw(AbstractScoreLaw):
         limit: Array,
         products: AbstractProducts,
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield the three places of each part, with the means and covariances of values there."""
+        """Yield the three places of each part, with the means and covariances of Vz - T there."""
         if not isinstance(products, GaussianProducts):
             raise TypeError(f"products of Gaussians are needed, got {type(products).__name__}")
         tilted, exact = self._tilted_mean(value), np.zeros(3)
@@ -190,7 +191,7 @@ class GaussianLaw(AbstractScoreLaw):
 
 
 def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]:
-    r"""Return the sums that `assembled` needs, for one part.
+    r"""Return the means over one part that `assembled` needs; `tilted_mean` is $\Lambda'$.
 
     By Stein's lemma $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$.
     """
@@ -220,13 +221,13 @@ def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class GaussianProducts(AbstractProducts):
-    r"""Polynomials in h within each part.
+    r"""$F_k$ and $F_{k-1}$ of polynomials in h within each part.
 
     Attributes:
         power: k.
         sharpness: $\sigma$ of each part, [p].
-        radii: r, such that the places of a part are h = -r, 0 and r, [p].
-        moments: $w\,F_k[h^j]$, j = 0, 1, 2, of each part, [p, j, u].
+        radii: r of each part, whose places are h = -r, 0 and r, [p].
+        moments: $w\,F_k[h^j]$ for j = 0, 1, 2 and each part of probability w, [p, j, u].
         below: w times the means of $x^{k-1}e^{-x}$ and of $x^{k-1}(1-e^{-x})$, [p, 2, u].
     """
 
@@ -237,7 +238,7 @@ class GaussianProducts(AbstractProducts):
     below: Array
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $\sum_uw\,F_k$ as weights of the places, and its error."""
+        r"""Return the factors of the means at the places in $\sum_uw\,F_k$, and their errors."""
         zeroth, first, second = np.einsum("nu,pju->jnp", weights, self.moments, optimize=True)
         first, second = first / self.radii, second / self.radii**2
         shares = np.stack([(second - first) / 2, zeroth - second, (second + first) / 2], axis=-1)
@@ -245,10 +246,11 @@ class GaussianProducts(AbstractProducts):
         return shares, _ROUNDING * np.abs(shares)
 
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
-        r"""Return $F_{k-1}$, [u, e], of means at the places, [j, e], and its error, [u].
+        r"""Return $F_{k-1}[f]$, [u, e], and its error, [u]; `centred` is f at the places.
 
-        $F_{k-1}[a+bh]=aF_{k-1}[1]-b\sigma F_k[1]$ in a part. As $E[fx^{k-1}]=0$, the first terms
-        add up to $-\sum a\,E[x^{k-1}(1-e^{-x})]$ too: the smaller sum is taken.
+        $F_{k-1}[a+bh]=aF_{k-1}[1]-b\sigma F_k[1]$ in a part. As $E[fx^{k-1}]=0$, the sum of the
+        first terms also equals $-\sum a\,E[x^{k-1}(1-e^{-x})]$. The sum with the smaller terms is
+        used.
         """
         left, middle, right = centred.reshape(-1, 3, centred.shape[1]).transpose(1, 0, 2)
         falls = (right - left) * (self.sharpness / (2.0 * self.radii))[:, None]

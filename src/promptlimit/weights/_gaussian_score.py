@@ -4,11 +4,12 @@ A score is $s=\mu+\sigma g$, $g\sim N(0,1)$. With $t=s+u$ and $x=e^t$ the transf
 
 $$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
 
-They do not depend on the length of a prompt. For even j all their terms have one sign.
+Here u is a node of the integrals over u in other modules, and c is a constant. The transforms do
+not depend on the length of a prompt. For even j all terms have one sign.
 
 Means are computed by the trapezoidal rule. The integrands are analytic for
-$|\mathrm{Im}\,t|<\pi/2$, so that a step h causes an error of about
-$|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
+$|\mathrm{Im}\,t|<\pi/2$, so that a step h causes a relative error of about
+$|\Gamma(k+2\pi i/h)|/\Gamma(k)$. It is below $10^{-16}$ for $k\le4$ and h = 3/16.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from promptlimit._arrays import Array
 from promptlimit.weights._score_law import LARGEST_EXPONENT, exponential_rest, log_from
 
 _NARROW = 0.5
-"""The largest sharpness at which means are sums over g; beyond, they are sums over t."""
+"""The largest sharpness at which means are sums over g; for larger ones they are sums over t."""
 
 _WIDEST_STEP = 0.33
 _RANGE = 9.0
@@ -36,16 +37,16 @@ _SATURATED = 60.0
 _LARGEST_SCORE = 4.1
 _NARROWEST = 1e-3
 _BLOCK = 2**18
-"""Multiplications up to which the usual linear-algebra libraries use one thread."""
+"""The number of multiplications up to which the usual linear-algebra libraries use one thread."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianScore:
     r"""A score $s=\mu+\sigma g$ at evenly spaced u.
 
-    Up to a sharpness of 1/2, means are sums over nodes g. Beyond, they are sums over nodes t:
-    $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$, where n is the normal density and
-    $g=(t-u-\mu)/\sigma$ depends on t - u alone, so that the sums are convolutions.
+    Up to a sharpness of 1/2, means are sums over nodes g. For larger sharpness they are sums over
+    nodes t: $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$, where n is the normal density. Since
+    $g=(t-u-\mu)/\sigma$ depends on t - u alone, these sums are convolutions.
 
     Attributes:
         mean: $\mu$.
@@ -64,7 +65,7 @@ class GaussianScore:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether means are sums over g."""
+        """Whether means are sums over g, not over t."""
         return self.sharpness <= _NARROW
 
     # ---------------------------------------------------------------- nodes
@@ -80,28 +81,31 @@ class GaussianScore:
 
     @cached_property
     def _x(self) -> Array:
-        """All x, [u, g]."""
+        """Values of x for all u and g, [u, g]."""
         level = np.exp(np.minimum(self.u + self.mean, LARGEST_EXPONENT))
         return np.outer(level, np.exp(self.sharpness * self.normal[0]))
 
     @cached_property
     def _exponentials(self) -> Array:
-        r"""All $e^{-x}$, [u, g]."""
+        r"""Values of $e^{-x}$ for all u and g, [u, g]."""
         return np.exp(-self._x)
 
     @cached_property
     def _complements(self) -> Array:
-        r"""All $1-e^{-x}$, [u, g]."""
+        r"""Values of $1-e^{-x}$ for all u and g, [u, g]."""
         return -np.expm1(-self._x)
 
     @cached_property
     def _t(self) -> Array:
-        """Nodes t for integrands with a density of g."""
+        """Nodes t for integrands with the normal density n(g)."""
         return self._nodes(-self._extent(), _LARGEST_T)
 
     @cached_property
     def _long_t(self) -> Array:
-        r"""Nodes t for integrands with $\Phi$, down to $1-\varphi$ at the lowest u."""
+        r"""Nodes t for integrands with the normal distribution function $\Phi$.
+
+        They start low enough for a small $1-\varphi$ at the lowest u.
+        """
         overlap = _log_overlap(-float(self.u[0]) - self.mean, self.sharpness)
         return self._nodes(min(-self._extent(), overlap), _LARGEST_T)
 
@@ -121,7 +125,7 @@ class GaussianScore:
         return min(gaussian, _TAIL / slope) if slope > 0 else gaussian - lowest - power * variance
 
     def _g(self, t: Array) -> Array:
-        """Return g at all differences of nodes t and u, in increasing order, [t + u - 1]."""
+        """Return g for all differences t - u of nodes, in increasing order, [t + u - 1]."""
         numbers = np.arange(1 - self.u.size, t.size)
         steps = np.multiply(self.step, numbers, dtype=np.float64)
         return (float(t[0] - self.u[0]) + steps - self.mean) / self.sharpness
@@ -157,7 +161,10 @@ class GaussianScore:
 
     @cached_property
     def _shares(self) -> Array:
-        r"""$\int xe^{-x}\Phi\,dt$ at g, -g and $\sigma-g$: means integrated by parts, [3, u]."""
+        r"""$\int xe^{-x}\Phi(a)\,dt$ for a = g, -g and $\sigma-g$, [3, u].
+
+        By partial integration they are $\varphi$, $1-\varphi$ and $E[x(1-e^{-x})]/E\,x$.
+        """
         t = self._long_t
         g = self._g(t)
         levels = self.step * ndtr(np.stack([g, -g, self.sharpness - g]))
@@ -165,7 +172,7 @@ class GaussianScore:
 
     @cached_property
     def remainder(self) -> Array:
-        r"""$E[e^{-x}-1+x]=Ex\int k'(t)\Phi(\sigma-g)\,dt$, $k=1-(1-e^{-x})/x$, [u]."""
+        r"""$E[e^{-x}-1+x]=E[x]\int k'(t)\Phi(\sigma-g)\,dt$ with $k=1-(1-e^{-x})/x$, [u]."""
         if self.is_narrow:
             return exponential_rest(self._x) @ self.normal[1]
         t = self._nodes(float(self._long_t[0]), _LARGEST_SLOW_T)
@@ -178,7 +185,7 @@ class GaussianScore:
         return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
     def moments(self, powers: tuple[int | float, ...], degree: int, centre: float) -> Array:
-        r"""Return $E[(g-c)^jx^ke^{-x}]$ for some k and j = 0, 1, ..., `degree`, [k, j, u]."""
+        r"""Return $E[(g-c)^jx^ke^{-x}]$ for k in `powers` and j = 0, ..., `degree`, [k, j, u]."""
         k = np.array(powers, dtype=np.float64)[:, None, None]
         j = np.arange(degree + 1.0)[:, None]
         if self.is_narrow:
@@ -193,7 +200,7 @@ class GaussianScore:
         return correlations(kernels, np.exp(k[:, :, 0] * t - np.exp(t))).swapaxes(0, 1)
 
     def log_moments(self, pairs: tuple[tuple[int, int], ...]) -> Array:
-        r"""Return $E[t^jx^ke^{-x}]$ for pairs (k, j), [pairs, u]."""
+        r"""Return $E[t^jx^ke^{-x}]$ for each pair (k, j), [pairs, u]."""
         if self.is_narrow:
             t, weights = np.log(self._x), self.normal[1]
             return np.stack([(t**j * self._x**k * self._exponentials) @ weights for k, j in pairs])
@@ -208,7 +215,7 @@ class MixtureScore:
 
     Attributes:
         weights: $w_k$, [k].
-        parts: the Gaussians.
+        parts: the Gaussian components.
     """
 
     weights: Array
@@ -216,7 +223,7 @@ class MixtureScore:
 
     @staticmethod
     def of(weights: Array, means: Array, sharpness: Array, u: Array) -> "MixtureScore":
-        """Return the score with these means and sharpnesses, [k] each."""
+        """Return the score with these weights, means and sharpnesses, [k] each."""
         pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
         return MixtureScore(weights, [GaussianScore(mean, sigma, u) for mean, sigma in pairs])
 
@@ -227,14 +234,21 @@ class MixtureScore:
         return log_from(*np.tensordot(self.weights, pairs, 1))
 
     def moments(self, powers: tuple[int | float, ...], degree: int) -> Array:
-        r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$ for some i and j = 0, 1, ..., [i, j, k, u]."""
+        r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$, [i, j, k, u].
+
+        i are the `powers`, j = 0, ..., `degree`, and $E_k$ is the mean over component k.
+        """
         rows = [part.moments(powers, degree, part.sharpness) for part in self.parts]
         return self.weights[:, None] * np.stack(rows, axis=2)
 
     def drift(self, levels: Array) -> Array:
-        r"""Return $F_1[f]$, [..., u], of f constant in each part, [..., k], with $E[fe^s]=0$.
+        r"""Return $E[fxe^{-x}]$, [..., u], for a function f that is constant in each component.
 
-        Then $E[fxe^{-x}]=-E[fx(1-e^{-x})]$, and the sum of smaller terms keeps its digits.
+        As $E[fe^s]=0$ is required, $E[fxe^{-x}]=-E[fx(1-e^{-x})]$. The sum with the smaller terms
+        is returned, so that no digits are lost.
+
+        Args:
+            levels: f in each component, [..., k].
         """
         mass = self.moments((1,), 0)[0, 0]
         missing = self.weights[:, None] * np.stack([part.missing for part in self.parts])
@@ -257,13 +271,14 @@ def exponential_rise(x: Array) -> Array:
 def score_window(
     mean: float, sharpness: float, longest: float, shortest: float
 ) -> tuple[float, float]:
-    r"""Return the u between which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
+    r"""Return the range of u in which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
 
-    $1-\varphi(-x)$ is 0.63 to 1 times $m(x)=E\min(1,e^{\sigma g-x})$. That is at most
-    $e^{-x^2/2\sigma^2}$ for $x\le\sigma^2$ and $e^{\sigma^2/2-x}$ beyond. It is at least
-    $P(\sigma g>x)$ and, beyond $\sigma^2$, $\frac12e^{\sigma^2/2-x}$. Left: $L(1-\varphi)$ is
-    negligible for the longest. Right: for the shortest, $\varphi^L$ is negligible, either because
-    $L(1-\varphi)$ is large or because $\varphi(u)\approx P(\sigma g+u<4.1)$ is small enough.
+    At u = -x, $1-\varphi$ is 0.63 to 1 times $m(x)=E\min(1,e^{\sigma g-x})$. For $x\le\sigma^2$,
+    $P(\sigma g>x)\le m\le e^{-x^2/2\sigma^2}$; for $x>\sigma^2$,
+    $\frac12e^{\sigma^2/2-x}\le m\le e^{\sigma^2/2-x}$. Below the range, $L(1-\varphi)$ is
+    negligible for L = `longest`. Above it, $\varphi^L$ is negligible for L = `shortest`, either
+    because $L(1-\varphi)$ is large or because $\varphi(u)\approx P(\sigma g+u<4.1)$ is small
+    enough.
     """
     sigma = max(sharpness, _NARROWEST)
     target = _NEGLIGIBLE - math.log(longest)
@@ -288,7 +303,7 @@ def mixture_window(
 
 
 def _log_overlap(x: float, sharpness: float) -> float:
-    r"""Return $\log E\min(1,e^{\sigma g-x})$; that mean times 0.63 to 1 is $1-\varphi(-x)$."""
+    r"""Return $\log m(x)$ with $m(x)=E\min(1,e^{\sigma g-x})$ of `score_window`."""
     above = float(log_ndtr(-x / sharpness))
     below = sharpness * sharpness / 2 - x + float(log_ndtr(x / sharpness - sharpness))
     return float(np.logaddexp(above, below))
@@ -298,9 +313,9 @@ def _log_overlap(x: float, sharpness: float) -> float:
 
 
 def blocked_product(left: Array, right: Array) -> Array:
-    """Return `left @ right`, by blocks of rows small enough for one thread.
+    """Return `left @ right`, computed by blocks of rows that are small enough for one thread.
 
-    Products here are long and thin. NumPy would share them between threads, which makes tables of
+    Products here are long and thin. NumPy would split them between threads, which makes tables of
     weight statistics two to four times slower (benchmarks/weight_statistics.py).
     """
     rows, inner = left.shape
@@ -313,7 +328,9 @@ def blocked_product(left: Array, right: Array) -> Array:
 
 
 def correlations(kernels: Array, signals: Array) -> Array:
-    r"""Return $\sum_tk[i+t]\,s[t]$, from the last i to the first, [kernel, signal, i].
+    r"""Return $\sum_tk[i+t]\,s[t]$ for kernels k and signals s, [kernel, signal, i].
+
+    i runs from its last value to 0.
 
     Computed as sums, not by a Fourier transform, so that small values keep their digits.
 

@@ -2,14 +2,15 @@ r"""Weight statistics as differentiable functions of the squared sharpness, insi
 
 Risks and flows evaluate $E\,S_2$ and similar statistics thousands of times, at fixed lengths and
 changing sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
-statistics are smooth down to 0, so callers need not differentiate a square root there.
+statistics are smooth down to 0, so callers need not differentiate a square root there. The symbols
+of the statistics are those of `WeightStatistics`.
 
-A table of piecewise polynomials in $x=\frac12\log(1+\sigma^2)$, which stretches large sharpness, is
-built in two steps. First, polynomials of high degree on wide pieces fit the logarithms of the
-statistics ($E[mS_2]$ changes sign, so its ratio to $E\,S_3$) at a few points. Then polynomials of
-low degree on many narrow pieces fit the statistics themselves to that, so that an evaluation needs
-no exponential, finds its piece by arithmetic, and linear combinations of statistics are
-combinations of tables.
+A table of piecewise polynomials in $x=\frac12\log(1+\sigma^2)$ is built in two steps. First,
+polynomials of high degree on wide pieces are fitted to the logarithms of exact statistics at a few
+points. $E[mS_2]$ changes sign, so its ratio to $E\,S_3$ replaces its logarithm. Then polynomials of
+low degree on many narrow pieces are fitted to the statistics themselves, sampled from the first
+fit. An evaluation of the second fit needs no exponential and finds its piece by arithmetic, and a
+linear combination of statistics is the same combination of tables.
 """
 
 import dataclasses
@@ -42,27 +43,30 @@ _EXTRA_NODES = 2
 _LOG_SIZE = 100.0
 
 _Request = tuple[tuple[str, ...], tuple[float, ...], float]
-"""Names of statistics, lengths, and the largest sharpness."""
+"""The arguments of a table: names of statistics, lengths, and the largest sharpness."""
 
 _MOST = 64
-"""The largest number of tables in memory."""
+"""The largest number of tables kept in memory."""
 
 
 class WeightInterpolant(eqx.Module):
     r"""Weight statistics at fixed lengths, as functions of $\sigma^2$.
 
     Outside $0\le\sigma^2\le$ `max_sharpness`$^2$ all values and derivatives are NaN. In double
-    precision the relative error is `error`; in single precision it is that of the arithmetic.
+    precision the relative error is `error`; in single precision rounding errors are larger.
 
     Attributes:
-        tables: one array [lengths, degree + 1, pieces] of polynomials for each statistic.
+        tables: the coefficients of the polynomials, one array [lengths, degree + 1, pieces] for
+            each statistic.
         statistics: the names of the statistics.
         lengths: the prompt lengths.
         scalar: whether `lengths` was one number, so that results have the shape of the argument.
         max_sharpness: the largest $\sigma$.
-        width: width of a piece in $x=\frac12\log(1+\sigma^2)$.
-        error: relative error of a statistic against `weight_statistics`, measured when built.
-        slope_error: the same for its derivative in x, relative to the value.
+        width: the width of a piece in $x=\frac12\log(1+\sigma^2)$.
+        error: the largest relative error of a statistic, compared with `weight_statistics`;
+            measured when the table is built.
+        slope_error: the largest error of the derivative of a statistic in x, divided by the
+            statistic.
     """
 
     tables: tuple[np.ndarray, ...]
@@ -107,9 +111,10 @@ def _interpolated(
 
 @jax.custom_jvp
 def _piecewise(table: Array, place: Array) -> Array:
-    r"""Return $\sum_nc_n\,y^n$, c the column of `table` for the piece, y from -1 to 1 along it.
+    r"""Return $\sum_nc_n\,y^n$ by Horner's rule.
 
-    The piece of a point is the whole part of `place`. Horner's rule.
+    The piece is the integer part of `place`, c is its column of `table`, and y is the coordinate
+    from -1 to 1 within the piece.
     """
     whole = jnp.where(place >= 0, place, 0).astype(jnp.int32)
     piece = jnp.minimum(whole, table.shape[1] - 1)
@@ -124,9 +129,9 @@ def _piecewise(table: Array, place: Array) -> Array:
 def _piecewise_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Differentiate in `place` only, by the table of the derivative.
+    """Differentiate in `place` only, with a separate table of the derivative.
 
-    Value and derivative gather from separate tables: sharing one takes three times as long.
+    A common table for value and derivative would take three times as long.
     """
     table, place = primals
     powers = jnp.arange(1, table.shape[0], dtype=table.dtype)
@@ -143,8 +148,8 @@ def weight_interpolant(
 ) -> WeightInterpolant:
     r"""Return weight statistics at fixed lengths as jit-able functions of $\sigma^2$.
 
-    Building takes 0.1 to 2 seconds (more for larger `max_sharpness`), once per process for the same
-    arguments.
+    The first call in a process takes 0.1 to 2 seconds, more for a larger `max_sharpness`. Later
+    calls with the same arguments reuse the tables.
 
     Args:
         length: L, one number or several.
@@ -168,7 +173,7 @@ def weight_interpolant(
     scalar = np.ndim(length) == 0
     lengths = tuple(float(one) for one in np.ravel(checked_lengths(length)))
     if not lengths:
-        raise ArgumentError("length", "must hold at least one number, got none.")
+        raise ArgumentError("length", "must contain at least one number, got none.")
     smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
     table = interpolation_table(smooth, lengths, float(max_sharpness))
     return WeightInterpolant(
@@ -191,11 +196,12 @@ class Table:
     r"""Polynomials in the local coordinate from -1 to 1 of each piece.
 
     Attributes:
-        coefficients: shape [statistics, lengths, degree + 1, pieces], lowest power first.
-        width: width of a piece in x.
-        error: the largest relative error, measured when the table is built; for $E[mS_2]$ relative
-            to its size nearby.
-        slope_error: that of the derivative in x, relative to the value.
+        coefficients: the coefficients, [statistics, lengths, degree + 1, pieces], lowest power
+            first.
+        width: the width of a piece in x.
+        error: the largest relative error, measured when the table is built. The error of $E[mS_2]$
+            is relative to its largest value on the piece.
+        slope_error: the largest error of the derivative in x, relative to the same values.
     """
 
     coefficients: NDArray[np.float64]
@@ -205,13 +211,13 @@ class Table:
 
 
 _tables: dict[_Request, Table] = {}
-"""Tables of this process, the latest last."""
+"""The tables of this process, in the order in which they were built."""
 
 
 def interpolation_table(
     statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float
 ) -> Table:
-    """Return the table of these statistics, built once per process: 0.1 to 2 seconds."""
+    """Return the table of these statistics; building it, once per process, takes 0.1 to 2 s."""
     request = (statistics, lengths, max_sharpness)
     if request not in _tables:
         _keep(request, _built(*request))
@@ -219,7 +225,7 @@ def interpolation_table(
 
 
 def tabulate(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> None:
-    """Build the tables of several lengths together, in about the time of one or two."""
+    """Build one table per length, all together in about the time of one or two of them."""
     missing = [one for one in lengths if (statistics, (one,), max_sharpness) not in _tables]
     if not missing:
         return
@@ -251,7 +257,7 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
 
 
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit on pieces of at most this width, halved until within half the tolerances."""
+    """Return a fit; pieces have at most this width and are halved until the fit is accurate."""
     pieces = max(1, int(np.ceil(end / width)))
     table = fit(pieces)
     for _ in range(_HALVINGS):
@@ -300,17 +306,18 @@ def _narrow_fit(statistics: tuple[str, ...], wide: Table, end: float, pieces: in
 
 
 def _sample_points(degree: int, width: float, pieces: int) -> NDArray[np.float64]:
-    """Return Chebyshev nodes x, shape [pieces, nodes], enough for two terms beyond `degree`."""
+    """Return Chebyshev nodes x, [pieces, nodes], enough for two terms above `degree`."""
     nodes = degree + 1 + _EXTRA_NODES
     local = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
     return (np.arange(pieces)[:, None] + 0.5 + 0.5 * local) * width
 
 
 def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative: bool) -> Table:
-    r"""Fit samples [rows, pieces, nodes, lengths]; the dropped terms measure the error.
+    r"""Return a fit to samples, [rows, pieces, nodes, lengths]; the dropped terms are its error.
 
-    A dropped term $cT_n$ changes the value by at most |c| and the derivative in x by at most
-    $n^2|c|$ times 2 / width. `relative`: to the largest value on the piece.
+    A dropped Chebyshev term $cT_n$ changes the value by at most |c| and the derivative in x by at
+    most $n^2|c|$ times 2 / width. With `relative`, errors are divided by the largest value on the
+    piece.
     """
     nodes = samples.shape[2]
     order = np.arange(nodes)
@@ -330,7 +337,7 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
 
 
 def _wide_rows(statistics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the rows of the wide fit: logarithms of statistics, by name, or the ratio."""
+    """Return the names of the rows of the wide fit: logarithms of statistics, or the ratio."""
     pairs = {"spread_participation": (_RATIO, "cubic_participation")}
     return tuple(dict.fromkeys(row for name in statistics for row in pairs.get(name, (name,))))
 

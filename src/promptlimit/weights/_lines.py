@@ -1,12 +1,14 @@
 r"""The law of any tokens on the complex ray of a tilt, as integrals along vertical lines.
 
-By Mellin's inversion, with $s$ the score of a token and $x=e^{s+u}$,
+The ray consists of the complex multiples $ct$ of the tilt t. By Mellin's inversion, with $s$ the
+score of a token and $x=e^{s+u}$,
 
-    F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k,
+    F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k.
 
 On a line to the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are
-added. For each u the line crosses the real axis near the minimum of the integrand there, so that
-few digits cancel. A place is a multiple c of the tilt. Derived in docs/finite.md.
+added. The line depends on u. It crosses the real axis near the minimum of the integrand on that
+axis, so that few digits cancel. A place (`AbstractProducts`) is a multiple c. Derived in
+docs/finite.md.
 """
 
 import dataclasses
@@ -50,15 +52,15 @@ _COARSE = 0.5
 """Spacing in u of the grid on which lines are chosen."""
 
 _HIGHEST = 90.0
-"""The largest imaginary part: beyond it Gamma is negligible."""
+"""The largest imaginary part of a node: beyond it Gamma is negligible."""
 
 _MOST_PARTS = 64
-"""With more Gaussian parts, differentiating the transform itself is faster."""
+"""The largest number of Gaussian parts for `GaussianLaw`; with more of them `RayLaw` is faster."""
 
 _FIXED_COST = 20.0
 _MOST_NODES = 2**15
 _MOST_WAVES = 2**23
-"""The largest number of nodes times u on one line, for scores that differ by up to about 500."""
+"""The largest number of nodes c times nodes u on one line; enough for scores up to 500 apart."""
 
 _SHIFTS = 12
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
@@ -66,14 +68,14 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    r"""One vertical line, by its nodes in the upper half plane.
+    r"""One vertical line of integration, with its nodes in the upper half plane.
 
     Attributes:
-        real: $c_0$, where it crosses the real axis.
-        log_size: the logarithm of the integrand there, without $e^{c_0u}$.
+        real: $c_0$, the point at which the line crosses the real axis.
+        log_size: the logarithm of the integrand at $c_0$, without the factor $e^{c_0u}$.
         multiples: the nodes c, [j].
-        weights: those of the trapezoidal rule for both half planes, divided by $2\pi$, [j].
-        start: the first u that uses it.
+        weights: the weights of the trapezoidal rule for both half planes, divided by $2\pi$, [j].
+        start: the first u for which the line is used.
     """
 
     real: float
@@ -89,11 +91,11 @@ class Line:
         return np.exp(np.outer(self.multiples - self.real, u))
 
     def scale(self, u: Array) -> Array:
-        r"""Return $e^{c_0u}$ times the size of the integrand on the real axis."""
+        r"""Return the integrand at $c_0$, including $e^{c_0u}$, [u]."""
         return np.exp(self.real * u + self.log_size)
 
     def rounding(self, u: Array) -> Array:
-        """Return about the relative rounding error of one term, including its exponent."""
+        """Return an estimate of the relative rounding error of one term and its exponent, [u]."""
         return EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
 
 
@@ -123,7 +125,7 @@ class RayLaw(AbstractScoreLaw):
 
     @property
     def tilt(self) -> Array:
-        """The tilt."""
+        """The tilt t."""
         return self.ray.tilt
 
     @cached_property
@@ -147,7 +149,7 @@ class RayLaw(AbstractScoreLaw):
 
     @property
     def offset(self) -> float:
-        """Zero: a transform has no token to measure scores from."""
+        """Zero, because the transform provides no token from which to measure scores."""
         return 0.0
 
     def score_of(self, token: Array) -> float:
@@ -172,7 +174,7 @@ class RayLaw(AbstractScoreLaw):
         return float(left), float(right)
 
     def _lines(self, kernel: _Kernel, low: float, high: float, pole: int) -> list[Line]:
-        r"""Return lines for the mean of a kernel that cover every u from `low` to `high`."""
+        r"""Return lines for the mean of a kernel, at least one for every u from `low` to `high`."""
         points, log_laplace, at_poles = self._axis
         power, allowed = kernel.power, points < kernel.most
         points, log_laplace = points[allowed], log_laplace[allowed]
@@ -203,11 +205,12 @@ class RayLaw(AbstractScoreLaw):
         return lines
 
     def integrands(self, kernel: _Kernel, u: Array, pole: int) -> list[tuple[Line, Complex, slice]]:
-        r"""Return lines, integrands at their nodes, and the u that use each line.
+        r"""Return for each line the line, its integrand at the nodes, and the u that use it.
 
-        An integrand is the Mellin transform of the kernel times $e^{\Lambda(ct)}$; nodes where it
-        is negligible are left out. On a line to the right of `pole` the term of that pole is added,
-        which is larger than the integral.
+        The integrand is the Mellin transform of the kernel times $e^{\Lambda(ct)}$ and the weights
+        of the nodes, divided by its size at $c_0$. Nodes at which it is negligible are left out. On
+        a line to the right of `pole` callers add the term of that pole, which is larger than the
+        integral.
         """
         lines = self._lines(kernel, u[0], u[-1], pole)
         multiples = np.concatenate([line.multiples for line in lines])
@@ -242,9 +245,10 @@ class RayLaw(AbstractScoreLaw):
     ) -> Iterator[tuple[slice, Complex, Complex, Array, Array]]:
         r"""Yield multiples, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
 
-        A user-defined transform may lose digits, so its derivatives are computed again at multiples
-        changed by units in their last place. Near a zero of $E\,e^{cs}$ slope and curvature are
-        large and their errors cancel in the second moment, whose error is measured instead.
+        A user-defined transform may lose digits. To measure the error, its derivatives are computed
+        again at multiples that differ in the last digits. Near a zero of $E\,e^{cs}$ slope and
+        curvature are large and their errors cancel in the second moment, so the error of the second
+        moment is measured instead.
         """
         if not isinstance(products, LineProducts):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
@@ -335,8 +339,8 @@ class _LineSums:
     r"""Factors that turn $E[fe^{cs}]/E[e^{cs}]$ on one line into $F_k[f]$ and $F_{k-1}[f]$.
 
     Attributes:
-        place: the positions of its multiples among those of all lines.
-        part: the nodes u that use it.
+        place: the positions of the multiples of this line among the multiples of all lines.
+        part: the nodes u that use the line.
         multiples: c, [j].
         upper: the factors of $F_k$, [j].
         lower: the factors of $F_{k-1}$, [j].
@@ -367,7 +371,7 @@ class LineProducts(AbstractProducts):
         return np.concatenate([line.multiples for line in self.lines])
 
     def shares(self, weights: Array) -> tuple[Complex, Array]:
-        r"""Return $\sum_uw\,F_k$ as weights of the multiples, and its error."""
+        r"""Return the factors of the means at the multiples in $\sum_uw\,F_k$, and their errors."""
         shares, roundings = [], []
         for line in self.lines:
             weighted = weights[:, line.part] * line.scale
@@ -376,7 +380,7 @@ class LineProducts(AbstractProducts):
         return np.concatenate(shares, axis=1), np.concatenate(roundings, axis=1)
 
     def lower(self, centred: Complex, mean_errors: Array) -> tuple[Array, Array]:
-        r"""Return $F_{k-1}$, [u, e], of $E[fe^{cs}]/E[e^{cs}]$, [j, e], and its error, [u]."""
+        r"""Return $F_{k-1}[f]$, [u, e], and its error, [u]; `centred` is $E[fe^{cs}]/E[e^{cs}]$."""
         lowered = np.empty((self.density.size, centred.shape[1]))
         errors = np.empty(self.density.size)
         for line in self.lines:
@@ -389,18 +393,20 @@ class LineProducts(AbstractProducts):
 
 
 def _runs(good: np.ndarray) -> np.ndarray:
-    """Return, for every row, how many consecutive rows from it on are true, by column."""
+    """Return how many consecutive entries of each column are true from each row on."""
     rows = np.arange(len(good))[:, None]
     next_false = np.where(good, len(good), rows)[::-1]
     return np.minimum.accumulate(next_false, axis=0)[::-1] - rows
 
 
 def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
-    r"""Return $P$ at u = 0, [side, point]: the distance at which copies of F are negligible.
+    r"""Return $P$ at u = 0, [side, point]: the distance at which aliases are negligible.
 
-    A rule of step h adds copies of F at distances $P=2\pi/h$. For a line at distance $\delta$
-    without a pole in between, a copy is at most $e^{-\delta P}$ times the integrand on that line;
-    at u the bound changes by $\pm u$.
+    A trapezoidal rule of step h adds to the integral F its aliases, copies of F shifted in u by
+    multiples of $P=2\pi/h$. If a second line at distance $\delta$ has no pole between itself and
+    the line of the rule, an alias is at most $e^{-\delta P}$ times the integrand on the second
+    line. The sides are the second lines to the left and to the right. At u the bound on P changes
+    by $\pm u$.
     """
     distance = points[None, :] - points[:, None]
     strip = np.floor(np.maximum(points, power - 0.5))
@@ -441,10 +447,11 @@ def _slow_tail(low: float) -> AccuracyError:
 
 
 def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
-    """Return the law of a token along a tilt: by Gaussian parts, a list, or the complex ray.
+    """Return the law of a token along a tilt, from a list, Gaussian parts or the complex ray.
 
     Raises:
-        NotAnalyticError: the law has no such parts, and its transform cannot be continued.
+        NotAnalyticError: the law is neither a list nor a mixture of few Gaussians, and its
+            transform cannot be continued to complex tilts.
     """
     parts = measure.gaussian_parts()
     if parts is not None and parts.covs is None:
@@ -460,10 +467,11 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
 
 
 def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
-    r"""Return the means for the scores of tokens along a tilt.
+    r"""Return the means for the log-partition function from the transform on the ray.
 
-    $x^ke^{-x}(\ln x)^j$ has the Mellin transform $\Gamma^{(j)}(k-c)$: logarithms of x cost only
-    digamma functions, and the law needs only its transform, with two derivatives at the poles.
+    $x^ke^{-x}(\ln x)^j$ has the Mellin transform $\Gamma^{(j)}(k-c)$. Powers of $\ln x$ therefore
+    require only digamma functions in addition, and the first two derivatives of $\Lambda$ at the
+    poles.
     """
     ends = np.array([1.0, 2.0], dtype=np.complex128)
     ((_, slopes, curvatures),) = law.ray.derivatives(law.tilt[None], ends)
@@ -495,7 +503,10 @@ def _add_first_powers(
     once: tuple[float, float],
     twice: tuple[float, float],
 ) -> None:
-    r"""Add the means of $e^{-x}$ and of $xe^{-x}$, $txe^{-x}$; `once` is $\Lambda,\Lambda'$."""
+    r"""Add the means of $e^{-x}$, $xe^{-x}$ and $x\ln x\,e^{-x}$ to `sums`.
+
+    `once` is $(\Lambda,\Lambda')$ at c = 1, and `twice` the same numbers at c = 2.
+    """
     names = ("phi", "complement", "remainder", "mass", "missing", "log_mass", "drift")
     names += ("drift_missing", "remainder_error", "missing_error")
     sums |= {name: np.empty(u.size) for name in names}
@@ -531,7 +542,10 @@ def _add_first_powers(
 def _add_squares(
     law: RayLaw, u: Array, sums: dict[str, Array], twice: tuple[float, float, float]
 ) -> None:
-    r"""Add the means of $t^jx^2e^{-x}$; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
+    r"""Add the means of $(\ln x)^jx^2e^{-x}$ to `sums`.
+
+    `twice` is $(\Lambda,\Lambda',\Lambda'')$ at c = 2.
+    """
     names = ("square", "log_square", "log_squares", "square_error")
     sums |= {name: np.empty(u.size) for name in names}
     for line, integrand, part in law.integrands(_Kernel(2), u, 2):
@@ -550,7 +564,7 @@ def _add_squares(
 
 
 def _along(line: Line, u: Array, integrands: list[Complex]) -> Array:
-    """Return the integrals along a line of several integrands, [integrand, u]."""
+    """Return the integrals of several integrands along a line, [integrand, u]."""
     return (np.stack(integrands) @ line.waves(u)).real * line.scale(u)
 
 

@@ -1,4 +1,10 @@
-"""Moments of up to four softmax weights over Gaussian tokens, with the query as one more token."""
+r"""Moments of up to four softmax weights over Gaussian tokens, with the query as one more token.
+
+The L tokens have scores $\sigma g_l$ with independent standard normal $g_l$ and the weights $p_l$.
+A moment is the mean of a product of sums over tokens. It is named by a word with one letter per
+factor, such as "BB" for the mean of $B^2$ with $B=\sum_lp_l(g_l-\sigma)$. The function `monomial`
+of `_brackets` lists all letters; "0" is the weight $p_0$ of the query, whose score is $s_0$.
+"""
 
 import dataclasses
 from collections.abc import Collection
@@ -40,14 +46,15 @@ def weight_moments(
     own_score: float | None = None,
     highest: tuple[int, int] = HIGHEST,
 ) -> dict[str, WeightMoment]:
-    r"""Return the means of monomials over prompts of L tokens with scores $\sigma g_l$, by word.
+    r"""Return the mean over prompts of each monomial in the weights, by its word.
 
     Args:
-        words: the monomials, as in `monomial`.
+        words: the monomials, written in the letters of `monomial`.
         sharpness: $\sigma$, positive.
         lengths: $L$, [n], finite.
-        own_score: $s_0$ of one more token, the query; None for prompts without it.
-        highest: the largest k and j of the transforms $a_{kj}$ that the words need.
+        own_score: the score $s_0$ of the query; None if the prompt does not contain the query.
+        highest: the largest k and j of the transforms $a_{k,j}$ (`ScoreTransforms`) that the words
+            require.
 
     Raises:
         AccuracyError: the weights do not add up to one within 1e-9.
@@ -70,7 +77,7 @@ def weight_moments(
     if not mass_error[worst] <= _TOLERANCE:
         raise AccuracyError(
             f"the weights must have sum one, got an error of {mass_error[worst]:.1e} at sharpness "
-            f"{sharpness:g}, own score {own_score}, length {lengths[worst]:g}."
+            f"{sharpness:g}, score of the query {own_score}, length {lengths[worst]:g}."
         )
     moments = {}
     for word in words:
@@ -82,12 +89,12 @@ def weight_moments(
 
 @dataclasses.dataclass(frozen=True)
 class OwnTokenStatistics:
-    r"""Means over prompts, [n] each: $p_0$ is the weight of the query, $p_l$ those of the others.
+    r"""Means over prompts, [n] each, with $p_0$ the weight of the query and $p_l$ of token l.
 
     Attributes:
         own: $E\,p_0$.
         own_square: $E\,p_0^2$.
-        participation: $E\sum_lp_l^2$, without the query.
+        participation: $E\sum_lp_l^2$, without the weight of the query.
         score_error: $E(\sum_lp_l(g_l-\sigma))^2$.
         coupling: $E\,p_0\sum_lp_l(g_l-\sigma)$.
     """
@@ -100,10 +107,10 @@ class OwnTokenStatistics:
 
 
 def own_token_statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    r"""Return the statistics at $(\sigma, s_0)$, [n] each, over L other tokens; L may be zero.
+    r"""Return the statistics at $(\sigma, s_0)$, [n] each, for L tokens in addition to the query.
 
-    `prompt_integrals` gives the same numbers, as second moments of the values (own token, h), in
-    four to six times the time; the bias of a stack needs about a thousand.
+    L may be zero. `prompt_integrals` would return the same numbers in four to six times the time,
+    and the bias of a stack needs the statistics at about a thousand points.
     """
     if length == 0.0:  # the query has all the weight
         one, none = np.ones(sharpness.size), np.zeros(sharpness.size)

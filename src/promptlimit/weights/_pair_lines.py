@@ -1,13 +1,16 @@
 r"""The law of any tokens along two tilts, as integrals over pairs of vertical lines.
 
-By Mellin's inversion in both variables, with $x_1=e^{s_1+u}$ and $x_2=e^{s_2+v}$,
+Head h = 1, 2 has the tilt $t_h$, and a token has the score $s_h$ at that tilt. By Mellin's inversion
+in both variables, with $x_1=e^{s_1+u}$ and $x_2=e^{s_2+v}$,
 
     E[f x_1^j x_2^k e^{-x_1-x_2}] = (2 pi i)^{-2} iint Gamma(j-c_1) Gamma(k-c_2) e^{c_1 u + c_2 v} E[f e^{c_1 s_1 + c_2 s_2}] dc_1 dc_2
 
-and $E\,e^{c_1s_1+c_2s_2}=e^{\Lambda(c_1t_1+c_2t_2)}$. For a pair of lines this is a product of three
-matrices. A line is chosen for each u, and for each v, where the integrand of one head is smallest on
-the real axis. On the line at 1/2, beyond the pole at 0, the kernel $e^{-x}$ becomes $e^{-x}-1$:
-small quantities are sums of small terms, and those of one head are added.
+and $E\,e^{c_1s_1+c_2s_2}=e^{\Lambda(c_1t_1+c_2t_2)}$. On a pair of lines for $c_1$ and $c_2$, the
+integral for all u and v is a product of three matrices. For each u, the line of head 1 is the one of
+`_LINES` on which the integrand of that head alone is smallest at the real axis; similarly for each v
+and head 2. On the line at 1/2, to the right of the pole at 0, the integral is the mean for
+$e^{-x}-1$ instead of $e^{-x}$. Small quantities are then sums of small terms, to which transforms of
+the other head alone are added.
 """  # noqa: E501  # a formula stays on one line
 
 import dataclasses
@@ -26,20 +29,22 @@ from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
 from promptlimit.measures import AbstractMeasure
 from promptlimit.weights._lines import score_law
+from promptlimit.weights._pair_sums import listed_pairs
 from promptlimit.weights._pairs import (
     AbstractPairLaw,
     AbstractPairTransforms,
     HeadPair,
     Spacing,
     Window,
-    listed_pairs,
 )
 from promptlimit.weights._ray import Complex, Ray
 from promptlimit.weights._score_law import EPSILON, AbstractScoreLaw
 
 _LINES = np.array([0.5, -0.5, -1.5, -3.0, -5.0, -8.0, -13.0])
+"""The points at which lines cross the real axis."""
+
 _NODE_STEP = 0.1
-"""The step of nodes near 0, twice that on lines to the left of `_FAR`: copies are smaller there."""
+"""The step between nodes on a line; twice as large on lines to the left of `_FAR`."""
 
 _FAR = -1.0
 _SLACK = 4.0
@@ -65,7 +70,7 @@ class LinePairs(AbstractPairLaw):
 
     @cached_property
     def laws(self) -> tuple[AbstractScoreLaw, AbstractScoreLaw]:
-        """The laws of a token along each tilt."""
+        """The laws of a token along the first and along the second tilt."""
         first, second = (score_law(self.measure, tilt) for tilt in self.pair.tilts)
         return first, second
 
@@ -74,20 +79,21 @@ class LinePairs(AbstractPairLaw):
         first, second = ((-left, end) for end in ends)
         return first, second
 
-    def at(self, u: Array, v: Array) -> "LineTransforms":
+    def at(self, u: Array, v: Array, count: int) -> "LineTransforms":  # noqa: ARG002
         return LineTransforms(self, u, v)
 
     def rounding(self, lengths: Array) -> Array:
-        """Return the relative rounding error: terms on the line at 1/2 are L times larger."""
+        """Return the relative rounding errors, which grow with L on the line at 1/2."""
         return 16.0 * EPSILON * (2.0 + lengths)
 
 
 def pair_law(
     measure: AbstractMeasure, pair: HeadPair, spacing: Spacing, *, by_values: bool = False
 ) -> AbstractPairLaw:
-    """Return the law of a token along two tilts: by nodes where possible, or by pairs of lines.
+    """Return the law of a token along two tilts.
 
-    Arguments as in `listed_pairs`.
+    Lists and mixtures of Gaussians use `listed_pairs`, which documents the arguments; other laws
+    use pairs of lines.
 
     Raises:
         NotAnalyticError: the law has no Gaussian parts, and its transform cannot be continued.
@@ -100,7 +106,7 @@ def pair_law(
 
 
 class _Single(NamedTuple):
-    r"""Transforms of one head: $\phi-1$, [u], and $F_1$ of the values and of 1, [e + 1, u]."""
+    r"""Transforms of one head: $\phi-1$, [u], and $F_1$ of its values and of 1, [e + 1, u]."""
 
     complement: Array
     first: Array
@@ -116,10 +122,10 @@ def _single(law: AbstractScoreLaw, value: Array, places: Array) -> _Single:
 
 
 class _Group(NamedTuple):
-    r"""The places that use one line of a head.
+    r"""The u (of head 1) or v (of head 2) that use one line of a head.
 
     Attributes:
-        part: the places.
+        part: the indices of these u or v.
         multiples: the nodes c of the line, [j].
         kernel: $\Gamma(-c)e^{cu}$ with the weights of the rule, [j, u].
         is_right: whether the line is to the right of 0.
@@ -137,14 +143,14 @@ class _Group(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Two groups of places, and moments of a token at their pairs of nodes.
+    r"""A line of each head, and means over a token at all pairs of nodes.
 
     Attributes:
         one: the group of the first head, with nodes in the upper half plane.
         two: the group of the second head.
-        masses: the means of $e^{c_1s_1+c_2s_2}$, [j, k].
-        values: those of the values of each head and of 1, [2, e + 1, j, k].
-        products: those of their products, [e + 1, e + 1, j, k].
+        masses: $E\,e^{c_1s_1+c_2s_2}$, [j, k].
+        values: $E[f\,e^{c_1s_1+c_2s_2}]$ for the values f of each head and for 1, [2, e + 1, j, k].
+        products: the same means for products of values of both heads, [e + 1, e + 1, j, k].
     """
 
     one: _Group
@@ -155,7 +161,7 @@ class _Block(NamedTuple):
 
 
 class LineTransforms(AbstractPairTransforms):
-    """Means over one token as sums over pairs of nodes."""
+    """Transforms of one token, computed as sums over pairs of nodes."""
 
     def __init__(self, law: LinePairs, u: Array, v: Array):
         self.law, self.outputs = law, len(law.pair.values[0])
@@ -198,7 +204,7 @@ class LineTransforms(AbstractPairTransforms):
                 )
 
     def _log_phi(self, singles: list[_Single]) -> Array:
-        r"""Return $\log\phi$; on lines to the right of 0 as $\phi-1$, a sum of small terms."""
+        r"""Return $\log\phi$; for lines to the right of 0 it is computed from $\phi-1$."""
         log_phi = np.empty(self._shape)
         for one, two, masses, *_ in self._blocks:
             found = (one.kernel.T @ masses @ two.kernel).real
@@ -238,9 +244,9 @@ class LineTransforms(AbstractPairTransforms):
 def _groups(
     measure: AbstractMeasure, law: AbstractScoreLaw, tilt: Array, places: Array, *, is_half: bool
 ) -> Iterator[_Group]:
-    """Yield the lines of one head with the places that use them.
+    """Yield the lines of one head, with the u or v (`places`) that use them.
 
-    Where `is_half`, nodes are in the upper half plane and count for both.
+    With `is_half`, nodes are in the upper half plane and their weights count both half planes.
     """
     axis = Ray(measure, tilt).log_laplace(_LINES)
     u = places - law.log_mean
@@ -270,8 +276,8 @@ def _moments(
 ) -> tuple[Complex, Complex, Complex, Complex]:
     r"""Return $\Lambda$, $V_1\nabla\Lambda$, $V_2\nabla\Lambda$ and $V_1\nabla^2\Lambda V_2'$.
 
-    At $c_1t_1+c_2t_2$ for all pairs of nodes, [j, k, ...]. Parallel tilts need one multiple of the
-    first tilt, and opposite ones have few different multiples.
+    They are evaluated at $c_1t_1+c_2t_2$ for all pairs of nodes, [j, k, ...]. If the tilts are
+    parallel, these points are multiples of $t_1$, and each different multiple is evaluated once.
     """
     t1, t2 = law.pair.tilts
     first, second = (grid.ravel() for grid in np.meshgrid(one, two, indexing="ij"))

@@ -24,7 +24,7 @@ from promptlimit.measures import AbstractMeasure, AbstractRayTransform, outside_
 Complex = NDArray[np.complex128]
 
 LEFT, RIGHT = -60.0, 3.0
-"""The real parts of all multiples are between these."""
+"""The bounds of the real parts of all multiples."""
 
 _LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
@@ -36,12 +36,12 @@ _TOLERANCE = 1e-3
 
 _LARGEST = 1e5
 _INSIDE = 1.0 + 1e-4
-"""The tilt counts as inside the domain if this multiple of it is."""
+"""The tilt counts as inside the domain if this multiple of the tilt is inside."""
 
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
 NEAR = np.geomspace(1e-3, 0.5, 24)
-"""Distances from a pole at which lines may cross the real axis."""
+"""Distances from a pole at which lines of integration (`_lines`) may cross the real axis."""
 
 POINTS = np.unique(
     np.concatenate(
@@ -86,7 +86,7 @@ class Ray:
     def derivatives(
         self, value: Array, multiples: Complex
     ) -> Iterator[tuple[slice, Complex, Complex]]:
-        r"""Yield $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
+        r"""Yield $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, for n c at a time."""
         if self._closed is not None:
             for start in range(0, multiples.size, _LARGEST_CHUNK):
                 part = slice(start, min(start + _LARGEST_CHUNK, multiples.size))
@@ -114,7 +114,7 @@ class Ray:
 
     @cached_property
     def _chunk(self) -> int:
-        """The number of multiples per call; it is smaller for a measure with many parameters."""
+        """The number of multiples per compiled call; fewer for a measure with many parameters."""
         leaves = jax.tree.leaves(eqx.filter(self.measure, eqx.is_array))
         entries = max([self.tilt.size**2, *(leaf.size for leaf in leaves)])
         fitting = 2 ** int(np.log2(max(_ENTRIES_AT_ONCE / entries, 8.0)))
@@ -149,7 +149,7 @@ class Ray:
         return low, high
 
     def _edge(self, inside: float, outside: float) -> float:
-        """Return the edge of the domain, to a relative 1e-6."""
+        """Return the edge of the domain between two points, to a relative accuracy of 1e-6."""
         for _ in range(3):
             grid = np.linspace(inside, outside, 101)
             last = int(np.flatnonzero(np.isfinite(self.log_laplace(grid)))[-1])
@@ -207,12 +207,14 @@ class Ray:
         at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
         if abs(at_zero) > _TOLERANCE * 1e-5:
             raise NotAnalyticError(
-                f"its `log_laplace` is {at_zero:.3g} at zero, where that of a probability is 0"
+                f"its `log_laplace` is {at_zero:.3g} at zero, where the log-Laplace transform of a "
+                "probability measure is 0"
             )
         slopes = np.diff(self.on_points[inside]) / np.diff(POINTS[inside])
         if np.any(np.diff(slopes) < -_TOLERANCE * (1.0 + np.abs(slopes[1:]))):
             raise NotAnalyticError(
-                "its `log_laplace` is not convex along the tilt, as that of a probability is"
+                "its `log_laplace` is not convex along the tilt, as the log-Laplace transform of a "
+                "probability measure is"
             )
         size = float(self.on_points[np.searchsorted(POINTS, 1.0)])
         if abs(size) > _LARGEST:
@@ -224,7 +226,7 @@ class Ray:
 
 def _summary(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(".: ")
 
 
 @eqx.filter_jit

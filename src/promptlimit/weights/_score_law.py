@@ -1,10 +1,13 @@
 r"""The law of one token along a tilt: transforms of its score and of its value.
 
-With $x=e^{s+u}$, $s=\langle t,z\rangle$ the score of a token, the transforms are
+A token z has the score $s=\langle t,z\rangle$ at the tilt t. With $x=e^{s+u}$ and a function f of
+the token, the transforms are
 
 $$\phi(u)=E\,e^{-x},\qquad F_k[f](u)=E[f\,x^ke^{-x}].$$
 
-`_functional` integrates them over u. Derived in docs/finite.md.
+`_functional` integrates them over u. $\Lambda(t)=\log E\,e^{\langle t,z\rangle}$ is the log-Laplace
+transform. Brackets give shapes of arrays: u nodes, n lengths, e coordinates of a value, d
+coordinates of a token, and j places (`AbstractProducts`). Derived in docs/finite.md.
 """
 
 import abc
@@ -25,14 +28,14 @@ NEGLIGIBLE = 42.0
 """Minus the logarithm of the size below which terms are dropped."""
 
 _WIDEST = 2.0**13
-"""The largest range of u."""
+"""The largest width of a window in u."""
 
 EPSILON = float(np.finfo(np.float64).eps)
 LARGEST_EXPONENT = 300.0
 SMALLEST = 1e-300
 
 Numbers = NDArray[Any]
-"""Real or complex."""
+"""An array of real or complex numbers."""
 
 _LARGEST_CENTRED = 30.0
 """The largest mean of x at which exponents are measured from that mean."""
@@ -44,7 +47,14 @@ _KEPT = ("mass", "log_mass", "square", "lean", "spread", "log_square", "log_squa
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    r"""Transforms of one score: u, $\log\phi(u)$ and its rounding error, $F_1[1](u)$, [u] each."""
+    r"""Transforms of one score at the nodes, [u] each.
+
+    Attributes:
+        u: the nodes.
+        log_phi: $\log\phi$.
+        rounding: the rounding error of $\log\phi$.
+        mass: $F_1[1]$.
+    """
 
     u: Array
     log_phi: Array
@@ -52,31 +62,34 @@ class Scores:
     mass: Array
 
     def first(self, count: int) -> "Scores":
-        """Return the transforms at the first nodes."""
+        """Return the transforms at the first `count` nodes."""
         columns = self.u, self.log_phi, self.rounding, self.mass
         return Scores(*(column[:count] for column in columns))
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionMeans:
-    r"""Means over one score at evenly spaced u, [u] each.
+    r"""Means over one score at evenly spaced u, for moments of the log-partition function.
+
+    Here $\varphi=\phi$, $\ln x=s+u$ and $\bar x=E\,x$. The fields from `log_phi` on have shape [u].
 
     Attributes:
         u: the nodes.
-        log_mean: $\Lambda$.
+        log_mean: $\Lambda=\ln E\,e^s$.
         tilted_mean: $\Lambda'=E[s\,e^s]/E\,e^s$.
         log_phi: $\ln\varphi$.
-        excess: $\psi=\ln\varphi+\bar x$, the excess over the annealed exponent; never negative.
+        excess: $\psi=\ln\varphi+\bar x$, never negative.
         slope: $\psi'=\bar x-F_1[1]/\varphi$.
         mass: $F_1[1]$.
         drift: $F_1[s-\Lambda']$, never positive.
-        log_mass: $F_1[t]$.
+        log_mass: $F_1[\ln x]$.
         square: $F_2[1]$.
         lean: $F_2[s-\Lambda']$.
         spread: $F_2[(s-\Lambda')^2]$.
-        log_square: $F_2[t]$.
-        log_squares: $F_2[t^2]$.
-        rounding: about the largest relative rounding error of `excess`, `drift` and `spread`.
+        log_square: $F_2[\ln x]$.
+        log_squares: $F_2[(\ln x)^2]$.
+        rounding: an estimate of the largest relative rounding error of `excess`, `drift` and
+            `spread`.
     """
 
     u: Array
@@ -115,13 +128,16 @@ class SquareMeans:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractProducts(abc.ABC):
-    r"""$F_k$ as sums over places j, and $F_{k-1}$ of functions with mean zero at $c=k-1$.
+    r"""$F_k[f]$ and $F_{k-1}[f]$ as sums over places j.
 
-    A place is a multiple c of the tilt, or a token.
+    A place is an object over which the law can be averaged: a token of a list, a complex multiple c
+    of the tilt, or a score of one Gaussian part. $F_{k-1}$ is available only for functions f with
+    $E[f\,e^{(k-1)s}]=0$.
 
     Attributes:
         density: $F_k[1]$, [u].
-        masses: the mean of 1 at each place, [j]; 1 unless `readings` yields sums, as for cells.
+        masses: the mean of 1 at each place, [j]. It is 1, except for long lists of tokens, for
+            which `readings` yields sums instead of means (`ManyAtoms`).
     """
 
     density: Array
@@ -129,20 +145,22 @@ class AbstractProducts(abc.ABC):
 
     @abc.abstractmethod
     def shares(self, weights: Array) -> tuple[Numbers, Array]:
-        r"""Return $\sum_uw(u)F_k[f](u)$ as weights of the means of f at the places.
+        r"""Return the factors of the means of f at the places in $\sum_uw(u)F_k[f](u)$.
 
         Args:
             weights: w, [n, u].
 
         Returns:
-            The weights of the places and their rounding errors, [n, j] each.
+            The factors and their rounding errors, [n, j] each.
         """
 
     @abc.abstractmethod
     def lower(self, centred: Numbers, mean_errors: Array) -> tuple[Array, Array]:
-        r"""Return $F_{k-1}$, [u, e], of means of f at the places, [j, e], and its error, [u].
+        r"""Return $F_{k-1}[f]$, [u, e], and its rounding error, [u].
 
-        `mean_errors` are the rounding errors of those means, [j].
+        Args:
+            centred: the means of f at the places, [j, e].
+            mean_errors: the rounding errors of these means, [j].
         """
 
 
@@ -151,11 +169,14 @@ class AbstractScoreLaw(abc.ABC):
 
     @abc.abstractmethod
     def score_of(self, token: Array) -> float:
-        r"""Return $\langle t,z\rangle$ of one token, measured from the offset."""
+        r"""Return $\langle t,z\rangle$ of one token minus `offset`."""
 
     @abc.abstractmethod
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return the u between which neither $1-\phi^L$ nor $\phi^L$ is negligible."""
+        r"""Return the range of u in which neither $1-\phi^L$ nor $\phi^L$ is negligible.
+
+        The range is valid for all lengths L from `shortest` to `longest`.
+        """
 
     @abc.abstractmethod
     def scores(self, u: Array) -> Scores:
@@ -167,7 +188,10 @@ class AbstractScoreLaw(abc.ABC):
 
     @abc.abstractmethod
     def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return the u at which $E\,e^{-X}$, $X=e^{2s+u}$, to the power L is not negligible."""
+        r"""Return the range of u for integrals over the transforms of `square_means`.
+
+        Below it the integrands are negligible; above it $(E\,e^{-X})^L$ with $X=e^{2s+u}$ is.
+        """
 
     @abc.abstractmethod
     def square_means(self, u: Array) -> SquareMeans:
@@ -175,36 +199,39 @@ class AbstractScoreLaw(abc.ABC):
 
     @abc.abstractmethod
     def products(self, power: int, u: Array) -> AbstractProducts:
-        """Return $F_k$, k = `power`, at evenly spaced u."""
+        """Return $F_k$ at evenly spaced u, with k = `power`."""
 
     @abc.abstractmethod
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
-        r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
+        r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$.
+
+        They are the limit, and the mean and covariance of the value Vz of a token.
+        """
 
     @property
     @abc.abstractmethod
     def offset(self) -> float:
-        """The score from which `score_of` and `log_mean` are measured."""
+        """The score that `score_of` and `log_mean` subtract from all scores."""
 
     @property
     @abc.abstractmethod
     def log_mean(self) -> float:
-        r"""$\Lambda(t)$, of scores measured from the offset."""
+        r"""$\Lambda(t)$ minus `offset`."""
 
     @abc.abstractmethod
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Numbers, Numbers, Array, Array]]:
-        r"""Yield the mean and the covariance of $Vz-T$ at some places at a time.
+        r"""Yield the means and covariances of $Vz-T$ at the places, some places at a time.
 
         Args:
-            value: V, [e, d].
-            limit: $T=V\nabla\Lambda(t)$, [e], so that the mean over the tilted law is zero.
-            products: those of this law, whose places are used.
+            value: the value matrix V, [e, d].
+            limit: $T=V\nabla\Lambda(t)$, [e], the mean of $Vz$ under the tilted law.
+            products: the result of `products`, which determines the places.
 
         Yields:
-            The places, the means, [j, e], the covariances, [j, e, e], and the rounding errors of
-            the means and of the traces of the second moments, [j] each.
+            The indices of the places, the means, [j, e], the covariances, [j, e, e], and the
+            rounding errors of the means and of the traces of the second moments, [j] each.
         """
 
 
@@ -220,7 +247,7 @@ def require_near(low: float, high: float) -> tuple[float, float]:
 
 
 def listed_score_means(weights: Array, scores: Array, u: Array) -> PartitionMeans:
-    r"""Return the means for scores $s_i$ of probabilities $w_i$; sums of terms of one sign."""
+    r"""Return the means for scores $s_i$ with probabilities $w_i$, as sums of terms of one sign."""
     masses = np.log(weights) + scores
     log_mean = float(np.logaddexp.reduce(masses))
     tilted_mean = float(np.exp(masses - log_mean) @ scores)
@@ -235,20 +262,21 @@ def assembled(
     sums: dict[str, Array],
     rounding: Array | float = _ROUNDING,
 ) -> PartitionMeans:
-    r"""Return the means from those that add up over the parts of a law.
+    r"""Return the means of a law from means that are sums over its parts.
 
-    $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
-    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$, unless `sums` contains sums
-    about a centre.
+    With $\delta=1-\varphi$, $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$, and for small $\bar x$
+    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$. If `sums` contains `excess` and `slope`, $\psi$
+    and $\psi'$ follow from these (`_centred_sums`).
 
     Args:
         u: the nodes, [u].
         log_mean: $\Lambda$.
         tilted_mean: $\Lambda'$.
         sums: means by the names of `PartitionMeans`, with `phi` for $\varphi$ and `complement`
-            for $1-\varphi$. Unless `excess` and `slope` are given, `remainder` is $E[e^{-x}-1+x]$,
-            `missing` $E[x(1-e^{-x})]$ and `drift_missing` $-E[(s-\Lambda')x(1-e^{-x})]$.
-        rounding: the relative rounding error.
+            for $1-\varphi$. Without `excess` and `slope` it must also contain `remainder`,
+            $E[e^{-x}-1+x]$; `missing`, $E[x(1-e^{-x})]$; and `drift_missing`,
+            $-E[(s-\Lambda')x(1-e^{-x})]$.
+        rounding: the relative rounding error of the means.
     """
     phi, complement = np.maximum(sums["phi"], SMALLEST), sums["complement"]
     small, log_phi = complement < 0.5, log_from(phi, complement)
@@ -282,7 +310,7 @@ def _log_rest(small: Array) -> Array:
 def _listed_sums(
     weights: Array, scores: Array, u: Array, centre: tuple[float, float]
 ) -> dict[str, Array]:
-    r"""Return all sums over listed scores, [u] each; `centre` is $\Lambda$ and $\Lambda'$."""
+    r"""Return the sums over listed scores by name, [u] each; `centre` is $(\Lambda,\Lambda')$."""
     pieces = []
     apart = scores - centre[1]
     moments = weights[:, None] * apart[:, None] ** np.arange(3)
@@ -318,10 +346,10 @@ def _centred_sums(
     left: Array,
     centre: tuple[float, float],
 ) -> dict[str, Array]:
-    r"""Return sums of terms of one sign, for the scores of a whole law.
+    r"""Return three means as sums of terms of one sign, for all scores of a law.
 
     `excess` is $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$,
-    and `drift` $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$, $x'=e^{u+\Lambda'}$, which is
+    and `drift` is $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$ with $x'=e^{u+\Lambda'}$. The latter equals
     $F_1[s-\Lambda']$ because $E[(s-\Lambda')x]=0$.
     """
     mean, middle = (np.exp(np.minimum(u + level, LARGEST_EXPONENT)) for level in centre)
@@ -343,14 +371,14 @@ def _damping_apart(left: Array, centre: Array, off: Array) -> Array:
 
 
 def blocks(rows: int, columns: int, entries: int) -> Iterator[slice]:
-    """Yield blocks of rows, of at most `entries` entries or of one row."""
+    """Yield slices of rows with at most `entries` entries each, and at least one row."""
     size = max(1, entries // columns)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 
 
 def log_from(phi: Array, complement: Array) -> Array:
-    r"""Return $\log\varphi$ from whichever of $\varphi$, $1-\varphi$ is small."""
+    r"""Return $\log\varphi$, computed from the smaller of $\varphi$ and $1-\varphi$."""
     small = complement < 0.5
     logarithm = np.log(np.maximum(phi, SMALLEST))  # finite: the power 0 of it must be 1
     return np.where(small, np.log1p(-np.where(small, complement, 0.0)), logarithm)

@@ -1,26 +1,26 @@
 r"""Exact moments of the weights that a softmax head gives the components of a mixture.
 
-Tokens come from $\sum_k\pi_kN(m_k,S)$, with one covariance, and the head has the tilt t. Its
-weights depend on the component of a token and on one coordinate g, standard normal within the
-component: the score is $\langle m_k,t\rangle+\sigma g$, $\sigma^2=t'St$. Let $N_k$ be the weight of
-component k, $\alpha_k$ its limit, and $B=\sum_lp_lg_l-\sigma$. The softmax mean $\sum_lp_lz_l$
-minus its limit is
+Tokens come from $\sum_k\pi_kN(m_k,S)$, whose components have the same covariance, and the head has
+the tilt t. In component k a token has the score $\langle m_k,t\rangle+\sigma g$ with
+$\sigma^2=t'St$ and g standard normal. Let $p_l$ be the softmax weights, $N_k$ the sum of the
+weights of the tokens from component k, $\alpha_k$ the limit of $N_k$, and $B=\sum_lp_lg_l-\sigma$.
+The softmax mean $\sum_lp_lz_l$ minus its limit is
 
     sum_k (N_k - alpha_k) m_k + S^{1/2} (e B + across),   e = S^{1/2} t / sigma,
 
 where, given the weights, `across` is normal with covariance $S_2(I-ee')$, $S_2=\sum_lp_l^2$. All
-first and second moments therefore follow from those of $N_k$, $B$ and $S_2$, which depend only on
-$\sigma$, the $\langle m_k,t\rangle$, the weights and L (derived here).
+first and second moments of this difference therefore follow from the moments of $N_k$, $B$ and
+$S_2$. The latter depend only on $\sigma$, $\langle m_k,t\rangle$, $\pi_k$ and L (derived here).
 
-With the scores normalised to $E\,e^s=1$, $x=s+u$, $\varphi(u)=E\,e^{-e^x}$ and
-$a_j[F]=E[F\,e^{jx}e^{-e^x}]$, for F and G of one token, centred under the tilted law,
+Let scores s be shifted such that $E\,e^s=1$, $x=e^{s+u}$, $\varphi(u)=E\,e^{-x}$ and
+$a_j[F]=E[F\,x^je^{-x}]$. For functions F and G of one token with mean zero under the tilted law,
 
     E sum p F            = L int a_1[F] phi^{L-1} du
     E sum p F  sum p G   = L int a_2[FG] phi^{L-1} du + L(L-1) int a_1[F] a_1[G] phi^{L-2} du.
 
-Under the tilted law component k has mass $\alpha_k$ and $h=g-\sigma$ is standard normal in each, so
-that $a_1[h]=-\sigma a_2[1]$ by Stein's lemma. `MixtureScore.drift` computes $a_1[1_k-\alpha_k]$
-without loss of digits at any length.
+Under the tilted law component k has mass $\alpha_k$, and $h=g-\sigma$ is standard normal in each
+component, so that $a_1[h]=-\sigma a_2[1]$ by Stein's lemma. `MixtureScore.drift` computes
+$a_1[1_k-\alpha_k]$ without loss of digits at any length; $1_k$ indicates tokens of component k.
 """
 
 import dataclasses
@@ -34,9 +34,10 @@ from promptlimit.weights._brackets import brackets
 from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 
 _STEP = 1.0 / 3.0
-"""The step in u, for a precision of 1e-10: risks average over thousands of tilts.
+"""The step in u, for a precision of 1e-10.
 
-`prompt_integrals`, with the components as values, takes 2.5 to 7 times as long per tilt."""
+Risks average over thousands of tilts, so speed matters: `prompt_integrals`, with the indicators of
+the components as values, takes 2.5 to 7 times as long per tilt."""
 
 SHARPEST = 40.0
 """The largest sharpness: exponents grow like its square."""
@@ -67,18 +68,18 @@ class Selection:
 def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
     r"""Return the moments of selection for a mixture with one covariance.
 
-    Equal tilts, and tilts that differ by exchanging components of equal weight, are computed once:
-    three times faster on the symmetric lattices of queries that risks use
-    (benchmarks/denoising.py).
+    Moments are computed once for equal tilts, and for tilts that differ by an exchange of
+    components of equal weight. Risks average over symmetric lattices of queries, for which this is
+    three times faster (benchmarks/denoising.py).
 
     Args:
         sharpness: $\sigma$, [n].
         shifts: $\langle m_k,t\rangle$, [n, k].
         weights: $\pi_k$, [k], positive.
-        lengths: L, [l]: from 1 on, or infinite.
+        lengths: L, [l]: at least 1, or infinite.
     """
     # Moments do not change when all shifts move together.
-    alike = (weights[:, None] == weights).argmax(axis=1)  # the first of the same weight
+    alike = (weights[:, None] == weights).argmax(axis=1)  # the first component of equal weight
     order = np.lexsort((shifts, np.broadcast_to(alike, shifts.shape)))
     rows = np.column_stack([sharpness, np.take_along_axis(shifts, order, axis=1)])
     rows[:, 1:] -= rows[:, 1:2]

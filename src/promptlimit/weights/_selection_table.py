@@ -1,10 +1,11 @@
 r"""The moments of selection between two components, as differentiable functions inside jit.
 
-Training evaluates them at new tilts in every step. For two components and whitened tokens they
-depend on two numbers: the component a of the tilt along the line between the means, and the norm b
-of the orthogonal component, $\sigma^2=a^2+b^2$. They are even in b, so $b^2$ is the variable, in
-which they are smooth at zero. The tables are quintic splines on a lattice that is fine near zero
-and coarse at large tilts.
+Selection is the total weight $N_k$ that a head gives to component k of a mixture (`_selection`).
+Training evaluates its moments at new tilts in every step. For two components and whitened tokens
+the moments depend on two numbers: the component a of the tilt along the line between the means, and
+the norm b of the orthogonal component, with $\sigma^2=a^2+b^2$. They are even in b and therefore
+smooth functions of $b^2$. The tables are quintic splines on a lattice that is fine near zero and
+coarse at large tilts.
 """
 
 import functools
@@ -21,22 +22,25 @@ from promptlimit.weights._selection import Selection, selection
 _ORDER = 5
 _STEP = 0.2
 _WIDE = 2.0
-"""The separation beyond which steps along the means are finer: selection changes faster there."""
+"""The separation of the means beyond which steps along a are finer: moments change faster there."""
 
 _BEND = 3.0
-"""Steps grow in proportion beyond this size of a coordinate."""
+"""The size of a coordinate beyond which steps grow in proportion to it."""
 
 _BEYOND = 3
 """Lattice points beyond the range on each side, which the splines need."""
 
 _PADDING = 12
-"""Extrapolated points, so that the ends of a spline do not affect the range."""
+"""The number of extrapolated points at each end, so that the ends of a spline have no effect."""
 
 _TINY = 1e-16
 
 
 class SelectionNumbers(NamedTuple):
-    r"""Moments of the weight N of the first of two components; smooth at a tilt of zero.
+    r"""Moments of the weight N of the first of two components, all smooth at a tilt of zero.
+
+    $\alpha$ is the limit of N, $B=\sum_lp_lg_l-\sigma$ with g the coordinate of a token along the
+    tilt, and $S_2=\sum_lp_l^2$.
 
     Attributes:
         participation: $E\,S_2$.
@@ -56,12 +60,12 @@ class SelectionNumbers(NamedTuple):
 class SelectionTable(eqx.Module):
     r"""The moments of selection at one length, as functions of a and $b^2$.
 
-    Beyond the range all values are NaN.
+    For $a^2+b^2$ above the square of `max_sharpness` all values are NaN.
 
     Attributes:
         coefficients: the coefficients of the splines, [5, points along, points across].
         max_sharpness: the largest sharpness.
-        step: the step of the lattice along the means.
+        step: the step of the lattice in a.
     """
 
     coefficients: Float[Array, "5 along across"]
@@ -106,7 +110,7 @@ def _step(separation: float) -> float:
 
 
 def _basis(place: Array, size: int) -> tuple[Array, Array]:
-    """Return the six lattice points about a place, and the quintic B-splines there."""
+    """Return the six lattice points around a place, and the values of their quintic B-splines."""
     first = jnp.clip(jnp.floor(jnp.nan_to_num(place)).astype(jnp.int32) - 2, 0, size - 6)
     offset = place - first.astype(place.dtype) - 2.0
     # The cardinal spline by its truncated powers: sum_k (-1)^k C(6,k) (y - k)_+^5 / 5!.
@@ -125,7 +129,7 @@ def _coefficients(
     lengths: tuple[float, ...],
     max_sharpness: float,
 ) -> np.ndarray:
-    """Return the coefficients at several lengths, [lengths, 5, along, across]."""
+    """Return the coefficients of the splines at several lengths, [lengths, 5, along, across]."""
     # ndimage is slow to import, and only tables need it.
     from scipy.ndimage import spline_filter1d  # noqa: PLC0415
 
@@ -149,7 +153,7 @@ def _coefficients(
 
 
 def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
-    """Return the tabulated numbers, [5, n, lengths]: a logarithm, and ratios to it."""
+    r"""Return the tabulated numbers, [5, n, lengths]: $\log E\,S_2$, and ratios to $E\,S_2$."""
     share, sigma = moments.participation, np.maximum(sharpness, _TINY)[:, None]
     return np.stack(
         [
@@ -163,7 +167,7 @@ def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
 
 
 def _ratios_at_zero(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
-    """Return `_ratios` at a tilt of zero by extrapolation, because they are even in the tilt."""
+    """Return `_ratios` at a tilt of zero, extrapolated as even functions of the tilt."""
     small = np.array([0.02, 0.04])
     moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
     near, far = np.moveaxis(_ratios(moments, small), 1, 0)
@@ -186,9 +190,9 @@ def selection_tables(
     r"""Return the moments of selection between two components, one table per length.
 
     Args:
-        separation: $|m_1-m_2|$ over the standard deviation of a token within its component.
-        weights: $\pi_1$ and $\pi_2$.
-        lengths: finite; several take as long as the slowest of them.
+        separation: $|m_1-m_2|$ divided by the standard deviation of a token within its component.
+        weights: the probabilities $\pi_1$ and $\pi_2$ of the components.
+        lengths: finite; the tables of several lengths take as long as the slowest of them.
         max_sharpness: the largest sharpness.
     """
     tables = _coefficients(float(separation), weights, lengths, float(max_sharpness))

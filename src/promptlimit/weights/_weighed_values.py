@@ -1,8 +1,8 @@
-r"""The exact law of a softmax mean of scalars over L tokens: three moments, and its tails.
+r"""The exact law of a softmax mean of scalars over L tokens: three moments, and tail probabilities.
 
-A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law, and
-$f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$ over L tokens. Scores are normalised, $E\,e^s=1$, so that the
-limit is $f=E\,ve^s$. The cost does not depend on L. Derived here.
+A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law. The
+softmax mean over L tokens is $f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$. Scores are normalised such that
+$E\,e^s=1$, so that the limit is $f=E\,ve^s$. The cost does not depend on L. Derived here.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from promptlimit.weights._functional import nodes_of
 from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 
 _FIRST_STEP, _LAST_STEP = 0.34, 0.04
-"""Steps in log frequency, of the first rule and of the finest."""
+"""Steps in the logarithm of the frequency: of the first rule and of the finest one."""
 
 _NOISE = 0.1
-"""The noise that is added to values without noise of their own, in units of their slope."""
+"""The standard deviation of the noise in `upper_tails`, in units of the slope of values."""
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
 
@@ -30,13 +30,15 @@ _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
 class ScoredValues:
     r"""Scores $s=c_k+\sigma_kg$ and values $v=\mu_k+\beta_kg+\sqrt{\rho_k}\,g'$ by component k.
 
+    g and g' are independent standard normals.
+
     Attributes:
         weights: $\pi_k$, [k].
         scores: $c_k$, [k], shifted so that $\sum_k\pi_ke^{c_k+\sigma_k^2/2}=1$.
         sharpness: $\sigma_k$, [k].
         values: $\mu_k$, [k].
         slopes: $\beta_k$, [k].
-        rests: $\rho_k$, [k], the variance of a value given its score.
+        rests: $\rho_k$, [k], the variance of a value given the score of the same token.
     """
 
     weights: Array
@@ -48,7 +50,10 @@ class ScoredValues:
 
     @staticmethod
     def along(parts: GaussianParts, tilt: Array, row: Array) -> "ScoredValues":
-        r"""Return the scores $\langle t,z\rangle$ and values row times z of Gaussian tokens z."""
+        r"""Return the scores $\langle t,z\rangle$ and values $\langle r,z\rangle$ of Gaussian z.
+
+        t is `tilt`, and r is `row`, a row of the value matrix.
+        """
         covs = parts.all_covs()
         sigma = np.sqrt(np.maximum(np.einsum("i,kij,j->k", tilt, covs, tilt), 0.0))
         spread = np.maximum(np.einsum("i,kij,j->k", row, covs, row), 0.0)
@@ -70,12 +75,12 @@ class ScoredValues:
 
     @property
     def hull(self) -> tuple[float, float]:
-        """A range that contains every value, and thus every mean, to double precision."""
+        """The range outside which a value, and thus a mean, has a negligible probability."""
         spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
     def nodes(self, tilts: float) -> tuple[Array, Array]:
-        r"""Return nodes g and weights for means of $f(g)e^{k\sigma g}$, k up to n = `tilts`."""
+        r"""Return nodes g and weights for means of $f(g)e^{k\sigma g}$ with k up to `tilts`."""
         sigma = float(self.sharpness.max())
         top = min(NORMAL_REACH + tilts * sigma, 37.0)
         step = min(0.15, 0.4 / max(sigma, 1e-9))
@@ -93,7 +98,7 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
         E(f_L-f)^2 = L ∫ A_22 φ^(L-1) + (L-1) A_11^2 φ^(L-2) du
         E(f_L-f)^3 = L/2 ∫ A_33 φ^(L-1) + 3 (L-1) A_22 A_11 φ^(L-2) + (L-1)(L-2) A_11^3 φ^(L-3) du,
 
-    from $x^n/D^n$ as an integral over $x=e^u$.
+    because $D^{-n}=\frac1{(n-1)!}\int e^{nu}\exp(-e^uD)\,du$ for $D=\sum_ie^{s_i}$.
     """
     moments, finite = np.zeros((lengths.size, 3)), np.isfinite(lengths)
     if finite.any():
@@ -114,8 +119,8 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
 def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array, Array, Array]:
     r"""Return $A_{11}$, $A_{22}$, $A_{33}$ and $\log\phi$, [u] each.
 
-    In a component $y=a+\beta h$ + noise of variance $\rho$, $h=g-\sigma$, and $E[he^{-x}x]=-\sigma
-    E[x^2e^{-x}]$.
+    In a component, y is $a+\beta h$ plus noise of variance $\rho$, with $h=g-\sigma$ and a constant
+    a. By Stein's lemma $E[hxe^{-x}]=-\sigma E[x^2e^{-x}]$, $x=e^{s+u}$.
     """
     score = MixtureScore.of(tokens.weights, tokens.scores, tokens.sharpness, u)
     gates = tokens.weights * np.exp(tokens.scores + 0.5 * tokens.sharpness**2)
@@ -132,9 +137,9 @@ def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array,
 
 
 def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:
-    """Return thresholds from below the hull to above it, evenly spaced in asinh.
+    """Return thresholds c from below the hull to above it.
 
-    The variable is asinh((c - mean) / spread), and the mean is one of the thresholds.
+    They are evenly spaced in asinh((c - mean) / spread), and the mean is one of them.
     """
     ends = [math.asinh((end - mean) / spread) / step for end in hull]
     return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))
@@ -145,20 +150,22 @@ def upper_tails(
 ) -> tuple[Array, Array]:
     r"""Return $P(f_L>c)$ at each threshold, and its numerical error.
 
-    $f_L>c$ where $\sum_ie^{s_i}(v_i-c)>0$, a sum of independent terms: by Gil-Pelaez
+    $f_L>c$ if and only if $\sum_ie^{s_i}(v_i-c)>0$. This is a sum of independent terms, so that by
+    the inversion formula of Gil-Pelaez
 
-        P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)),
+        P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)).
 
-    by the trapezoid rule in $\log\omega$. One token is a mixture of Gaussians and needs no
-    integral. Where a value is a function of its score ($\rho_k=0$) the law of one term has an edge
-    and $\psi_c$ falls as slowly as $\omega^{-1/2}$. Values then get noise of size $\epsilon$, and
-    of half that size, and the tail, even in $\epsilon$, is extrapolated to zero noise.
+    The integral is a trapezoidal rule in $\log\omega$. For L = 1 no integral is necessary: $f_1$ is
+    a mixture of Gaussians. If a value is a function of the score ($\rho_k=0$), the law of one term
+    has an edge and $\psi_c$ falls as slowly as $\omega^{-1/2}$. The tail is then computed for
+    values with additional noise of standard deviation $\epsilon$ and $\epsilon/2$. It is an even
+    function of $\epsilon$ and is extrapolated to $\epsilon=0$.
 
     Args:
-        tokens: their scores and values.
+        tokens: the scores and values of a token.
         length: $L$, finite.
         thresholds: $c$, [m].
-        agreement: the difference of two rules of quadrature at which refinement stops.
+        agreement: the difference of two quadrature rules below which refinement stops.
     """
     if length == 1.0:
         return _one_token(tokens, thresholds), np.zeros_like(thresholds)
@@ -191,10 +198,11 @@ def _one_token(tokens: ScoredValues, thresholds: Array) -> Array:
 def _gil_pelaez(
     tokens: ScoredValues, length: float, thresholds: Array, agreement: float
 ) -> tuple[Array, Array]:
-    r"""Return the integral and its measured error, [m] each.
+    r"""Return $P(f_L>c)$ and its measured error, [m] each.
 
-    Two rules shifted by half a step differ by the error of either, which is far larger than that of
-    their mean, the rule of half the step. Where they differ too much, the step is halved.
+    The difference of two rules shifted by half a step is the error of either rule. The mean of the
+    two is the rule of half the step, whose error is far smaller. The step is halved for the
+    thresholds at which the two rules differ by more than `agreement`.
     """
     contour = _Contour.below(tokens, thresholds)
     tails, distance = np.full_like(thresholds, 0.5), np.full_like(thresholds, np.inf)
@@ -211,16 +219,17 @@ def _gil_pelaez(
 
 
 def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
-    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over nodes in both directions, [m]."""
+    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over all nodes $u_j=\log\omega_j$, [m]."""
     middle = math.exp(shift) / (length * contour.size)
     upward = _one_way(contour, length, middle, step)
     return upward + _one_way(contour, length, middle * math.exp(-step), -step)
 
 
 def _one_way(contour: "_Contour", length: float, first: float, step: float) -> Array:
-    """Return the sum over increasing or decreasing frequencies from the first one.
+    r"""Return the sum over frequencies from the first one on: up if `step` is positive, else down.
 
-    It ends where the power is negligible (increasing), or linear in the frequency (decreasing).
+    The sum upwards ends where $\psi_c^L$ is negligible, the sum downwards where $\psi_c^L$ is
+    linear in the frequency.
     """
     frequency, total = first, np.zeros(contour.terms.shape[0])
     active = np.arange(total.size)
@@ -230,7 +239,7 @@ def _one_way(contour: "_Contour", length: float, first: float, step: float) -> A
         total[active] += imaginary
         size = np.abs(power) if step > 0.0 else np.abs(imaginary)
         left = (size > (_NEGLIGIBLE if step > 0.0 else _LINEAR)) & (frequency < _HIGHEST)
-        if step < 0.0:  # linear in lower frequencies: a geometric sum
+        if step < 0.0:  # the terms left out are linear in the frequency: a geometric sum
             total[active[~left]] += imaginary[~left] / math.expm1(-step)
         if not left.all():
             active, contour = active[left], contour.rows(left)
@@ -240,17 +249,18 @@ def _one_way(contour: "_Contour", length: float, first: float, step: float) -> A
 
 @dataclasses.dataclass(frozen=True)
 class _Contour:
-    r"""The integrand of $\psi_c$ along $g+i\eta(g)$, for some thresholds: [m, nodes].
+    r"""The integrand of $\psi_c$ along the contour $g+i\eta(g)$, for m thresholds and n nodes.
 
-    The phase $e^s(v-c)$ of a component rises in g above $g_1=(c-\mu)/\beta-1/\sigma$ and falls
-    below (for $\beta>0$); $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ has the sign of its
-    slope, so that the exponential decays along the contour instead of oscillating.
+    For $\beta>0$ the phase $e^s(v-c)$ of a component falls in g up to $g_1=(c-\mu)/\beta-1/\sigma$
+    and rises from there on. $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ has the sign of
+    the slope of the phase. The exponential therefore decays along the contour instead of
+    oscillating.
 
     Attributes:
         masses: the complex weights of the nodes, [m, n].
-        terms: $Y=e^s(v-c)$, v the mean value given the score, [m, n].
-        squares: $e^{2s}\rho$, its variance given the score, [m, n].
-        size: about $E|v|e^s$, which sets the first frequency.
+        terms: $e^s(v-c)$ with v the mean value given the score, [m, n].
+        squares: $e^{2s}\rho$, the variance of $e^s(v-c)$ given the score, [m, n].
+        size: an estimate of the size of values, which determines the first frequency.
     """
 
     masses: np.ndarray

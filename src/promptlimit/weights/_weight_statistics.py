@@ -1,10 +1,11 @@
 r"""Exact statistics of softmax weights over prompts of any length.
 
 For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
-independent standard normal $g_l$, so everything a finite prompt does follows from a few numbers
-that depend on the sharpness $\sigma$ and the length L alone. They are one-dimensional integrals
-at a cost that does not depend on L (derived in docs/finite.md). `prompt_integrals` has moments up
-to the second; moments of up to four weights are brackets of up to four transforms (`_brackets`).
+independent standard normal $g_l$. The moments of the output over a finite prompt therefore follow
+from a few numbers that depend on the sharpness $\sigma$ and the length L alone. These numbers are
+one-dimensional integrals at a cost that does not depend on L (derived in docs/finite.md).
+`prompt_integrals` returns moments of up to two weights; moments of up to four weights are integrals
+of products of up to four transforms (`_brackets`).
 """
 
 from collections.abc import Collection
@@ -32,10 +33,10 @@ from promptlimit.weights._gaussian_score import score_window
 
 MAX_SHARPNESS = 40.0
 MAX_OUTPUT_SHARPNESS = 128.0
-"""The largest sharpness for the statistics of outputs alone."""
+"""The largest sharpness if only statistics in `_OF_OUTPUTS` are requested."""
 
 TOLERANCE = 1e-10
-"""The largest measured relative error that is returned."""
+"""The largest measured relative error; a larger one raises AccuracyError."""
 
 _LENGTHS_AT_ONCE = 64
 _SAFETY = 4.0
@@ -53,11 +54,11 @@ STATISTICS = (
     "spread_participation",
     "coupling",
 )
-"""Names of the statistics, fields of `WeightStatistics`."""
+"""The names of the statistics, which are fields of `WeightStatistics`."""
 
 _OF_OUTPUTS = {"participation", "shrinkage", "mean_score", "score_error"}
 _OF_POWERS = {"cubic_participation", "participation_square", "coupling"}
-"""Statistics that need few transforms of a score: alone they take less than half the time."""
+"""Statistics that need few transforms of a score; they take less than half the time of all."""
 
 
 class WeightStatistics(Result):
@@ -80,8 +81,9 @@ class WeightStatistics(Result):
         coupling: $E\,\mathrm{tr}\,W^2$ with $W=\mathrm{diag}(p)-pp^\top$, that is
             $S_2-2S_3+S_2^2$.
         kind: "limit" when all lengths are infinite, else "exact".
-        relative_error: four times the largest measured relative error (0 for closed forms); that of
-            `spread_participation` is relative to $\sqrt{E\,m^2\,E\,S_2^2}$.
+        relative_error: four times the largest measured relative error of all statistics; 0 for
+            closed forms. The error of `spread_participation` is relative to
+            $\sqrt{E\,m^2\,E\,S_2^2}$.
     """
 
     sharpness: Array = variable("length")
@@ -158,7 +160,7 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
 def some_statistics(
     names: Collection[str], sharpness: ArrayLike, lengths: ArrayLike
 ) -> dict[str, Array]:
-    """Return some statistics by name, with "relative_error", in a fraction of the time of all."""
+    """Return some statistics and "relative_error" by name, faster than `weight_statistics`."""
     counts = checked_lengths(lengths, name="lengths")
     sigma = checked_sharpness(sharpness, max_sharpness(names))
     values = _values(names, *np.broadcast_arrays(sigma, counts))
@@ -166,7 +168,7 @@ def some_statistics(
 
 
 def _values(names: Collection[str], sigma: Array, lengths: Array) -> dict[str, Array]:
-    """Return statistics by name, and their error, in the shape of the points."""
+    """Return statistics and "relative_error" by name, in the shape of `sigma`."""
     flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
     values = _closed_forms(flat_sigma, flat_length)
     by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
@@ -182,19 +184,19 @@ def _values(names: Collection[str], sigma: Array, lengths: Array) -> dict[str, A
 
 
 def max_sharpness(names: Collection[str]) -> float:
-    """Return the largest sharpness at which statistics are available."""
+    """Return the largest sharpness at which these statistics are available."""
     return MAX_OUTPUT_SHARPNESS if _OF_OUTPUTS.issuperset(names) else MAX_SHARPNESS
 
 
 def _highest(names: Collection[str]) -> tuple[int, int]:
-    """Return the largest indices of the transforms that statistics need."""
+    """Return the largest k and j of the transforms $a_{k,j}$ that statistics need."""
     if _OF_OUTPUTS.issuperset(names):
         return 2, 2
     return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
 
 
 def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> Array:
-    """Return standard deviations of scores, from 0 to the largest, as an array."""
+    """Return standard deviations of scores as an array; each must be from 0 to `largest`."""
     values = real_numbers("sharpness", sharpness)
     wrong = values[~((values >= 0) & (values <= largest))]
     if wrong.size:
@@ -209,8 +211,8 @@ def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> A
 def _closed_forms(sigma: Array, length: Array) -> dict[str, Array]:
     r"""Return the values at L = 1, at sigma = 0 and at L = inf; other entries are placeholders.
 
-    One token: p = 1, A = g, m = -1. No sharpness: p = 1/L and m + 1 = chi^2_{L-1} / L.
-    Infinitely many tokens: A = sigma, m = 0.
+    At L = 1: p = 1, A = g, m = -1. At sigma = 0: p = 1/L, and L(m + 1) has the chi-squared law with
+    L - 1 degrees of freedom. At L = inf: A = sigma, m = 0.
     """
     inverse = 1.0 / length
     left = 1.0 - inverse
@@ -231,7 +233,7 @@ def _closed_forms(sigma: Array, length: Array) -> dict[str, Array]:
 
 
 def _by_quadrature(sigma: float, lengths: Array, highest: tuple[int, int]) -> dict[str, Array]:
-    """Return statistics, [length], at increasing lengths above 1, and their error."""
+    """Return statistics and their error by name, [length], at increasing lengths above 1."""
     u = nodes_of([score_window(0.0, sigma, lengths[-1], lengths[0])])
     transforms = score_transforms(sigma, u, highest)
     pieces = [
@@ -244,7 +246,7 @@ def _by_quadrature(sigma: float, lengths: Array, highest: tuple[int, int]) -> di
 def _integrated(
     u: Array, transforms: ScoreTransforms, lengths: Array, highest: tuple[int, int]
 ) -> dict[str, Array]:
-    """Return the statistics available from transforms up to the highest indices, with errors."""
+    """Return the statistics and their error by name, from transforms up to indices `highest`."""
     formulas = [output_statistics, identities]
     formulas += [power_statistics] * (highest[0] == HIGHEST[0])
     if highest == HIGHEST:
@@ -263,9 +265,10 @@ def _integrated(
 
 
 def _choose_spread_forms(statistics: dict[str, Array], value: dict[str, Array]) -> Array:
-    r"""Set $E\,m^2$ and $E[mS_2]$ to the forms with the smaller terms; return the rounding error.
+    r"""Choose the form of $E\,m^2$ and $E[mS_2]$ with the smaller terms, in place.
 
-    The sum of terms of total size s has a rounding error of about s times the machine precision.
+    Returns the relative rounding error. Terms whose absolute values have the sum s cause a rounding
+    error of about s times the machine precision.
     """
     frozen = {
         "spread_error": 1 - 2 * value["variance"] + value["variance_square"],
@@ -286,7 +289,7 @@ def _choose_spread_forms(statistics: dict[str, Array], value: dict[str, Array]) 
 
 
 def _scale(name: str, statistics: dict[str, Array]) -> Array:
-    """Return the number by which an error of a statistic is divided."""
+    """Return the number to which the relative error of a statistic refers."""
     if name == "spread_participation":
         return np.asarray(np.sqrt(statistics["spread_error"] * statistics["participation_square"]))
     return statistics[name]
@@ -295,7 +298,7 @@ def _scale(name: str, statistics: dict[str, Array]) -> Array:
 def _measured_error(
     statistics: dict[str, Array], value: dict[str, Array], rules: dict[str, Array]
 ) -> Array:
-    """Return the largest relative error: of the mass, of Stein's identities and of the rules."""
+    """Return the largest relative error of the mass, Stein's identities and the quadrature."""
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),
