@@ -25,7 +25,7 @@ def law(dim: int) -> pl.Denoising:
 
 def main(smallest: bool = False) -> None:
     """Time nine lengths in two and ten dimensions, the best layer, and simulated prompts."""
-    lengths, prompts = (LENGTHS[:3], 64) if smallest else (LENGTHS, PROMPTS)
+    lengths, prompts = (LENGTHS[:3], 8) if smallest else (LENGTHS, PROMPTS)
     print(f"{'what':46s} {'seconds':>9s} {'CPU':>9s}")
     for dim in (2,) if smallest else (2, 10):
         task = law(dim)

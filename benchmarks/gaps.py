@@ -19,7 +19,7 @@ LENGTHS = np.concatenate([np.arange(10, 100, 10), np.arange(100, 1001, 100)])
 ACCURACY = 0.01
 
 
-def best_seconds(action: Callable[[], object], repeats: int = 3) -> float:
+def best_seconds(action: Callable[[], object], repeats: int) -> float:
     """Return the shortest of several runs, after one to warm up."""
     action()
     seconds = []
@@ -51,16 +51,16 @@ def row(label: str, seconds: float, note: str = "") -> None:
     print(f"{label:<60} {seconds:8.3f} s   {note}")
 
 
-def curves(given_lengths: np.ndarray) -> None:
+def curves(given_lengths: np.ndarray, repeats: int) -> None:
     """Time curves over lengths."""
     count = len(given_lengths)
     for label, problem in (("tau 0.5", standard(5, 0.5)), ("anisotropic", anisotropic(5))):
         gap = pl.output_gap(*problem, given_lengths)
         worst = float((gap.error / gap.value).max())
-        seconds = best_seconds(partial(pl.output_gap, *problem, given_lengths))
+        seconds = best_seconds(partial(pl.output_gap, *problem, given_lengths), repeats)
         row(f"output gap, d = 5, {label}, {count} lengths", seconds, f"error {worst:.0e}")
         gradient = partial(pl.gradient_gap, *problem, given_lengths, wrt="key_query")
-        seconds = best_seconds(gradient)
+        seconds = best_seconds(gradient, repeats)
         row(f"key-query gradient gap, d = 5, {label}, {count} lengths", seconds)
 
 
@@ -73,37 +73,39 @@ def many_dimensions() -> None:
     row("key-query gradient gap, d = 64, anisotropic, L = 1e12", seconds)
 
 
-def required_lengths(dim: int, taus: tuple[float, ...]) -> None:
+def required_lengths(dim: int, taus: tuple[float, ...], repeats: int) -> None:
     """Time required lengths."""
     for tau in taus:
         problem = standard(dim, tau)
         found = pl.required_length(*problem, 0.01)
-        seconds = best_seconds(partial(pl.required_length, *problem, 0.01))
+        seconds = best_seconds(partial(pl.required_length, *problem, 0.01), repeats)
         row(f"required length, d = {dim}, tau {tau}, all kinds", seconds, found.describe("exact"))
 
 
-def sampling(samples: int) -> None:
-    """Time simulated prompts to one per cent at L = 1000, extrapolated from some of them."""
+def sampling(lengths: np.ndarray, samples: int) -> None:
+    """Time simulated prompts to one per cent at the longest, extrapolated from some of them."""
     problem = standard(5, 0.5)
-    seconds = best_seconds(lambda: pl.output_gap(*problem, LENGTHS), 1)
+    seconds = best_seconds(lambda: pl.output_gap(*problem, lengths), 1)
     options: dict[str, Any] = {"kind": "estimate", "key": jax.random.key(0), "samples": samples}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        drawn = pl.output_gap(*problem, LENGTHS, **options)
-        sampled = best_seconds(lambda: pl.output_gap(*problem, LENGTHS, **options), 1)
+        drawn = pl.output_gap(*problem, lengths, **options)
+        sampled = best_seconds(lambda: pl.output_gap(*problem, lengths, **options), 1)
     needed = float((drawn.error / drawn.value)[-1] / ACCURACY) ** 2
-    row("the same 19 lengths to 1% at L = 1000 by sampling", needed * sampled, "extrapolated")
+    longest = f"L = {lengths[-1]}"
+    row(f"the same lengths to 1% at {longest} by sampling", needed * sampled, "extrapolated")
     print(f"ratio to the exact curve {needed * sampled / seconds:,.0f}")
 
 
 def main(smallest: bool = False) -> None:
     """Time all of them."""
     jax.config.update("jax_enable_x64", True)
-    curves(LENGTHS[:2] if smallest else LENGTHS)
+    repeats = 1 if smallest else 3
+    curves(LENGTHS[:1] if smallest else LENGTHS, repeats)
     if not smallest:
         many_dimensions()
-    required_lengths(*((2, (0.1,)) if smallest else (16, (0.1, 0.3, 1.0))))
-    sampling(64 if smallest else 1000)
+    required_lengths(*((2, (0.1,)) if smallest else (16, (0.1, 0.3, 1.0))), repeats)
+    sampling(LENGTHS[:1] if smallest else LENGTHS, 64 if smallest else 1000)
 
 
 if __name__ == "__main__":

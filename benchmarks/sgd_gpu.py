@@ -44,9 +44,9 @@ def roofline(counters: int) -> float:
 
 def main(smallest: bool = False) -> None:
     """Print seconds with compilation, tokens a second and the share of the roofline."""
-    lengths, steps, names = LENGTHS, 300_000, ["identity"]
+    lengths, steps, names, points = LENGTHS, 300_000, ["identity"], 4096
     if smallest:
-        lengths, steps = [10], 2
+        lengths, steps, points = [10], 2, 64
     elif len(sys.argv) > 1:
         steps, names = int(sys.argv[1]), sys.argv[2:] or names
     starts = [
@@ -66,7 +66,7 @@ def main(smallest: bool = False) -> None:
             starts,
             protocol_task(name),
             lengths,
-            pl.TrainingPlan(steps=steps),
+            pl.TrainingPlan(steps=steps, points=points),
             key=jax.random.key(0),
             packed=True,
             watch=lambda progress, seen=seen: seen.append((time.perf_counter(), progress.done)),

@@ -40,22 +40,23 @@ def descend(length: int, steps: int, rng: np.random.Generator) -> float:
 def main(smallest: bool = False) -> None:
     """Print beta, its error and the time of both contenders at several lengths."""
     task, rng = pl.tasks.SingleLocation(SIGNAL), np.random.default_rng(0)
-    task.risk(1.0, 10)
+    pl.risk(task.head(1.0), task, 10)
     print("L  contender  beta  |beta - sqrt(signal)|  excess of the mse over Bayes  s")
     for length in (10,) if smallest else (10, 100, 1000):
-        bayes = float(task.bayes_risk(length).mse)
+        bayes = float(pl.bayes_risk(task, length).mse)
         started = time.perf_counter()
         found = minimize_scalar(
-            lambda beta, length=length: float(task.risk(beta, length).mse),
+            lambda beta, length=length: float(pl.risk(task.head(beta), task, length).mse),
             bounds=(0.1, 8.0),
             method="bounded",
+            options={"maxiter": 3 if smallest else 500},
         )
         rows = [("exact", float(found.x), time.perf_counter() - started)]
         started = time.perf_counter()
         beta = descend(length, 20 if smallest else 2000, rng)
         rows.append(("SGD", beta, time.perf_counter() - started))
         for name, beta, seconds in rows:
-            excess = float(task.risk(beta, length).mse) - bayes
+            excess = float(pl.risk(task.head(beta), task, length).mse) - bayes
             distance = abs(beta - math.sqrt(SIGNAL))
             print(
                 f"{length:4d}  {name:5s}  {beta:.6f}  {distance:.1e}  {excess:.1e}  {seconds:.2f}"

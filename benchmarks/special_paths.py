@@ -1,4 +1,4 @@
-"""How much do the special paths of exact risks gain over the general ones?
+"""How much do the special paths of exact results gain over the general ones?
 
 Each path is switched off by replacing one private name. Processor time is compared, which other
 work on the machine disturbs least. Prints a small table; nothing is asserted.
@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 
 import promptlimit as pl
+from promptlimit.finite import _prompt_moments
 from promptlimit.tasks.denoising import _prompts
 from promptlimit.tasks.discrimination import _law
 from promptlimit.tasks.regression import _risk
@@ -36,7 +37,7 @@ def compare(
 
 
 def main(smallest: bool = False) -> None:
-    """Time isotropic heads at new lengths, light queries, and queries in polar coordinates."""
+    """Time isotropic heads, light queries, polar coordinates, and heads beside a mean."""
     points = 4 if smallest else None
     dim = 2 if smallest else 5
     block = np.diag(np.append(np.ones(dim), 0.0))
@@ -67,6 +68,17 @@ def main(smallest: bool = False) -> None:
         "is_scalar",
         lambda _: False,
     )
+    scores = pl.SoftmaxAttention([[1.5]], [[1.0]])
+    beside = pl.MultiHead([scores, pl.SoftmaxAttention([[0.0]], [[-1.0]])])
+    lengths = np.array([10.0]) if smallest else np.round(np.geomspace(10, 1e4, 12))
+    for law in (pl.Gaussian([0.0], [[1.0]]), pl.UniformCube([1.0])):
+        compare(
+            f"a softmax head beside a mean, {type(law).__name__} tokens",
+            lambda _, law=law: pl.prompt_moments(beside, law, [1.0], lengths),
+            _prompt_moments,
+            "_head_beside_mean",
+            lambda _: None,
+        )
 
 
 if __name__ == "__main__":

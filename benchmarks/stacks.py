@@ -3,7 +3,7 @@
 Prints a small table; nothing is asserted. A simulation must run the network on whole prompts, of
 400 tokens here. An accuracy of 1e-3 takes 2e6 prompts, since n prompts determine a variance to a
 relative sqrt(2/n); the time is extrapolated from a few. A plain simulation cannot resolve the bias;
-the table shows the time with the kernel as a control variate.
+the table shows the time with the influence as a control variate.
 """
 
 import sys
@@ -17,8 +17,8 @@ import numpy as np
 import promptlimit as pl
 from promptlimit.depth import (
     GaussianStack,
+    InfluenceFunction,
     LayerMatrices,
-    StackKernel,
     fluctuation_bias,
     fluctuation_cov,
     influence,
@@ -88,10 +88,10 @@ def main(smallest: bool = False) -> None:
             f"   ratio {simulated / cov_time:.1e}, jackknife off by {apart:.0%}"
         )
     stack, query = random_stack(4, 3, 1), np.ones(4)
-    kernel = StackKernel.of(stack, query)
+    control = InfluenceFunction.of(stack, query)
     sample = np.random.default_rng(0).normal(size=(100 if smallest else 100_000, 4))
-    _, seconds = timed(lambda: kernel(sample))
-    print(f"kernel at {len(sample):,} tokens, 3 layers, d = 4: {seconds:.3f} s of CPU")
+    _, seconds = timed(lambda: control(sample))
+    print(f"influence at {len(sample):,} tokens, 3 layers, d = 4: {seconds:.3f} s of CPU")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ commands take turns, so that whatever else the machine does falls on all alike.
     python benchmarks/start_up.py [--smallest]
 """
 
+import math
 import statistics
 import subprocess
 import sys
@@ -39,15 +40,16 @@ def main(smallest: bool = False) -> None:
         JAX: python("import jax, equinox"),
         EVERYTHING: python("import promptlimit as pl\nfor name in dir(pl): getattr(pl, name)"),
     }
-    missing = [name for name, arguments in starts.items() if not works(arguments)]
-    known = {name: arguments for name, arguments in starts.items() if name not in missing}
+    times = {name: seconds(arguments) for name, arguments in starts.items()}
+    known = {name: arguments for name, arguments in starts.items() if not math.isnan(times[name])}
     rounds = 1 if smallest else ROUNDS
     print(f"medians of {rounds} alternating fresh starts, Python {sys.version.split()[0]}")
-    times = median_times(known, rounds)
+    if not smallest:
+        times |= median_times(known, rounds)
     base = times["python -c pass"]
     for name in starts:
-        if name in missing:
-            print(f"  {name:20} skipped: the command does not run here")
+        if name not in known:
+            print(f"  {name:20} skipped: the command is not installed here")
         else:
             print(f"  {name:20} {times[name]:6.3f} s   {times[name] / base:6.1f} x python -c pass")
     ratio = times[EVERYTHING] / times[JAX]
@@ -67,30 +69,25 @@ def command(name: str, *arguments: str) -> list[str]:
     return [str(Path(sysconfig.get_path("scripts")) / name), *arguments]
 
 
-def works(arguments: list[str]) -> bool:
-    """Return whether a start succeeds; it also warms the file cache."""
+def seconds(arguments: list[str]) -> float:
+    """Return the wall seconds of one start, output discarded; NaN if there is no such command."""
+    begin = time.perf_counter()
     try:
-        return run(arguments).returncode == 0
+        subprocess.run(  # noqa: S603  # the arguments are ours
+            arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
+        )
     except FileNotFoundError:
-        return False
-
-
-def run(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run to the end, output discarded."""
-    return subprocess.run(  # noqa: S603  # the arguments are ours
-        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
-    )
+        return math.nan
+    return time.perf_counter() - begin
 
 
 def median_times(starts: dict[str, list[str]], rounds: int) -> dict[str, float]:
-    """Return the median wall seconds of each start."""
-    seconds: dict[str, list[float]] = {name: [] for name in starts}
-    for _ in range(rounds):
-        for name, arguments in starts.items():
-            begin = time.perf_counter()
-            run(arguments)
-            seconds[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    """Return the median wall seconds of each start; they take turns."""
+    turns = [[seconds(arguments) for arguments in starts.values()] for _ in range(rounds)]
+    return {
+        name: statistics.median(each)
+        for name, each in zip(starts, zip(*turns, strict=True), strict=True)
+    }
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 import warnings
 from typing import Any
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from promptlimit.dynamics._risks import (
     state_of,
     state_risks,
 )
+from promptlimit.dynamics._solver import Descent
 from promptlimit.errors import OutsideTheoremWarning, UnreliableErrorWarning
 from promptlimit.tasks import AbstractObjective, RiskProblem, exact_objectives
 
@@ -361,6 +363,34 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
     )
 
 
+class FailsAfter(diffrax.Dopri5):
+    """A solver that returns an error in each step that ends after a time."""
+
+    time: float = 1.0
+    failure: str = eqx.field(default="internal_error", static=True)
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):  # noqa: PLR0917
+        *found, result = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
+        failure = getattr(diffrax.RESULTS, self.failure)
+        return *found, diffrax.RESULTS.where(t1 > self.time, failure, result)
+
+
+@pytest.mark.parametrize("failure", ["internal_error", "nonlinear_divergence"])
+def test_a_solver_that_fails_has_not_arrived(failure: str) -> None:
+    """Also if it returns the error that ends the loop on arrival."""
+    solver = FailsAfter(time=1.0, failure=failure)
+    plan = pl.dynamics.FlowPlan([0.5, math.inf], solver=solver, arrival=1e-4)
+    with pytest.raises(ArithmeticError) as refusal:
+        pl.gradient_flow(START, TASK, math.inf, plan)
+    assert re.fullmatch(
+        r"`solver` must complete every step, but FailsAfter returned an error at time "
+        r"[0-9.]+\. Pass another solver\.",
+        str(refusal.value),
+    )
+    late = dataclasses.replace(plan, solver=FailsAfter(time=1e6, failure=failure))
+    assert 1.0 < pl.gradient_flow(START, TASK, math.inf, late).arrival_time < 1e3
+
+
 def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
     start, times = pl.dynamics.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
     finite, infinite = (
@@ -504,6 +534,13 @@ def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
     assert flow.arrival_time >= 0.0
 
 
+def test_a_flow_from_the_saddle_itself_has_arrived_at_time_zero() -> None:
+    zero = pl.LinearAttention(np.zeros((3, 3)), np.zeros((3, 3)))
+    flow = pl.gradient_flow(zero, TASK, math.inf, [0.0, 1.0, math.inf])
+    assert flow.arrival_time == 0.0
+    np.testing.assert_array_equal(flow.value, flow.value[0])
+
+
 def test_a_start_near_the_saddle_has_not_arrived() -> None:
     start = pl.dynamics.block_start(TASK, 1e-7, kernel="linear")
     flow = pl.gradient_flow(start, TASK, math.inf, [0.0, 10.0, math.inf])
@@ -563,3 +600,50 @@ def test_a_start_that_the_theorem_covers_is_not_warned_of() -> None:
         pl.dynamics.block_start(pl.LinearRegression(np.eye(4)), 0.99)
     with pytest.warns(OutsideTheoremWarning):
         pl.dynamics.block_start(pl.LinearRegression(np.eye(4)), 1.01)
+
+
+def test_the_parameter_error_is_the_standard_deviation_of_two_flows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second flow, over other points, is the first one moved by 0.5 in all parameters."""
+    first: list = []
+    right = _flow._descent
+
+    def descent(*arguments):
+        if first:
+            return first[0]._replace(states=first[0].states + 0.5)
+        first.append(right(*arguments))
+        return first[0]
+
+    monkeypatch.setattr(_flow, "_descent", descent)
+    flow = pl.gradient_flow(random_head(), TASK, 20, pl.dynamics.FlowPlan([0.0, 0.01], points=64))
+    moved = np.array([[0.0, 0.5]] * state_of(random_head()).size)
+    expected = math.sqrt(moved.var(axis=1, ddof=1).sum())
+    found = np.asarray(flow.parameter_error)
+    np.testing.assert_allclose(found, [0.0, expected])  # both start at one place
+
+
+@pytest.mark.parametrize(
+    ("finished", "sharpness", "left"),
+    [(True, 15.9, False), (True, 24.1, True), (False, 14.3, False), (False, 14.5, True)],
+)
+def test_a_flow_leaves_the_tables_by_stopping_at_their_end_or_going_far_beyond(
+    finished: bool, sharpness: float, left: bool
+) -> None:
+    no = jnp.array(False)
+    descent = Descent(
+        jnp.zeros((1, 2)),
+        jnp.zeros(2),
+        jnp.array(1.0),
+        finished=jnp.array(finished),
+        escaped=no,
+        arrived=no,
+        solver_failed=no,
+    )
+    assert _flow._Attempt(descent, 16.0, sharpness).left_the_tables == left
+
+
+def test_the_largest_alpha_of_the_theorem_is_outside_it() -> None:
+    """It is sqrt(2) / (d^(1/4) |Sigma|), here 1."""
+    with pytest.warns(OutsideTheoremWarning, match="0 < alpha < 1 "):
+        pl.dynamics.block_start(pl.LinearRegression(np.eye(4)), 1.0)

@@ -83,3 +83,14 @@ def test_two_covariances_are_refused_with_an_alternative():
     task = pl.LinearRegression(np.eye(2), query_covariance=2.0 * np.eye(2))
     with pytest.raises(ArgumentError, match=r"`task` must have one covariance.*gradient_flow"):
         flow_rate(task, 0.5)
+
+
+def test_rates_and_constants_are_proportional_to_the_prior_variance():
+    """So is the excess risk: a larger prior variance only makes the flow faster."""
+    one, four = (
+        flow_rate(pl.LinearRegression(np.diag([1.0, 0.6, 0.3]), prior_variance=prior), 0.7)
+        for prior in (1.0, 4.0)
+    )
+    assert one.pl_constant > 0.0
+    assert four.pl_constant == pytest.approx(4.0 * one.pl_constant, rel=1e-12)
+    assert four.rate == pytest.approx(4.0 * one.rate, rel=1e-12)

@@ -155,7 +155,7 @@ def test_training_without_one_head_has_parameters_by_name_and_no_merged_matrices
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
         run.merged()
     assert str(caught.value) == (
-        "`key_query` and `value_matrix` must be those of one head, got a trajectory of "
+        "`key_query` and `value_matrix` must belong to one head, got a trajectory of "
         f"{', '.join(NAMES)}. Its arrays are in `parameters`."
     )
 

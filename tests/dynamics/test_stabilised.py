@@ -30,11 +30,11 @@ def amplification(z: float, s: int) -> float:
 
 
 @jax.jit
-def step(stages: jax.Array, z: jax.Array, age: jax.Array) -> tuple[jax.Array, FlowState]:
+def step(stages: jax.Array, z: jax.Array, age: jax.Array) -> tuple[jax.Array, jax.Array, FlowState]:
     """One step of y' = zy, compiled once for all z, ages and numbers of stages."""
     y = jnp.array([1.0, -2.0])
     state = FlowState(z * y, jnp.array([1.0, 0.0]), jnp.asarray(1.0), age)
-    return chebyshev_step(lambda x: z * x, y, jnp.asarray(1.0), stages, state)
+    return chebyshev_step(lambda x: z * x, y, jnp.asarray(1.0), state, stages)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 7, 20])
@@ -42,8 +42,9 @@ def step(stages: jax.Array, z: jax.Array, age: jax.Array) -> tuple[jax.Array, Fl
 def test_a_step_multiplies_by_the_stability_polynomial(stages: int, z: float) -> None:
     y = np.array([1.0, -2.0])
     for age, radius in ((0, 1.0), (3, 1.25 * abs(z))):  # the fourth step looks at the radius
-        end, after = step(np.int32(stages), np.float64(z), np.int32(age))
+        end, own, after = step(np.int32(stages), np.float64(z), np.int32(age))
         np.testing.assert_allclose(end, amplification(z, stages) * y, rtol=1e-12)
+        np.testing.assert_allclose(own, z * y, rtol=1e-14)
         np.testing.assert_allclose(after.field, z * end, rtol=1e-14)
         np.testing.assert_allclose(after.radius, radius, rtol=1e-6)
         assert int(after.age) == (age + 1) % 4
@@ -66,8 +67,16 @@ def decay(t: object, y: jax.Array, rates: jax.Array) -> jax.Array:
 
 def test_a_start_is_looked_at_until_its_stiffest_direction_is_found() -> None:
     rates, start = jnp.array([1.0, 30.0, 1000.0]), jnp.array([3.0, 2.0, 1.0])
-    state = StabilisedRungeKutta().init(diffrax.ODETerm(decay), 0.0, 1.0, start, rates)
-    np.testing.assert_allclose(state.field, -rates * start, rtol=1e-14)
+    solver, term = StabilisedRungeKutta(), diffrax.ODETerm(decay)
+    unseen = solver.init(term, 0.0, 0.0, start, rates)
+    end, error, dense, state, _ = solver.step(
+        term, 0.0, jnp.asarray(0.01), start, rates, unseen, made_jump=False
+    )
+    np.testing.assert_allclose(dense["k0"], -0.01 * rates * start, rtol=1e-14)
+    np.testing.assert_allclose(state.field, -rates * end, rtol=1e-14)
+    # The first step has the number of stages that its largest eigenvalue requires.
+    np.testing.assert_allclose(end[0], start[0] * np.exp(-0.01), rtol=1e-5)
+    assert float(error[0]) < 1e-5 * float(start[0])
     np.testing.assert_allclose(np.abs(state.direction), [0.0, 0.0, 1.0], atol=1e-6)
     np.testing.assert_allclose(state.radius, 1.25 * 1000.0, rtol=1e-6)
     assert int(state.age) == 0

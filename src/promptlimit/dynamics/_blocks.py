@@ -1,6 +1,10 @@
-r"""Block starts of the theory: their invariants, where the infinite flow ends, and how fast.
+r"""Block starts of linear regression: invariants, limit and rate of the infinite flow from them.
 
-$U=\mathrm{diag}(A,0)$ and $V=\mathrm{diag}(0,b)$ stay of this form along the flow.
+A token is $(x,y)$ with covariates $x\in\mathbb R^d$ of covariance $\Sigma$ and a label
+$y=\langle w,x\rangle$ plus noise; the entries of $w$ have the variance $\tau^2$. A block head has
+the score matrix $U=\mathrm{diag}(A,0)$ and the value matrix $V=\mathrm{diag}(0,b)$, and keeps this
+form along the flow. For labels in $\mathbb R^m$ the number $b$ becomes an $m\times m$ block $B$.
+"The paper" is Boursier and Boyer, arXiv:2512.11784.
 """
 
 import math
@@ -28,15 +32,16 @@ def block_start(
 ) -> SoftmaxAttention | LinearAttention:
     r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
 
-    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$; for labels in $\mathbb R^m$,
-    $V(0)=\alpha\,\mathrm{diag}(0,I_m)$. A warning is given if $\alpha$ is
-    outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or if
-    $\Theta^\top\Sigma=0$.
+    This is the start of Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. For labels
+    in $\mathbb R^m$, $V(0)=\alpha\,\mathrm{diag}(0,I_m)$. Theorem 5.2 proves convergence if
+    $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$ and $\Theta^\top\Sigma\ne0$; the function warns if
+    one of these conditions does not hold.
 
     Args:
         task: the regression.
         alpha: $\alpha$, the size of the start.
-        theta: $\Theta$, [d, any], scaled here to the norm above; the identity when None.
+        theta: $\Theta$, [d, n] with any n; the function scales it to the norm above. None means
+            the identity.
         kernel: "softmax" or "linear".
 
     >>> import numpy as np, promptlimit as pl
@@ -67,7 +72,7 @@ def block_start(
 
 
 def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
-    r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
+    r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, with $\Theta=I$ if `theta` is None."""
     dim = task.covariance.shape[0]
     with jax.enable_x64(True):
         array = float_array("theta", np.eye(dim) if theta is None else theta, rank=2)
@@ -81,11 +86,12 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
 
 
 def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
-    r"""Return the largest entry outside the blocks at each time: of $u_{21}$ and of $v_{21}$.
+    r"""Return the largest absolute entry of $u_{21}$ and $v_{21}$ at each time.
 
-    $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
-    block start both stay 0: their gradients are odd in w. For labels in $\mathbb R^m$,
-    m = `label_dim`, the last m rows.
+    Here $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$, and $(v_{21},b)$ is the last row of V.
+    From a block start both vectors stay 0, because their gradients are means of odd functions of
+    the weights w, whose law is symmetric. For labels in $\mathbb R^m$, with m = `label_dim`,
+    $u_{21}^\top$ and $v_{21}$ are blocks of the last m rows.
     """
     key_query, value = trajectory.merged()
     of_scores = key_query[..., -label_dim:, :-label_dim]
@@ -94,11 +100,11 @@ def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
 
 
 def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
-    r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time, which the infinite flow conserves in blocks.
+    r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time; the infinite flow of block heads conserves it.
 
-    B is the block of V for the labels, [m, m] with m = `label_dim`. $R_\infty$ depends only on
-    the products of their entries, so $(A,B)\to(A/\lambda,\lambda B)$ is a symmetry, and gradient
-    flow conserves the corresponding quantity.
+    B is the block of V for the labels, [m, m] with m = `label_dim`. The risk $R_\infty$ depends
+    only on products of an entry of A and an entry of B, so $(A,B)\to(A/\lambda,\lambda B)$ is a
+    symmetry, and gradient flow conserves the corresponding quantity.
     """
     key_query, value = trajectory.merged()
     A = key_query[..., :-label_dim, :-label_dim]
@@ -111,15 +117,17 @@ def block_limit(
 ) -> SoftmaxAttention:
     r"""Return where the infinite flow from `block_start(task, alpha, theta)` ends.
 
-    With $\Pi$ the projector on the image of $\Sigma$, $P=\Theta\Theta^\top$, $N=P-\Pi P\Pi$ and
-    $\delta=\alpha^2\|N\|_F^2$ (appendix F.3; Remark 5.3 when $\Sigma$ is invertible, $N=0$):
+    Let $\Pi$ be the projector on the image of $\Sigma$, $P=\Theta\Theta^\top$ (scaled as in
+    `block_start`), $N=P-\Pi P\Pi$ and $\delta=\alpha^2\|N\|_F^2$. Then (appendix F.3 of the paper;
+    Remark 5.3 if $\Sigma$ is invertible, where $N=0$)
 
     $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}((\Sigma^+)^2)}\Big),\qquad
     U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
 
     For labels in $\mathbb R^m$, $V_\infty=\mathrm{diag}(0,\,c\,I_m)$ with
     $c^2=\big(q+\sqrt{q^2+4m\,\mathrm{tr}((\Sigma^+)^2)}\big)/2m$, $q=\delta+(m-1)\alpha^2$, because
-    the flow conserves $\|A\|_F^2-\|B\|_F^2$. A start of negative $\alpha$ ends at the negatives.
+    the flow conserves $\|A\|_F^2-\|B\|_F^2$. For negative $\alpha$, the limits of U and V change
+    sign.
 
     >>> import promptlimit as pl
     >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
@@ -144,7 +152,7 @@ def block_limit(
 
 
 def _require_one_image(task: LinearRegression) -> None:
-    """Raise an error if queries and prompts span different directions, unless both span all."""
+    """Raise an error unless the covariances of prompts and queries are equal or both invertible."""
     covariances = (task.covariance, task.query_covariance)
     full = all(np.linalg.matrix_rank(S, tol=_RANK) == S.shape[0] for S in covariances)
     if not full and not np.array_equal(*covariances):
@@ -160,9 +168,10 @@ class FlowRate(Result):
 
     Attributes:
         rate: $2\lambda$: the excess risk falls like $e^{-2\lambda t}$ as $t\to\infty$.
-        pl_constant: $\mu$ of the Polyak-Lojasiewicz inequality $|\nabla R|^2\ge\mu(R-R^*)$. It
-            holds along the whole flow, so that $R(t)-R^*\le e^{-\mu t}(R(0)-R^*)$.
-        limit_scale: $c$, the weight $b$ of the labels at the end of the flow.
+        pl_constant: $\mu$ of the Polyak-Lojasiewicz (PL) inequality
+            $|\nabla R|^2\ge\mu(R-R^*)$, with $R^*$ the risk at the end of the flow. The inequality
+            holds along the whole flow, so $R(t)-R^*\le e^{-\mu t}(R(0)-R^*)$.
+        limit_scale: $c$, the absolute value of $b$ at the end of the flow.
     """
 
     rate: float
@@ -173,23 +182,26 @@ class FlowRate(Result):
 def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = None) -> FlowRate:
     r"""Return the rate at which the infinite-prompt flow from `block_start` converges.
 
-    Take a basis of eigenvectors of $\Sigma$, with nonzero eigenvalues $s_i$, and c the limit of b.
-    Near the end of the flow the entries $A_{ij}$, $i\ne j$, decay at the rates
-    $\tau^2c^2s_i^2s_j$, and the diagonal of A together with b at the rates
+    Write A in a basis of eigenvectors of $\Sigma$, with nonzero eigenvalues $s_i$, and let c be the
+    limit of $|b|$. Near the end of the flow the entries $A_{ij}$, $i\ne j$, decay at the rates
+    $\tau^2c^2s_i^2s_j$. The diagonal of A and b are coupled and decay at the rates
 
     $$\tau^2\,\mathrm{eig}\big(c^2\,\mathrm{diag}(s^3)+c^{-2}\sqrt s\sqrt s^\top\big).$$
 
-    $\lambda$ is the least rate that the start excites: entries off the diagonal that start at zero
-    stay zero, and diagonal entries that start equal, with equal $s_i$, stay equal. The PL
-    inequality holds with $\mu=2\tau^2\ell^3b_*^2$, where $\ell$ is the least $s_i$ and
+    The risk falls at the rate $2\lambda$, where $\lambda$ is the smallest of these rates that
+    affects the flow from this start: entries off the diagonal that are zero at the start stay
+    zero, and diagonal entries with equal $s_i$ that are equal at the start stay equal. The PL
+    inequality (see `FlowRate`) holds with $\mu=2\tau^2\ell^3b_*^2$, where $\ell$ is the smallest
+    $s_i$ and
     $b_*^2=\big(\tfrac12\mathrm{tr}\,\Sigma-(R(0)-R^*)/\tau^2\big)/\|\Sigma^2\|_F$ bounds $b^2$ from
-    below along the flow; $\mu=0$ if the start is too large for this bound. Both constants are
-    derived here; the paper only shows that some exist (appendix F.3).
+    below along the flow; $\mu=0$ if the start is too large for this bound. Both
+    constants are derived for this library; the paper only proves that such constants exist
+    (appendix F.3).
 
     Args:
         task: a regression whose queries have the covariance of its prompts.
-        alpha: the size of the start.
-        theta: $\Theta$ of the start, the identity by default.
+        alpha: $\alpha$ of `block_start`.
+        theta: $\Theta$ of `block_start`; the identity by default.
 
     >>> import numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.diag([1.0, 0.6, 0.3]))
@@ -230,9 +242,13 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
 
 
 def _eigenbasis(covariance: Array, first: Array) -> tuple[Array, Array]:
-    r"""Return nonzero eigenvalues of $\Sigma$, and `first` in a basis of their eigenvectors.
+    r"""Return the nonzero eigenvalues of $\Sigma$, and A at the start in a basis of eigenvectors.
 
-    Eigenvectors of equal eigenvalues are chosen so that `first` is diagonal among them.
+    Within each eigenspace the basis is chosen so that the block of A is diagonal.
+
+    Args:
+        covariance: $\Sigma$.
+        first: A at the start.
     """
     s, axes = np.linalg.eigh(covariance)
     image = s > _RANK * s[-1]
@@ -245,7 +261,10 @@ def _eigenbasis(covariance: Array, first: Array) -> tuple[Array, Array]:
 
 
 def _distinct(s: Array, diagonal: Array) -> tuple[Array, Array]:
-    """Return the distinct pairs of eigenvalue and diagonal entry: the eigenvalues, and how many."""
+    """Group equal pairs (eigenvalue, diagonal entry).
+
+    Returns the eigenvalue of each distinct pair, and how often the pair occurs.
+    """
     pairs: list[list[float]] = []
     for size, entry in zip(s, diagonal, strict=True):
         for known in pairs:

@@ -1,4 +1,10 @@
-"""Distances between trajectories, and between finite and infinite prompts."""
+r"""Distances between trajectories, and the effect of finite prompts on flows.
+
+$R_L$ is the risk over prompts of length $L$, $R_\infty$ the risk over infinite prompts, and
+$\theta_L(t)$ and $\theta_\infty(t)$ are their gradient flows. U is the score matrix of a head and V
+its value matrix; together they are its merged parameters. "The paper" is Boursier and Boyer,
+arXiv:2512.11784.
+"""
 
 import math
 from collections.abc import Callable
@@ -30,17 +36,17 @@ _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 
 
 class TrajectoryGap(Result):
-    r"""Squared distances between two trajectories at the times they share.
+    r"""Squared distances between two trajectories a and b at their common times.
 
-    Shapes are those for one length; for many, arrays begin with an axis of lengths.
+    Shapes below are for one length. For several lengths, arrays begin with an axis of lengths.
 
     Attributes:
-        times: the shared times, [n].
-        lengths: $L$ of the first trajectory, or of the second where only that has many.
-        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n], or None if one of the trajectories is not
-            that of one head.
-        parameters: the squared distance of the trained arrays, [n], or None if their names and
-            shapes differ.
+        times: the common times, [n].
+        lengths: $L$ of the trajectory with several lengths, or else of the first trajectory.
+        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n]; None if an attention is not
+            one head.
+        parameters: the squared distance of the trained arrays, [n]; None if the names or shapes
+            of the arrays differ between the trajectories.
         value: `merged` if available, else `parameters`, [n].
     """
 
@@ -55,15 +61,15 @@ class TrajectoryGap(Result):
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     r"""Return the squared distance between two trajectories at their common times.
 
-    Compare `parameters` only between flows from one start: factors are not unique, since
-    $(K,Q)\to(RK,R^{-\top}Q)$ changes nothing, and neither is the order of heads. The merged
-    parameters of any two single heads can be compared.
+    The merged parameters of any two single heads can be compared. Compare `parameters` only
+    between trajectories from the same start: factors are not unique, because
+    $(K,Q)\to(RK,R^{-\top}Q)$ does not change the attention, and the order of heads is arbitrary.
 
     Args:
-        a: one trajectory, at one length or many.
-        b: another. Single heads must have the same dimensions, other attentions the same
-            parameters. Two trajectories at many lengths must have the same lengths; one length is
-            compared with each of many.
+        a: a trajectory, at one or several lengths.
+        b: another trajectory. Single heads must have the same dimensions; other attentions must
+            have the same trained arrays. Two trajectories at several lengths must have the same
+            lengths. A trajectory at one length is compared with each length of the other.
     """
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
@@ -104,7 +110,7 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
 
 
 def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
-    """Raise an error for heads whose matrices differ in shape."""
+    """Raise an error if the matrices U or V of two heads differ in shape."""
     shapes = [tuple(matrix.shape[-2:] for matrix in path.merged()) for path in (a, b)]
     if shapes[0] != shapes[1]:
         raise ArgumentError(
@@ -118,10 +124,11 @@ def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
 class BallGap(Result):
     r"""The largest differences between $R_L$ and $R_\infty$ over random points of a ball.
 
-    Each number is a lower bound of the supremum.
+    A maximum over random points is a lower bound on the supremum over the ball.
 
     Attributes:
-        radius: the radius of the ball about 0 in the parameters $(U, v)$.
+        radius: the radius of the ball about 0 in the parameters $(U, v)$, with $v$ the single row
+            of V.
         risk: $\sup|R_L-R_\infty|$.
         gradient: $g(L)=\sup\|\nabla R_L-\nabla R_\infty\|$.
         lipschitz: $\beta=\sup\|\nabla^2R_\infty\|_{op}$.
@@ -145,12 +152,12 @@ def ball_gap(
     r"""Return how far $R_L$ and its gradient are from $R_\infty$ on a ball of parameters.
 
     Args:
-        task: one with an exact risk, as `LinearRegression` has.
+        task: a task with an exact risk, such as `LinearRegression`.
         length: $L$.
-        radius: the radius of the ball; half of the points are on its surface.
-        key: randomness of the points.
-        draws: the number of points.
-        points: quadrature points for the risk.
+        radius: the radius of the ball; half of the random parameters are on its surface.
+        key: the random key of the parameters.
+        draws: the number of random parameters.
+        points: the number of quadrature points for the risk.
     """
     dim = task.token_dim
     with jax.enable_x64(True):
@@ -186,7 +193,10 @@ def ball_gap(
 def _ball_gaps(
     finite: AbstractObjective, limit: AbstractObjective, where: Float[Array, "draws n"]
 ) -> tuple[Array, Array, Array]:
-    """Return gaps of the risk and the gradient, and Hessian norms of the limit, at each point."""
+    r"""Return $|R_L-R_\infty|$, $\|\nabla R_L-\nabla R_\infty\|$ and $\|\nabla^2R_\infty\|_{op}$.
+
+    Each is [draws], one number per row of `where`, which contains the entries of U and v.
+    """
     dim = (math.isqrt(1 + 4 * where.shape[1]) - 1) // 2
 
     def risk(objective: AbstractObjective, vector: Array) -> Array:
@@ -203,10 +213,12 @@ def _ball_gaps(
 
 
 class LimitBand(Result):
-    r"""The distance of a finite flow from the infinite flow, and its bound by Lemma E.1.
+    r"""The distance between the flows over finite and infinite prompts, and its upper bound.
+
+    The bound is that of Lemma E.1 of the paper, with $g(L)$ and $\beta$ of a `BallGap`.
 
     Attributes:
-        times: t, [n].
+        times: t, the common times, [n].
         distance: $\|\theta_L(t)-\theta_\infty(t)\|$, [n].
         bound: $g(L)\,t\,e^{\beta t}$, [n].
     """
@@ -217,12 +229,12 @@ class LimitBand(Result):
 
 
 def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitBand:
-    r"""Return the distance of two flows of merged parameters and the bound of Lemma E.1 on it.
+    r"""Return the distance between two flows and the bound of Lemma E.1 of the paper on it.
 
     Args:
-        finite: $\theta_L$, from a merged start.
+        finite: $\theta_L$, from a start whose trained arrays are U and V.
         infinite: $\theta_\infty$, from the same start.
-        gap: $g(L)$ and $\beta$ on a ball that contains both.
+        gap: $g(L)$ and $\beta$ on a ball that contains both flows.
     """
     apart = trajectory_gap(finite, infinite)
     if apart.parameters is None:
@@ -245,8 +257,8 @@ def excess_risk(
     r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
 
     Args:
-        start: where both flows start.
-        task: one with an exact risk, as `LinearRegression` has.
+        start: the attention from which both flows start.
+        task: a task with an exact risk, such as `LinearRegression`.
         length: $L$.
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
@@ -265,16 +277,18 @@ def smallest_length(
     rtol: float = 1e-6,
     points: int = 4096,
 ) -> int:
-    r"""Return $L(\epsilon)$ of Theorem 4.3: the smallest length whose flow ends within $\epsilon$.
+    r"""Return $L(\epsilon)$, the smallest length with an excess risk of at most $\epsilon$.
 
-    The length grows until the flow ends low enough; bisection in its logarithm then finds the
-    smallest length to within `ratio`.
+    The excess risk is that of `excess_risk`, and $L(\epsilon)$ is the length of Theorem 4.3 of the
+    paper. The length is increased until the excess risk is small enough. Bisection in the logarithm
+    of the length then finds the smallest such length to within `ratio`.
 
     Args:
-        start: where the flows start.
-        task: one with an exact risk, as `LinearRegression` has.
-        excess: $\epsilon$, above the limit of the infinite flow.
-        ratio: the largest ratio of the length found to one that is too short.
+        start: the attention from which the flows start.
+        task: a task with an exact risk, such as `LinearRegression`.
+        excess: $\epsilon$, the largest excess risk.
+        ratio: bisection stops when the length found divided by a length that is too short is at
+            most this ratio.
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """
@@ -318,9 +332,9 @@ def flow_report(
     Args:
         start: the attention at time 0.
         task: the law of prompts and the loss.
-        lengths: increasing; an infinite length is added.
-        plan: times and accuracy.
-        folder: where trajectories are kept; stored ones are read instead of computed.
+        lengths: increasing prompt lengths; an infinite length is added.
+        plan: times and accuracy of the flows.
+        folder: where to store trajectories; stored trajectories are read instead of computed.
         watch: called with the current length, the number of lengths done and their total.
 
     >>> import numpy as np, promptlimit as pl

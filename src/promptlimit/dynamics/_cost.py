@@ -1,4 +1,4 @@
-"""The time and memory of a training, measured on a few steps."""
+"""The time and memory of a call of `sgd`: the time is extrapolated from a few measured steps."""
 
 import contextlib
 import dataclasses
@@ -17,12 +17,12 @@ from promptlimit.results import TrainingCost
 from promptlimit.storage import Progress, RunFolder
 from promptlimit.tasks import AbstractTask
 
-_BASE = 450.0  # megabytes of a process with jax and the tables of weight statistics
+_BASE = 450.0  # megabytes of a process that uses jax and tables of weight statistics
 _MOST_SEEDS = 8
 
 
 class _EnoughError(Exception):
-    """The rate is known."""
+    """Ends `sgd` when its rate is known."""
 
 
 def training_cost(
@@ -37,17 +37,17 @@ def training_cost(
 ) -> TrainingCost:
     """Return the time and memory that `sgd` would take with these arguments on this machine.
 
-    A few steps are measured at the shortest and at the longest length, with at most 8 seeds; the
-    time of a step is linear in the length and in the number of seeds.
+    A few steps are measured at the shortest and at the longest length, with at most 8 seeds. The
+    time of a step is assumed to be linear in the length and proportional to the number of seeds.
 
     Args:
         start: as for `sgd`.
         task: as for `sgd`.
         lengths: as for `sgd`.
         plan: as for `sgd`.
-        key: randomness.
+        key: the random key.
         seeds: as for `sgd`.
-        finished: lengths whose runs are finished.
+        finished: lengths whose runs are already finished, which take no time.
     """
     few = min(seeds, _MOST_SEEDS)
     ends = sorted({min(lengths), max(lengths)})
@@ -67,7 +67,10 @@ def training_cost(
 
 
 def finished_lengths(folder: Path) -> set[int]:
-    """Return the lengths of the finished runs in a folder of runs; damaged runs are left out."""
+    """Return the lengths of the finished runs in a folder of runs.
+
+    If a run is damaged, the set is empty.
+    """
     try:
         configs = [run.config for run in RunFolder.inside(folder) if run.finished]
         return {int(length) for config in configs for length, _ in cast(Any, config["lengths"])}
@@ -84,7 +87,7 @@ def _rate(
     key: PRNGKeyArray,
     seeds: int,
 ) -> float:
-    """Return steps per second at one length, after compilation."""
+    """Return the number of steps per second at one length, without the time of compilation."""
     rates = []
 
     def watch(progress: Progress) -> None:

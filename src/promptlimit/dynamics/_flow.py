@@ -1,4 +1,8 @@
-"""Gradient flow of an attention on an in-context task."""
+r"""Gradient flow $\theta'=-\nabla R_L(\theta)$ of the arrays $\theta$ of an attention.
+
+$R_L$ is the risk of the attention on a task over prompts of length $L$. Finished flows can be
+stored in a folder.
+"""
 
 import dataclasses
 import math
@@ -20,7 +24,13 @@ from promptlimit._inputs import in_double, require_random_key, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import FlowPlan
-from promptlimit.dynamics._risks import RiskOfState, TrainedRisk, require_risks, state_of
+from promptlimit.dynamics._risks import (
+    RiskOfState,
+    TrainedRisk,
+    require_risks,
+    state_moments,
+    state_of,
+)
 from promptlimit.dynamics._solver import (
     MAX_STEPS,
     SMALLEST_STEP,
@@ -46,19 +56,33 @@ _STABILISED_FROM = 1e-7
 """The smallest tolerance at which the stabilised solver is the default."""
 
 _FOREVER = 1e15
-"""The latest time of a flow that is followed to its limit."""
+"""The latest time of a flow whose last requested time is infinite."""
 
 _PADDING = 96
-"""The number of recorded times is padded to a multiple of this, so that few programs compile."""
+"""The recorded times are padded to a multiple of this number, so that few programs compile."""
 
 _UNRELIABLE = 0.2
-"""The relative standard error of the last risk above which a warning is given."""
+"""The relative standard error of the last risk above which the flow warns."""
 
 _COARSER = 300.0
-"""The ratio of the tolerance of the second flow, for `parameter_error`, to that of the first."""
+"""The factor by which the tolerance of the second flow, which measures `parameter_error`, is
+larger than the tolerance of the first."""
 
 _FAR = 1.5
-"""The ratio of the sharpness to the end of the tables above which a flow has left them."""
+"""A flow has left the tables of weight statistics if its sharpness is above this multiple of the
+largest sharpness in them."""
+
+_FALL = 0.01
+"""On arrival the gradient norm is at most this fraction of its value at the start.
+
+A start near a saddle has a small gradient, but it has not arrived.
+"""
+
+_ROUNDING = 1e-12
+"""The smallest threshold of the gradient norm for arrival."""
+
+_FINEST = 1e-13
+"""The smallest tolerance of a step."""
 
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
@@ -79,21 +103,23 @@ def gradient_flow(
     r"""Return the trajectory of $\dot\theta=-\nabla R_L(\theta)$ from the arrays of `start`.
 
     If a rule of `tasks.OBJECTIVE` computes the risk, no prompt is simulated. On `LinearRegression`
-    the risk is a closed form for linear heads and at $L=\infty$, and an average over points for
-    softmax heads at finite L. Otherwise it is the mean loss over simulated prompts, drawn once
-    from `key`.
-    The flow stops when the gradient norm falls below `arrival` of the plan; later times repeat that
-    state.
+    the risk is a closed form for linear heads and at $L=\infty$, and an average over quadrature
+    points for softmax heads at finite L. If no rule applies, the risk is the mean loss over
+    simulated prompts, drawn once from `key`.
+
+    The flow stops when the gradient norm falls below `arrival` of the plan. Recorded states at
+    later times are equal to the state at which it stopped.
 
     Args:
         start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead`, a
             `Layer` or a `Stack`.
         task: the law of prompts and queries, and the loss.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Many lengths give
-            one trajectory whose arrays begin with an axis of lengths.
+        lengths: $L$, one or several whole numbers from 1 to 1e30 or `math.inf`. For several
+            lengths, the arrays of the trajectory begin with an axis of lengths.
         plan: times at which to record the flow, or a `FlowPlan` with times, tolerances and points.
-        key: the random key, if prompts are simulated.
-        folder: where to store finished flows, one per length; the same flow is then computed once.
+        key: the random key; required if prompts are simulated.
+        folder: where to store finished flows, one per length. A stored flow is read instead of
+            computed again.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.diag(jnp.array([1.0, 0.5])))
@@ -126,7 +152,12 @@ def gradient_flow(
 
 @dataclasses.dataclass(frozen=True)
 class FlowRequest:
-    """One flow: the risk that it descends, and the times, accuracy and solver of its plan."""
+    """The validated arguments of one flow.
+
+    Attributes:
+        risk: the risk that the flow descends.
+        plan: its times, accuracy and solver.
+    """
 
     risk: TrainedRisk
     plan: FlowPlan
@@ -138,7 +169,7 @@ class FlowRequest:
 
     @property
     def solver(self) -> diffrax.AbstractSolver:
-        """The solver of the plan; by default a high-order method if steps are cheap or small."""
+        """The solver of the plan; by default of high order if the risk is cheap or `rtol` small."""
         if self.plan.solver is not None:
             return self.plan.solver
         cheap = self.risk.objectives.is_closed_form or self.plan.rtol < _STABILISED_FROM
@@ -146,7 +177,7 @@ class FlowRequest:
 
     @property
     def config(self) -> dict[str, object]:
-        """The request as plain numbers and strings, whose hash names the run."""
+        """The request as plain numbers and strings; their hash names the stored run."""
         risk, key = self.risk, self.risk.effort.key
         unused = "points" if risk.exact is None else "samples"
         names = [field.name for field in dataclasses.fields(self.plan) if field.name != unused]
@@ -167,7 +198,7 @@ class FlowRequest:
 
 
 def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) -> list[Trajectory]:
-    """Return one trajectory per request; finished ones are read from the folder."""
+    """Return one trajectory per request; finished flows are read from the folder."""
     runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
     stored = [run is not None and run.finished for run in runs]
     to_do = tuple(one.risk.length for one, there in zip(requests, stored, strict=True) if not there)
@@ -204,7 +235,13 @@ def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
 
 
 class _Attempt(NamedTuple):
-    """A flow computed with tables of weight statistics up to `max_sharpness`."""
+    """A flow computed with tables of weight statistics that end at a largest sharpness.
+
+    Attributes:
+        descent: the solution.
+        max_sharpness: the largest sharpness in the tables.
+        sharpness: the sharpness at the end of the flow.
+    """
 
     descent: Descent
     max_sharpness: float
@@ -212,13 +249,13 @@ class _Attempt(NamedTuple):
 
     @property
     def left_the_tables(self) -> bool:
-        """Whether the flow stopped at the end of the tables or went far beyond it."""
+        """Whether the flow stopped near the largest sharpness of the tables or far above it."""
         stopped = not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
         return stopped or self.sharpness > _FAR * self.max_sharpness
 
 
 def _solution(request: FlowRequest) -> Trajectory:
-    """Return the trajectory, computed again with larger tables if the sharpness leaves them."""
+    """Return the trajectory; compute it again with larger tables if the sharpness leaves them."""
     usual, widest = SHARPNESS_RANGES
     attempt = _attempt(request, usual)
     if attempt.left_the_tables:
@@ -243,16 +280,28 @@ def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Desce
     end = finite[-1] if finite.size == times.size else _FOREVER
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
-    numbers = (end, tolerance, plan.arrival, plan.radius)
-    # One dtype throughout: jax would compile again for a Python number in place of an array.
-    limits = FlowLimits(*(to_device(number, jnp.float64) for number in numbers))
-    descent = descend(risk, state_of(request.risk.start), to_device(padded), limits, request.solver)
+    start = state_of(request.risk.start)
+    slope = float(state_moments(risk, np.asarray(start)[None]).gradient_norm[0])
+    arrival = max(min(cast(float, plan.arrival), _FALL * slope), _ROUNDING)
+    if slope <= arrival:
+        states = jnp.where(to_device(padded)[:, None] > 0.0, jnp.inf, start)
+        yes, no = to_device(True), to_device(False)
+        descent = Descent(states, start, to_device(0.0, jnp.float64), yes, no, yes, no)
+    else:
+        if not isinstance(request.solver, StabilisedRungeKutta):
+            # At the edge of stability, the distance of other methods from the limit stays of the
+            # order of their tolerance.
+            tolerance = max(min(tolerance, 0.01 * arrival), _FINEST)
+        numbers = (end, tolerance, arrival, plan.radius)
+        # Always arrays of one dtype: jax would compile again for a Python number.
+        limits = FlowLimits(*(to_device(number, jnp.float64) for number in numbers))
+        descent = descend(risk, start, to_device(padded), limits, request.solver)
     states = np.asarray(descent.states)[padded.size - finite.size :]
     return descent._replace(states=to_device(states))
 
 
 def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
-    """Raise an error for a flow that left the ball or the tables, or needed too many steps."""
+    """Raise an error if the flow left the ball or the tables, or did not reach its end."""
     descent = attempt.descent
     end = float(descent.end)
     if bool(descent.escaped):
@@ -266,6 +315,11 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
             f"statistics end, but reached that at time {end:.4g}. Request earlier times, or raise "
             "`points`: with too few points a flow descends the error of its points, not the risk."
         )
+    if bool(descent.solver_failed):
+        raise ArithmeticError(
+            f"`solver` must complete every step, but {type(request.solver).__name__} returned an "
+            f"error at time {end:.4g}. Pass another solver."
+        )
     in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
     if not (bool(descent.finished) and in_time):
         raise ArithmeticError(
@@ -277,7 +331,7 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
 
 
 def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
-    """Return the trajectory: saved states up to the end, then the last state."""
+    """Return the parameters and risks at the requested times."""
     descent, risk = attempt.descent, request.risk
     states = _states(request, descent)
     moments = risk.moments(states, attempt.max_sharpness)
@@ -317,10 +371,10 @@ def _warn_of_disagreement(value: float, error: float) -> None:
 def _parameter_error(
     request: FlowRequest, attempt: _Attempt, states: np.ndarray
 ) -> np.ndarray | None:
-    r"""Return $\|\theta-\tilde\theta\|/\sqrt2$, $\tilde\theta$ the flow over another point set.
+    r"""Return $\|\theta-\tilde\theta\|/\sqrt2$, with $\tilde\theta$ the flow on another point set.
 
-    This is the standard deviation of the two values. The second flow takes coarser steps, which
-    increases the distance. At times after the end of the second flow it is NaN.
+    This is the standard deviation of the two values. The second flow has a larger tolerance, which
+    increases the distance. If the second flow stops without arriving, later errors are NaN.
     """
     if request.risk.exact is None or not request.plan.parameter_error:
         return None
@@ -334,7 +388,10 @@ def _parameter_error(
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
-    """Return the parameters at all times: the start at 0, saved states, then the last state."""
+    """Return the parameters at the requested times, [times, n].
+
+    They are the start at time 0, saved states up to the end, and the last state after it.
+    """
     times = request.times
     states = np.tile(np.asarray(descent.last), (times.size, 1))
     before = times <= float(descent.end)
@@ -344,7 +401,7 @@ def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
 
 
 def save_flow(run: RunFolder, flow: Trajectory) -> None:
-    """Write a trajectory at one length into the folder of its run."""
+    """Save a trajectory at one length in the folder of its run."""
     named = {name: getattr(flow, name) for name in (*_CURVES, *_OPTIONAL)}
     arrays = {name: array for name, array in named.items() if array is not None}
     arrays |= {_PREFIX + name: array for name, array in flow.parameters.items()}

@@ -1,4 +1,7 @@
-"""Plans for gradient descent and gradient flow, validated when they are created."""
+"""Plans for gradient descent and gradient flow, validated when they are created.
+
+"The paper" is Boursier and Boyer, arXiv:2512.11784.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -31,18 +34,19 @@ class TrainingPlan:
     Attributes:
         steps: the number of steps.
         batch: prompts per step.
-        learning_rate: $\eta$ of plain descent.
-        optimiser: an optax optimiser in place of plain descent. Each run has its own, which
-            receives the gradient of twice the task's loss for that run:
-            `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` clips each run by its
-            own norm.
-        label: the name of the optimiser with its numbers, such as "adam 0.001". A run in a folder
-            requires one, because the label identifies the optimiser there.
+        learning_rate: $\eta$, the step size of plain gradient descent.
+        optimiser: an optax optimiser in place of plain gradient descent. It is applied to each run
+            separately and receives the gradient of twice the task's loss for that run. For
+            example, `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` clips the
+            gradient of each run by its own norm.
+        label: the name of the optimiser with its numbers, such as "adam 0.001". Runs that are
+            stored in a folder require a label, because it identifies the optimiser there.
         record: steps to record; about ten per decade when None.
-        sampling: "tokens", or "law": the sums over tokens are drawn exactly in law without drawing
-            the tokens, which is faster, but heads then share no prompts.
-        points: quadrature points for exact risks, a power of two.
-        samples: simulated prompts for a risk that is not exact.
+        sampling: "tokens" draws the tokens of each prompt. "law" draws the sums over tokens
+            directly, from their exact law, which is faster; but then every head has its own
+            prompts.
+        points: the number of quadrature points for exact risks, a power of two.
+        samples: the number of simulated prompts for a risk that is not exact.
 
     >>> plan = TrainingPlan(steps=300, learning_rate=0.01, record=[0, 100, 300])
     >>> plan.times
@@ -90,9 +94,9 @@ class TrainingPlan:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        r"""The times of the flow that recorded steps correspond to, for `gradient_flow`.
+        r"""The time of each recorded step on the axis of `gradient_flow`.
 
-        $2k\eta$ after k steps; k itself when the optimiser is not plain descent.
+        After k steps of plain gradient descent it is $2k\eta$. For other optimisers it is k.
         """
         if self.optimiser is not None:
             return self.recorded_steps.astype(np.float64)
@@ -101,13 +105,13 @@ class TrainingPlan:
 
     @property
     def rule(self) -> optax.GradientTransformation:
-        """The optimiser."""
+        """The optimiser; plain gradient descent by default."""
         rate = float(self.learning_rate)
         return _plain_descent(rate) if self.optimiser is None else self.optimiser
 
     @property
     def rule_name(self) -> str:
-        """The name of the optimiser."""
+        """The name of the optimiser: its label, "sgd" for plain gradient descent, or "given"."""
         if self.label is not None:
             return self.label
         return "sgd" if self.optimiser is None else "given"
@@ -118,19 +122,22 @@ class FlowPlan:
     """The times at which to record a gradient flow, and how accurately to compute it.
 
     Attributes:
-        times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
+        times: increasing times, at least 0. The last may be `math.inf`, which records the limit of
+            the flow.
         rtol: the tolerance of each step, absolute and relative.
-        arrival: gradient norm at which the flow has arrived, `rtol` by default; at most a hundredth
-            of the norm at the start, so that a start near a saddle has not arrived.
+        arrival: the gradient norm below which the flow stops, because it has arrived; `rtol` by
+            default. The threshold is at most a hundredth of the gradient norm at the start, so
+            that a flow does not stop at a start near a saddle.
         radius: the radius of the ball about 0 that the parameters must not leave.
         solver: a diffrax solver; by default a stabilised method of order 2, or `diffrax.Dopri8` if
             the risk is a closed form or `rtol` is below 1e-7.
-        points: quadrature points for exact risks, a power of two. Their effect on the risks is the
-            `error` of the trajectory, their effect on the parameters its `parameter_error`.
-        replicate: the number of an independent point set.
-        parameter_error: whether to measure the error of the parameters by a second flow, over an
-            independent point set. It costs about as much as the first.
-        samples: number of prompts where risks are simulated.
+        points: the number of quadrature points for exact risks, a power of two. `error` of the
+            trajectory estimates the error of the risks that the points cause, and
+            `parameter_error` that of the parameters.
+        replicate: the index of an independent point set.
+        parameter_error: whether to estimate the error of the parameters by a second flow on an
+            independent point set. The second flow takes about as long as the first.
+        samples: the number of prompts if risks are simulated.
 
     >>> FlowPlan([0.0, 1.0, float("inf")], rtol=1e-10).arrival
     1e-10
@@ -159,19 +166,19 @@ class FlowPlan:
 
 @functools.cache
 def _plain_descent(rate: float) -> optax.GradientTransformation:
-    """Return the same object for the same rate, so that programs are reused."""
+    """Return plain gradient descent; one object per rate, so that compiled programs are reused."""
     return optax.sgd(rate)
 
 
 def flow_time(steps: Number, learning_rate: float) -> float:
-    r"""Return the time of the flow that SGD steps on twice the risk correspond to.
+    r"""Return $2k\eta$, the time of the gradient flow that k steps of `sgd` correspond to.
 
-    `sgd` minimises $2R$, as the paper's experiments do with the mean squared error, and flows
-    minimise $R$: k steps at rate $\eta$ correspond to time $2k\eta$.
+    The factor 2 arises because `sgd` minimises twice the risk $R$, as in the experiments of the
+    paper (twice the risk is the mean squared error), and `gradient_flow` minimises $R$.
 
     Args:
-        steps: k.
-        learning_rate: $\eta$.
+        steps: k, the number of steps.
+        learning_rate: $\eta$, the step size.
 
     >>> flow_time(300_000, 1e-3)
     600.0

@@ -1,4 +1,9 @@
-"""The risk and its gradient as functions of the parameters of an attention."""
+"""The risk and its gradient as functions of the trained parameters of an attention.
+
+A vector that concatenates the trained arrays is called a state. For one head, U is the score
+matrix and V the value matrix. A set is a set of quadrature points or of simulated prompts;
+independent sets provide the error of a risk.
+"""
 
 import dataclasses
 import functools
@@ -33,19 +38,21 @@ from promptlimit.tasks import (
 _CHUNK = 16
 _ROUNDING = 1e-12
 RISK_SETS = 5
-"""Independent sets of points or prompts that recorded risks are computed on."""
+"""The number of independent sets on which recorded risks are computed."""
 _LARGE = 2.0
-"""The largest ratio of the error of a risk to the risk."""
+"""The largest accepted ratio of the error of a risk to the risk."""
 
 _FEW = 64
-"""The largest number of states for which gradients cost less time than another compilation."""
+"""The largest number of states for which computing unused gradients takes less time than compiling
+a program for the risk alone."""
 
 
 class Parametrisation:
-    """The map from trained arrays to an attention, and to U and V for one head.
+    """The map from trained arrays to an attention, and for one head also to U and V.
 
-    Two parametrisations of one head are equal if their jaxprs are, so that a softmax head and a
-    linear head share compiled programs. Others are equal if their trees and shapes are.
+    Parametrisations of single heads are equal if their jaxprs are equal, so a softmax head and a
+    linear head share compiled programs. Parametrisations of other attentions are equal if their
+    tree structures and array shapes are.
 
     Attributes:
         shapes: the shapes of the arrays, in order.
@@ -63,7 +70,7 @@ class Parametrisation:
             self._program = str(jax.make_jaxpr(lambda *arrays: self(arrays))(*avals))
 
     def __call__(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
-        """Return U and V of one head; differentiable."""
+        """Return U and V of one head, as differentiable functions of the arrays."""
         head = as_head(self.attention(arrays))
         return head.key_query, head.value
 
@@ -75,7 +82,7 @@ class Parametrisation:
         return eqx.combine(moving, self._rest if rest is None else rest)
 
     def arrays(self, state: Any) -> list[Any]:
-        """Return the arrays that are concatenated along the last axis of `state`."""
+        """Split the last axis of `state` into the trained arrays."""
         parts, first = [], 0
         for shape in self.shapes:
             last = first + math.prod(shape)
@@ -97,7 +104,7 @@ def is_one_head(attention: AbstractAttention) -> bool:
 
 
 def kernel_of(start: AbstractAttention) -> str:
-    """Return the kernel of one head; the type and the kernels of other attentions.
+    """Return the kernel of one head, or the type and the kernels of another attention.
 
     >>> import promptlimit as pl
     >>> head = pl.LinearAttention([[1.0]], [[1.0]])
@@ -113,18 +120,19 @@ def kernel_of(start: AbstractAttention) -> str:
 
 
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
-    """Return the arrays of an attention as one vector."""
+    """Return the trained arrays of an attention as one vector."""
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
     return to_device(np.concatenate([np.ravel(leaf) for leaf in leaves]))
 
 
 class RiskOfState(eqx.Module):
-    """The risk as a function of a vector of parameters.
+    """The risk as a function of the state.
 
     Attributes:
         objective: the risk of an attention.
-        parametrisation: the map from the vector to the attention.
-        attention: the untrained part, for an objective that needs more than U and V.
+        parametrisation: the map from trained arrays to the attention.
+        attention: the untrained part of the attention; None if the objective depends only on U
+            and V.
     """
 
     objective: AbstractObjective
@@ -138,7 +146,7 @@ class RiskOfState(eqx.Module):
         parametrisation: Parametrisation,
         start: AbstractAttention,
     ) -> "RiskOfState":
-        """Return the risk as a function of the arrays of `start` in a vector."""
+        """Return the risk as a function of the state of an attention like `start`."""
         rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
         return cls(objective, parametrisation, rest if objective.of_matrices is None else None)
 
@@ -155,7 +163,14 @@ class RiskOfState(eqx.Module):
 
 
 class StateMoments(NamedTuple):
-    """Risk and gradient norm at each state, [n, ...], and the merged parameters of one head."""
+    """The risk and its gradient at each of n states.
+
+    Attributes:
+        key_query: U at each state, [n, ...]; None if the attention is not one head.
+        value: V at each state, [n, ...]; None if the attention is not one head.
+        risk: the risk, [n].
+        gradient_norm: the norm of the gradient in the trained arrays, [n].
+    """
 
     key_query: np.ndarray | None
     value: np.ndarray | None
@@ -164,14 +179,17 @@ class StateMoments(NamedTuple):
 
 
 def state_moments(risk: RiskOfState, states: Float[np.ndarray, "times n"]) -> StateMoments:
-    """Return merged parameters, risks and gradient norms."""
+    """Return the risk, the gradient norm and, for one head, U and V at each state."""
     return _in_chunks(_state_moments, risk, states)
 
 
 def state_risks(
     risk: RiskOfState, states: Float[np.ndarray, "times n"]
 ) -> Float[np.ndarray, " times"]:
-    """Return the risks; for few states, by the program already compiled for moments."""
+    """Return the risk at each state.
+
+    For few states this calls the compiled program of `state_moments`, which avoids a compilation.
+    """
     if states.shape[0] <= _FEW:
         return np.asarray(state_moments(risk, states).risk)
     return _in_chunks(_state_risks, risk, states)
@@ -180,7 +198,7 @@ def state_risks(
 def _in_chunks(
     program: Callable[[RiskOfState, Array], Any], risk: RiskOfState, states: np.ndarray
 ) -> Any:
-    """Return the results of a program at all states, in chunks of one size."""
+    """Return the results of a program at all states, computed in chunks of equal size."""
     count = states.shape[0]
     padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
     chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
@@ -210,12 +228,12 @@ def _state_risks(risk: RiskOfState, states: Array) -> Array:
 
 
 class SetMoments(NamedTuple):
-    """Moments of states on the first of several sets of points or prompts.
+    """The risk at each state on several sets, and the gradient on the first.
 
     Attributes:
-        first: the moments on the first set.
-        risks: the risks on all sets, [sets, times].
-        lower_bound: a lower bound of all risks.
+        first: the risk and its gradient on the first set.
+        risks: the risk on each set, [sets, times].
+        lower_bound: a lower bound on every risk of the task.
     """
 
     first: StateMoments
@@ -224,10 +242,11 @@ class SetMoments(NamedTuple):
 
     @property
     def error(self) -> Float[np.ndarray, " times"]:
-        r"""One standard error of the risk on one set; 0 for one set.
+        r"""The standard error of the risk on a single set; 0 if there is only one set.
 
-        The standard error of the mean over n sets is smaller by $\sqrt n$. If the risk on some set
-        is NaN, because scores leave the tables, the error is the whole risk.
+        The mean over n sets has a standard error that is smaller by the factor $\sqrt n$. If the
+        risk on some set is NaN, because the sharpness is beyond the tables of weight statistics,
+        the error is the absolute value of the risk.
         """
         count = self.risks.shape[0]
         if count == 1:
@@ -238,7 +257,7 @@ class SetMoments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRisk:
-    """The risk of one start at one length, on independent sets of points or prompts.
+    """The risk of one start at one length, on independent sets of quadrature points or prompts.
 
     Call its methods inside `enable_x64`.
 
@@ -246,10 +265,11 @@ class TrainedRisk:
         start: an attention, in double precision.
         task: the task, in double precision.
         length: the number of tokens.
-        points: quadrature points of a set, if a rule computes the risk without simulation.
-        effort: the number of prompts of a set, and the key, if the risk is simulated.
-        first_set: the number of the first set.
-        together: lengths whose tables are computed together with those of this length.
+        points: the number of quadrature points per set, if a rule computes the risk.
+        effort: the random key and the number of prompts per set, if the risk is simulated.
+        first_set: the index of the first set.
+        together: lengths whose tables of weight statistics are computed in the same call as those
+            of this length.
         simulates: whether to simulate prompts even if a rule computes the risk.
     """
 
@@ -269,14 +289,14 @@ class TrainedRisk:
 
     @functools.cached_property
     def exact(self) -> Objectives | None:
-        """The risk without simulation; None if no rule computes it."""
+        """The risk by a rule, without simulation; None if no rule applies."""
         if self.simulates:
             return None
         return exact_objectives(self.problem, self.points, self.together)
 
     @functools.cached_property
     def objectives(self) -> Objectives:
-        """The risk as a function of the attention, on each of the sets."""
+        """The risk as a function of the attention, exact or simulated, on each set."""
         return self.exact or simulated_objectives(self.problem, self.effort)[0]
 
     @property
@@ -286,18 +306,18 @@ class TrainedRisk:
 
     @functools.cached_property
     def parametrisation(self) -> Parametrisation:
-        """The map from arrays to the attention."""
+        """The map from trained arrays to the attention."""
         return Parametrisation(self.start, np.float64)
 
     def on_set(self, number: int, max_sharpness: float) -> RiskOfState:
-        """Return the risk on one of the sets, with tables up to a sharpness."""
+        """Return the risk on the set with this index, with tables up to `max_sharpness`."""
         objective = self.objectives(max_sharpness, self.first_set + number)
         return RiskOfState.of(objective, self.parametrisation, self.start)
 
     def moments(
         self, states: Float[np.ndarray, "times n"], max_sharpness: float, sets: int = RISK_SETS
     ) -> SetMoments:
-        """Return the moments of states on the first set, and the risks on all of them."""
+        """Return the risk on each set, and its gradient on the first; one set for closed forms."""
         first = self.on_set(0, max_sharpness)
         moments = state_moments(first, states)
         others = range(1, 1 if self.objectives.is_closed_form else sets)
@@ -307,12 +327,12 @@ class TrainedRisk:
     def mean_moments(
         self, leaves: list[np.ndarray], sets: int = RISK_SETS
     ) -> tuple[StateMoments, np.ndarray]:
-        """Return moments with the mean risk over sets, and the standard error of that mean.
+        """Return the mean risk over sets, with the gradient on one set, and the error of the mean.
 
-        Both are NaN at states that are not finite.
+        All numbers are NaN at states that are not finite.
 
         Args:
-            leaves: the arrays of the attention, each [n, ...].
+            leaves: the trained arrays at n states, each [n, ...].
             sets: the number of sets.
         """
         states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
@@ -336,10 +356,15 @@ class TrainedRisk:
 
 
 def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Return the risks, raised to `bound`, a lower bound of all risks.
+    """Return the risks, where a value slightly below the lower bound is replaced by the bound.
 
-    Values below the bound by less than four errors of one point set are raised to it. A value
-    further below, or an error of twice the risk, shows that a few points dominate the result.
+    "Slightly" means by less than four errors. A value further below, or an error of more than
+    twice the risk, shows that a few points dominate the result.
+
+    Args:
+        bound: a lower bound on every risk of the task.
+        risks: the computed risks.
+        errors: the standard errors of the risks, 0 for closed forms.
 
     Raises:
         AccuracyError: the points do not determine the risk.

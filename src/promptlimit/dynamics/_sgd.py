@@ -1,4 +1,9 @@
-"""Stochastic gradient descent on an in-context task, with fresh prompts at every step."""
+"""Stochastic gradient descent on an in-context task, with fresh prompts at every step.
+
+Training runs in groups of runs (`_steps.RunGroup`). Runs can be stored in a folder and resumed,
+and the seeds of a group can be distributed over devices. "The paper" is Boursier and Boyer,
+arXiv:2512.11784.
+"""
 
 import contextlib
 import dataclasses
@@ -69,30 +74,34 @@ def sgd(
 ) -> Training:
     r"""Return the parameters and risks along stochastic gradient descent on fresh prompts.
 
-    Each step draws a batch of prompts and descends twice the mean loss of the task; for a
-    regression that is the mean squared error, as in the paper's experiments (section 6). All starts
-    and seeds share their prompts: the batch of step k depends only on (key, length, k). At an
-    infinite length the prompt is its law, and only queries are drawn. Risks are exact where a rule
-    computes them, and otherwise estimated on other prompts.
+    Each step draws a batch of prompts and descends twice the mean loss of the task. For a
+    regression, twice the loss is the mean squared error, as in the experiments of the paper
+    (section 6). By default all starts and seeds train on the same prompts: the batch of step k
+    depends only on the key, the length and k. At an infinite length the prompt is its law, and
+    only queries are drawn. Recorded risks are exact if a rule computes them. Otherwise they are
+    estimated on prompts that are independent of the training prompts.
 
-    One head on `LinearRegression` trains by a fused single-precision gradient, a rule of
-    `tasks.BATCH_GRADIENT`; other attentions and tasks train on prompts that the task draws. Inside
-    `use_devices` the seeds of a length are distributed over the devices, and results agree with
-    those of one device to rounding; seeds with independent prompts run on one device.
+    For single heads on `LinearRegression`, a rule of `tasks.BATCH_GRADIENT` computes the gradient
+    in single precision. For other attentions and tasks, the task draws the prompts and jax
+    differentiates the loss. Inside `use_devices` the seeds of a length are distributed over the
+    devices, and results agree with those of one device up to rounding. Seeds with independent
+    prompts run on one device.
 
     Args:
-        start: an attention, whose arrays are trained; or a function of a key that returns one,
-            called once per seed; or a list of these, trained on the same prompts.
+        start: an attention, whose arrays are trained; or a function of a random key that returns
+            an attention, called once per seed; or a list of attentions or such functions, all
+            trained on the same prompts.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, one or several whole numbers or `math.inf`.
         plan: steps, optimiser, batches and recorded steps.
-        key: randomness.
+        key: the random key.
         seeds: the number of runs from each start.
         independent_prompts: whether each seed draws its own prompts.
-        packed: whether all lengths run in one program; None packs them on an accelerator.
-        folder: where to store runs. Finished runs are read back, others resume from their last
-            checkpoint to the identical bits.
-        every: steps between checkpoints.
+        packed: whether all finite lengths are trained in one compiled program, if `sampling` of
+            the plan is "tokens". By default they are, except on a CPU.
+        folder: where to store runs. Finished runs are read from it; unfinished runs resume from
+            their last checkpoint, with the same bits as without the interruption.
+        every: the number of steps between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
 
@@ -174,7 +183,7 @@ def _counts_tokens(length: object) -> bool:
 
 
 def _require_law(request: TrainingRequest) -> None:
-    """Raise an error for sampling in law if it is not supported."""
+    """Raise an error if the plan requests `sampling="law"` and it is not supported."""
     if request.plan.sampling == "tokens":
         return
     if not request.are_heads or math.inf in request.lengths:
@@ -195,9 +204,9 @@ def _require_law(request: TrainingRequest) -> None:
 def _group_arrays(
     group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a group, read from its folder if it is finished there.
+    """Return the arrays of a group; read them from the folder of the run if it is finished.
 
-    Only the first process reads and writes the folder.
+    Only process 0 reads and writes the folder.
     """
     if run is None:
         return _arrays(group, _records(group, None, every, watch))
@@ -219,7 +228,7 @@ def _group_arrays(
 
 
 def _arrays(group: RunGroup, records: "Records") -> dict[str, np.ndarray]:
-    """Return the stored arrays of a group, each [sequences, starts, seeds, ...]."""
+    """Return the arrays to store for a group, each [sequences, starts, seeds, ...]."""
     request, count = group.request, group.request.plan.recorded_steps.size
     shape = (len(group.sequences), len(request.starts), group.seeds)
     leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
@@ -241,7 +250,7 @@ def _arrays(group: RunGroup, records: "Records") -> dict[str, np.ndarray]:
 
 
 def _training(request: TrainingRequest, groups: list[dict[str, np.ndarray]]) -> Training:
-    """Return all groups as one result; seeds with independent prompts become one axis again."""
+    """Return the arrays of all groups as one result, with axes for lengths, starts and seeds."""
     sequences = [sequence for group in request.groups for sequence in group.sequences]
     order = sorted(range(len(sequences)), key=lambda i: request.lengths.index(sequences[i][0]))
     arrays = {name: np.concatenate([group[name] for group in groups])[order] for name in groups[0]}
@@ -274,11 +283,12 @@ def _training(request: TrainingRequest, groups: list[dict[str, np.ndarray]]) -> 
 
 
 class Records(NamedTuple):
-    """Parameters at the steps to record.
+    """The parameters of a group of runs at the recorded steps.
 
     Attributes:
         leaves: the trained arrays, each [sequences, runs, records, ...].
-        diverged: the step after which a run was infinite, -1 for never, [sequences, runs].
+        diverged: the first step after which the parameters of a run were infinite or NaN, or -1,
+            [sequences, runs].
     """
 
     leaves: list[np.ndarray]
@@ -286,9 +296,10 @@ class Records(NamedTuple):
 
 
 def _records(group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None) -> Records:
-    """Return the records of a group; with a folder, resume from its checkpoint and write new ones.
+    """Train a group and return its records.
 
-    Only the first process uses the folder, and sends the state to the others.
+    With a folder, training resumes from its checkpoint and writes new checkpoints. Only process 0
+    uses the folder; it sends the resumed state to the other processes.
     """
     plan = group.request.plan
     recorded, steps = plan.recorded_steps, int(plan.steps)
@@ -334,7 +345,7 @@ def _checkpoint(state: TrainingState, step: int, leaves: list[np.ndarray]) -> di
 
 
 def _current_risk(group: RunGroup, parameters: Any) -> float:
-    """Return the risk of the first run of a group."""
+    """Return the current risk of the first run of a group."""
     leaves = [leaf[0, :1] for leaf in jax.tree.leaves(parameters)]
     risk = group.request.risks[group.lengths[0]][0]
     with jax.enable_x64(True):
@@ -342,7 +353,7 @@ def _current_risk(group: RunGroup, parameters: Any) -> float:
 
 
 class _StepPace:
-    """The rate of steps, and the number of steps between two progress reports."""
+    """The measured number of steps per second, and the steps between two progress reports."""
 
     def __init__(self, step: int):
         self.rate = 0.0
@@ -365,10 +376,11 @@ class _StepPace:
 
 
 def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
-    """Return the runs of each device, [devices, starts x its seeds], as indices on their axis.
+    """Return the indices of the runs of each device, [devices, runs per device].
 
-    Seeds are distributed evenly, and all starts of a seed, which share prompts, are on one device.
-    The last devices may repeat the last seed.
+    The run of start i and seed j has the index `seeds * i + j`. Seeds are distributed evenly; all
+    starts of a seed are on one device, because they share prompts. If the devices do not divide
+    the seeds, the last devices repeat the last seed.
 
     Args:
         seeds: the number of seeds.
@@ -384,11 +396,12 @@ def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
 
 
 def _advancer(group: RunGroup) -> Callable[[TrainingState, int, int], TrainingState]:
-    """Return the function (state, first, last) -> state after the steps, on the active devices.
+    """Return a function (state, first, last) -> the state after steps first, ..., last - 1.
 
-    Seeds with independent prompts run on one device. With several processes all devices take part,
-    because every process needs the result. The state is that of all runs in order, in NumPy, so
-    that a checkpoint does not depend on the number of devices.
+    The steps run on the active devices; seeds with independent prompts run on one device. With
+    several processes, seeds that share prompts run on all devices, because every process needs
+    the result. The state contains all runs in order, as NumPy arrays, so a checkpoint does not
+    depend on the number of devices.
     """
     team, request = active_devices(), group.request
     own = -(-group.seeds // team.size)
@@ -401,7 +414,7 @@ def _advancer(group: RunGroup) -> Callable[[TrainingState, int, int], TrainingSt
     shared = request.plan.rule, group.gradient
 
     def whole(leaf: np.ndarray) -> np.ndarray:
-        """Return all runs, from an array [devices, sequences, n, ...]."""
+        """Return [sequences, runs, ...] from [devices, sequences, runs per device, ...]."""
         lined = np.moveaxis(leaf, 0, 1)
         return lined.reshape(leaf.shape[1], -1, *leaf.shape[3:])[:, first]
 

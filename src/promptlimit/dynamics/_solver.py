@@ -1,14 +1,14 @@
-r"""The solver of gradient flows: an explicit method for stiff ones, and a loop of adaptive steps.
+r"""Gradient flows $\theta'=-\nabla R_L(\theta)$ by diffrax, and an explicit method for stiff flows.
 
-The Hessian of a risk is symmetric, so a gradient flow is stiff only along the negative real axis.
-There a Runge-Kutta-Chebyshev step of $s$ stages is stable up to $h\rho\approx0.65\,s^2$,
-$\rho$ the largest eigenvalue: twice the stages, four times the step, and no matrix is ever formed.
-One program serves all lengths, tolerances and starts of one shape.
+The Hessian of a risk is symmetric, so the Jacobian of a gradient flow has real eigenvalues. With
+$\rho$ the largest eigenvalue of the Hessian, a Runge-Kutta-Chebyshev step of length $h$ with $s$
+stages is stable up to $h\rho\approx0.65\,s^2$. Twice as many stages thus allow a step four times as
+long, and no matrix is formed. All lengths, tolerances and starts of one shape share a compiled
+program.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import diffrax
 import equinox as eqx
@@ -16,34 +16,35 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from promptlimit._inputs import to_device
 from promptlimit.dynamics._risks import RiskOfState
 
 _DAMPING = 2.0 / 13.0
 _SAFETY = 1.25
 _FIRST_LOOKS = 23
-_NUDGE = 1e-6  # of the order of the square root of the rounding error
+_NUDGE = 1e-6  # displacement of a finite difference, about the square root of the rounding error
 _FEWEST = 3
-_EVERY = 4  # the number of steps between two updates of the largest eigenvalue
-_UNSEEN = -1  # the age of an eigenvalue before the first estimate
+_EVERY = 4  # the number of steps from one update of the largest eigenvalue to the next
+_UNSEEN = -1  # `FlowState.age` before the first estimate of the largest eigenvalue
 MAX_STAGES = 250
 
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11
-_FALL = 0.01
-_ROUNDING = 1e-12
-_FINEST = 1e-13
-_CLOSE = 1e-14  # about a hundred roundings
+
+_STOPPED = diffrax.RESULTS.internal_error
+"""The result of a step at which a flow stops; it ends diffrax's loop.
+
+It does not determine the reason, because a solver may also fail with this result.
+"""
 
 
 class FlowState(NamedTuple):
-    """The solver state: the field, its stiffest direction and its stiffness.
+    r"""The state of the stabilised solver between two steps.
 
     Attributes:
-        field: the field at the end of the step.
-        direction: the stiffest direction.
-        radius: the largest eigenvalue, with a safety factor.
-        age: the number of steps since it was estimated.
+        field: the field $-\nabla R_L$ at the end of the last step.
+        direction: an approximate eigenvector of the largest eigenvalue of the Hessian.
+        radius: an estimate of this eigenvalue, times a safety factor.
+        age: the number of steps since the last estimate of `radius`; -1 before the first step.
     """
 
     field: Float[Array, " n"]
@@ -55,18 +56,20 @@ class FlowState(NamedTuple):
 class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
     r"""The second-order Runge-Kutta-Chebyshev method of Sommeijer, Shampine and Verwer (1997).
 
-    With $T_j$ the Chebyshev polynomials, $w_0=1+\epsilon/s^2$, $w_1=T_s'(w_0)/T_s''(w_0)$,
-    $b_j=T_j''(w_0)/T_j'(w_0)^2$ ($b_0=b_1=b_2$), $a_j=1-b_jT_j(w_0)$ and $F_j=f(Y_j)$, $Y_0=y$,
+    A step of length $h$ with $s$ stages solves $y'=f(y)$ from $Y_0=y$ to $Y_s$. With $T_j$ the
+    Chebyshev polynomials, $\epsilon=2/13$ (damping), $w_0=1+\epsilon/s^2$,
+    $w_1=T_s'(w_0)/T_s''(w_0)$, $b_j=T_j''(w_0)/T_j'(w_0)^2$ for $j\ge2$, $b_0=b_1=b_2$,
+    $a_j=1-b_jT_j(w_0)$ and $F_j=f(Y_j)$, the stages are
 
     $$Y_1=y+b_1w_1hF_0,\qquad
     Y_j=(1-\mu-\nu)y+\mu Y_{j-1}+\nu Y_{j-2}+\tfrac{w_1}{w_0}\mu h(F_{j-1}-a_{j-1}F_0),$$
 
-    $\mu=2w_0b_j/b_{j-1}$, $\nu=-b_j/b_{j-2}$; the step ends at $Y_s$. The number of stages follows
-    from the step and the largest eigenvalue, which power iteration updates with one evaluation
-    every four steps: it changes slowly compared with the state. The error is
-    estimated by $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
+    where $\mu=2w_0b_j/b_{j-1}$ and $\nu=-b_j/b_{j-2}$. The number of stages follows from $h$ and
+    the largest eigenvalue of the Hessian. Power iteration updates this eigenvalue with one
+    evaluation of $f$ every four steps, which is enough because it changes slowly. The error of the
+    step is estimated by $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
 
-    For autonomous systems whose state is one vector.
+    The method requires an autonomous system whose state is one vector.
     """
 
     term_structure: ClassVar = diffrax.ODETerm
@@ -77,7 +80,7 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return 2
 
     def error_order(self, terms: Any) -> int:  # noqa: ARG002  # as above
-        """Return the power of the step that the local error is proportional to."""
+        """Return 3: the local error is proportional to the third power of the step."""
         return 3
 
     def func(self, terms: Any, t0: Any, y0: Array, args: Any) -> Array:
@@ -85,18 +88,12 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return the field at the start and its stiffest direction, by a step of length 0."""
-        nowhere, fewest = jnp.zeros((), y0.dtype), jnp.int32(_FEWEST)
-        _, state = chebyshev_step(
-            lambda y: terms.vf(t0, y, args), y0, nowhere, fewest, self.unseen(y0)
-        )
-        return state
+        """Return the solver state before the first step, without an evaluation of the field.
 
-    def unseen(self, y0: Array) -> FlowState:
-        """Return the state before any evaluation, from which the first step must have length 0.
-
-        The power iteration starts from a vector without symmetries. A symmetric one would miss
-        eigenvectors of another symmetry, which rounding errors excite.
+        The first step evaluates the field at `y0`; an evaluation here would compile the field a
+        second time. The power iteration starts from a vector without symmetries. From a symmetric
+        vector it would not find eigenvectors of another symmetry, along which rounding errors
+        grow.
         """
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
         direction = mixed / jnp.linalg.norm(mixed)
@@ -112,78 +109,95 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         solver_state: FlowState,
         made_jump: Any,  # noqa: ARG002  # a gradient flow has none
     ) -> tuple[Array, Array, dict[str, Array], FlowState, diffrax.RESULTS]:
-        """Return the state after one step, its error and the data for interpolation."""
+        """Return the result of one step in the form that diffrax requires."""
         h = t1 - t0
-        stages = stages_for(h * solver_state.radius)
-        y1, state = chebyshev_step(
-            lambda y: terms.vf(t0, y, args), y0, h, jnp.minimum(stages, MAX_STAGES), solver_state
-        )
-        error = 0.8 * (y0 - y1) + 0.4 * h * (solver_state.field + state.field)
-        # A step that needs more stages would be unstable; an infinite error makes it shorter.
-        error = jnp.where(stages > MAX_STAGES, jnp.inf, error)
-        dense = {"y0": y0, "y1": y1, "k0": h * solver_state.field, "k1": h * state.field}
+        y1, own, state = chebyshev_step(lambda y: terms.vf(t0, y, args), y0, h, solver_state)
+        error = 0.8 * (y0 - y1) + 0.4 * h * (own + state.field)
+        # A step that requires more stages is unstable; an infinite error makes diffrax shorten it.
+        error = jnp.where(stages_for(h * state.radius) > MAX_STAGES, jnp.inf, error)
+        dense = {"y0": y0, "y1": y1, "k0": h * own, "k1": h * state.field}
         return y1, error, dense, state, diffrax.RESULTS.successful
 
 
 def stages_for(stiffness: Float[Array, ""]) -> Array:
-    r"""Return the fewest stages that keep a step stable at $h\rho$ = `stiffness`, at least 3.
+    r"""Return the smallest stable number of stages at $h\rho$ = `stiffness`, at least 3.
 
-    $s$ stages are stable up to $0.65(s^2-1)$. With two the error estimate is too small.
+    A step with $s$ stages is stable up to $h\rho=0.65(s^2-1)$. With two stages the error estimate
+    would be too small.
     """
     return jnp.maximum(_FEWEST, jnp.ceil(jnp.sqrt(1 + 1.54 * stiffness)).astype(jnp.int32))
-
-
-def _iterated(state: FlowState, nudged: Float[Array, " n"]) -> FlowState:
-    """Return the state after a power iteration, from the field at a small displacement."""
-    image = (nudged - state.field) / _NUDGE
-    size = jnp.linalg.norm(image)
-    direction = jnp.where(size > 0, image / size, state.direction)
-    return FlowState(state.field, direction, _SAFETY * size, jnp.zeros_like(state.age))
 
 
 def chebyshev_step(
     field: Callable[[Array], Array],
     y: Float[Array, " n"],
     h: Array,
-    stages: Array,
     state: FlowState,
-) -> tuple[Float[Array, " n"], FlowState]:
-    """Return $Y_s$ and the state there, after a step of length h from y.
+    stages: Array | None = None,
+) -> tuple[Float[Array, " n"], Float[Array, " n"], FlowState]:
+    """Return $Y_s$, the field at y and the solver state at $Y_s$, after a step of length h from y.
 
-    One loop with one evaluation of the field, so that it is compiled once: at $Y_1$ to $Y_s$, and
-    then, when an update is due, at $Y_s$ displaced along the stiffest direction. The first step
-    must have length 0, because the field at the start is not known; it iterates until the direction
-    has converged.
+    All evaluations of the field are in one loop, so that the field is compiled once. The first
+    step of a flow evaluates it at y. When an update of the largest eigenvalue is due, the loop
+    evaluates it at y displaced along the approximate eigenvector; the first step does so 23 times.
+    Then it evaluates the field at $Y_1$ to $Y_s$.
+
+    Args:
+        field: f.
+        y: the parameters at the start of the step.
+        h: the length of the step.
+        state: the solver state at y.
+        stages: s; None computes it from h and the largest eigenvalue.
     """
-    begins = state.age == _UNSEEN
-    looks = jnp.where(begins, _FIRST_LOOKS, (state.age + 1 >= _EVERY).astype(stages.dtype))
-    w0, w1 = _nodes(stages.astype(y.dtype))
-    b = 1 / (4 * w0**2)
-    one, zero = jnp.ones_like(w0), jnp.zeros_like(w0)
-    lower = jnp.stack([w0, one, zero]), jnp.stack([one, zero, zero])
+    begins, is_due = state.age == _UNSEEN, state.age + 1 >= _EVERY
+    looks = jnp.where(begins, 1 + _FIRST_LOOKS, is_due.astype(jnp.int32))
 
-    def stage(j: Array, carry: tuple) -> tuple:
-        last, before, (t1, t0), (b1, b2), seen, after = carry
-        t = jnp.where(j == 1, t1, _next(t1, t0, w0))
-        b = jnp.where(j == 1, b1, t[2] / t[1] ** 2)
+    def count(radius: Array) -> Array:
+        return jnp.minimum(stages_for(h * radius), MAX_STAGES) if stages is None else stages
+
+    def evaluate(carry: tuple) -> tuple:
+        i, own, direction, radius, (last, before, (t1, t0), (b1, b2), seen) = carry
+        j = i - looks + 1
+        starts, is_looking, is_known = j <= 1, j < 1, ~begins | (i > 0)
+        w0, w1 = _nodes(count(radius).astype(y.dtype))
+        one, zero = jnp.ones_like(w0), jnp.zeros_like(w0)
+        t1 = jnp.where(starts, jnp.stack([w0, one, zero]), t1)
+        t0 = jnp.where(starts, jnp.stack([one, zero, zero]), t0)
+        b1, b2 = (jnp.where(starts, 1 / (4 * w0**2), b) for b in (b1, b2))
+        t = jnp.where(starts, t1, _next(t1, t0, w0))
+        b = jnp.where(starts, b1, t[2] / t[1] ** 2)
         mu, nu = 2 * w0 * b / b1, -b / b2
-        a = 1 - b1 * jnp.where(j == 1, 0.5, t1[0])
-        pull = (w1 / w0) * mu * h * (seen - a * state.field)
+        a = 1 - b1 * jnp.where(starts, 0.5, t1[0])
+        pull = (w1 / w0) * mu * h * (jnp.where(starts, own, seen) - a * own)
         new = (1 - mu - nu) * y + mu * last + nu * before + pull
-        ended = j > stages
-        now = field(jnp.where(ended, last + _NUDGE * after.direction, new))
-        after = jax.tree.map(
-            lambda looked, ahead: jnp.where(ended, looked, ahead),
-            _iterated(after, now),
-            after._replace(field=now),
+        looked = jnp.where(is_known, y + _NUDGE * direction, y)
+        now = field(jnp.where(is_looking, looked, new))
+        image = (now - own) / _NUDGE
+        size = jnp.linalg.norm(image)
+        iterates = is_looking & is_known
+        return (
+            i + 1,
+            jnp.where(is_known, own, now),
+            jnp.where(iterates & (size > 0), image / size, direction),
+            jnp.where(iterates, _SAFETY * size, radius),
+            (
+                jnp.where(is_looking, y, new),
+                jnp.where(is_looking, y, last),
+                (t, jnp.where(starts, t0, t1)),
+                (b, b1),
+                now,
+            ),
         )
-        end = jnp.where(ended, last, new)
-        return end, last, (t, jnp.where(j == 1, t0, t1)), (b, b1), now, after
 
-    older = state._replace(age=state.age + 1)
-    carry = (y, y, lower, (b, b), state.field, older)
-    end, *_, after = jax.lax.fori_loop(1, stages + 1 + looks, stage, carry)
-    return end, after
+    scalar, three = jnp.ones_like(state.radius), jnp.ones(3, y.dtype)
+    empty = (y, y, (three, three), (scalar, scalar), state.field)
+    _, own, direction, radius, (end, *_, seen) = jax.lax.while_loop(
+        lambda carry: carry[0] < looks + count(carry[3]),
+        evaluate,
+        (jnp.zeros_like(looks), state.field, state.direction, state.radius, empty),
+    )
+    age = jnp.where(looks > 0, 0, state.age + 1)
+    return end, own, FlowState(seen, direction, radius, age)
 
 
 def _nodes(s: Float[Array, ""]) -> tuple[Array, Array]:
@@ -197,18 +211,23 @@ def _nodes(s: Float[Array, ""]) -> tuple[Array, Array]:
 
 
 def _next(last: Float[Array, "3"], before: Float[Array, "3"], w: Array) -> Float[Array, "3"]:
-    r"""Return $T_{j+1}=2wT_j-T_{j-1}$ at w, with two derivatives, from the same of two degrees."""
+    r"""Return $T_{j+1}=2wT_j-T_{j-1}$ at w with its first two derivatives.
+
+    Args:
+        last: $T_j$, $T_j'$ and $T_j''$ at w.
+        before: $T_{j-1}$, $T_{j-1}'$ and $T_{j-1}''$ at w.
+        w: the argument.
+    """
     return 2 * w * last - before + jnp.stack([0.0 * w, 2 * last[0], 4 * last[1]])
 
 
 class FlowLimits(NamedTuple):
-    """When a flow stops and how accurate it is, as arrays.
+    """The conditions under which a flow stops, and its accuracy, as arrays.
 
     Attributes:
         end: the latest time.
         tolerance: the tolerance of a step, absolute and relative.
-        arrival: the gradient norm at which the flow has arrived, at most a hundredth of the norm at
-            the start, so that a start near a saddle has not arrived.
+        arrival: the gradient norm at or below which the flow has arrived.
         radius: the radius of the ball about 0 that the parameters must not leave.
     """
 
@@ -222,12 +241,13 @@ class Descent(NamedTuple):
     """The solution of a flow.
 
     Attributes:
-        states: the parameters as vectors, at the requested times; infinite after the end.
-        last: the parameters at the end.
+        states: the parameters as vectors at the requested times; infinite at times after `end`.
+        last: the parameters at `end`.
         end: the time at which the flow stopped.
-        arrived: whether it stopped because the gradient was small enough.
+        arrived: whether it stopped because the gradient norm was at most `FlowLimits.arrival`.
         escaped: whether it stopped because the parameters left the ball.
-        finished: whether it stopped for one of these reasons or at the latest time.
+        finished: whether it arrived, left the ball or reached the latest time.
+        solver_failed: whether it stopped because the solver returned an error.
     """
 
     states: Float[Array, "times n"]
@@ -236,24 +256,84 @@ class Descent(NamedTuple):
     arrived: Array
     escaped: Array
     finished: Array
+    solver_failed: Array
 
 
-class _FlowPoint(NamedTuple):
-    """The carry of the loop: state, step, solver and controller, and the saved states.
+class _StoppingState(NamedTuple):
+    """The state of a `_StoppingSolver`.
 
-    `slope` is the norm of the gradient, `threshold` the norm at which the flow has arrived.
+    Attributes:
+        solver: the state of the wrapped solver.
+        arrived: whether the flow stopped because the gradient is small.
+        escaped: whether the flow stopped because the parameters left the ball.
     """
 
-    y: Array
-    t: Array
-    next_t: Array
     solver: Any
-    controller: Any
-    slope: Array
-    threshold: Array
-    states: Array
-    failed: Array
-    steps: Array
+    arrived: Array
+    escaped: Array
+
+
+class _StoppingSolver(diffrax.AbstractWrappedSolver):
+    """A solver that stops when the gradient is small or the parameters are large.
+
+    The argument `args` of its methods is a `FlowLimits`. A `diffrax.Event` would be slower: it does
+    not receive the state of the solver, so it would evaluate the gradient again, and the first call
+    would take longer (benchmarks/README.md). The reason for stopping is stored in the state,
+    because diffrax has no result for it.
+    """
+
+    solver: Any  # ty: ignore[incompatible-attribute-override]  # a field
+
+    @property
+    def term_structure(self) -> Any:  # ty: ignore[incompatible-property-override]  # as diffrax
+        """The term structure of the wrapped solver; the members below also return its values."""
+        return self.solver.term_structure
+
+    @property
+    def scan_kind(self) -> Any:
+        return self.solver.scan_kind
+
+    @property
+    def root_finder(self) -> Any:
+        return self.solver.root_finder
+
+    @property
+    def interpolation_cls(self) -> Any:  # ty: ignore[incompatible-property-override]  # as above
+        return self.solver.interpolation_cls
+
+    def order(self, terms: Any) -> Any:
+        return self.solver.order(terms)
+
+    def error_order(self, terms: Any) -> Any:
+        return self.solver.error_order(terms)
+
+    def func(self, terms: Any, t0: Any, y0: Array, args: Any) -> Any:
+        return self.solver.func(terms, t0, y0, args)
+
+    def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> _StoppingState:
+        no = jnp.zeros((), bool)
+        return _StoppingState(self.solver.init(terms, t0, t1, y0, args), no, no)
+
+    def step(  # noqa: PLR0917  # as above
+        self,
+        terms: Any,
+        t0: Any,
+        t1: Any,
+        y0: Array,
+        args: Any,
+        solver_state: _StoppingState,
+        made_jump: Any,
+    ) -> tuple[Array, Any, Any, _StoppingState, diffrax.RESULTS]:
+        """Return the step of the wrapped solver, with the result `_STOPPED` if it is the last."""
+        y1, error, dense, state, result = self.solver.step(
+            terms, t0, t1, y0, args, solver_state.solver, made_jump
+        )
+        known = state.field if isinstance(state, FlowState) else terms.vf(t1, y1, args)
+        succeeded = diffrax.is_okay(result)
+        escaped = succeeded & (jnp.linalg.norm(y1) > args.radius)
+        arrived = succeeded & ~escaped & (jnp.linalg.norm(known) <= args.arrival)
+        result = diffrax.RESULTS.where(arrived | escaped, _STOPPED, result)
+        return y1, error, dense, _StoppingState(state, arrived, escaped), result
 
 
 @eqx.filter_jit
@@ -264,154 +344,36 @@ def descend(
     limits: FlowLimits,
     solver: diffrax.AbstractSolver,
 ) -> Descent:
-    r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from $\theta$ = `start`.
-
-    A loop over diffrax's steps, because `diffrax.diffeqsolve` with its events compiles about twice
-    as long. The first flow of the paper's setting takes 12.3 s of one core with this loop and 23.8
-    with `diffeqsolve` (softmax, stabilised), 12.4 and 17.6 (softmax, Dopri8), 8.8 and 19.9 (linear,
-    Dopri8); `benchmarks/flow_loop.py` compares the two.
-    """
+    r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from $\theta$ = `start`."""
     pull = jax.jit(lambda y: -risk.gradient(y))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return _descent(pull, start, times, limits, solver)
-
-
-def _descent(
-    pull: Callable[[Array], Array],
-    y0: Array,
-    times: Array,
-    limits: FlowLimits,
-    solver: Any,
-) -> Descent:
-    if isinstance(solver, diffrax.AbstractRungeKutta) and solver.scan_kind is None:
-        solver = dataclasses.replace(solver, scan_kind="lax")  # the loop is never differentiated
-    loop = _Loop(pull, times, limits, solver)
-    end = jax.lax.while_loop(loop.goes_on, loop.step, loop.first(y0))
-    arrived, escaped = loop.events(end)
-    finished = arrived | escaped | (~end.failed & (end.t >= limits.end))
-    return Descent(end.states, end.y, end.t, arrived, escaped, finished)
-
-
-class _Loop(NamedTuple):
-    """Steps of a solver with an adaptive controller, until one of the limits is reached.
-
-    The first step has length 0 and finds the slope and the stiffness at the start. Evaluating them
-    before the loop would compile the gradient a second time.
-    """
-
-    pull: Callable[[Array], Array]
-    times: Array
-    limits: FlowLimits
-    solver: Any
-
-    @property
-    def terms(self) -> diffrax.ODETerm:
-        """The flow as a diffrax term."""
-        return diffrax.ODETerm(lambda t, y, args: self.pull(y))  # noqa: ARG005  # its signature
-
-    def control(self, threshold: Array) -> diffrax.PIDController:
-        """Return the step size controller of a flow that arrives at a threshold."""
-        tolerance = self.limits.tolerance
-        if not isinstance(self.solver, StabilisedRungeKutta):
-            # At the edge of stability other methods hover about the end at their tolerance.
-            tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
-        return diffrax.PIDController(
-            rtol=tolerance,
-            atol=tolerance,
-            pcoeff=0.2,
-            icoeff=0.5,
-            dtmin=SMALLEST_STEP,
-            force_dtmin=False,
+        flow = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: pull(y)),  # noqa: ARG005  # its signature
+            _StoppingSolver(solver),
+            0.0,
+            limits.end,
+            jnp.minimum(jnp.clip(0.1 * limits.end, SMALLEST_STEP, 0.01), limits.end),
+            start,
+            limits,
+            saveat=diffrax.SaveAt(
+                subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)], solver_state=True
+            ),
+            stepsize_controller=diffrax.PIDController(
+                rtol=limits.tolerance,
+                atol=limits.tolerance,
+                pcoeff=0.2,
+                icoeff=0.5,
+                dtmin=SMALLEST_STEP,
+                force_dtmin=False,
+            ),
+            adjoint=diffrax.ForwardMode(),
+            max_steps=MAX_STEPS,
+            throw=False,
         )
-
-    def first(self, y0: Array) -> _FlowPoint:
-        """Return the carry at the start, where the slope is not known yet."""
-        zero, unknown = jnp.zeros_like(self.limits.end), jnp.full_like(self.limits.end, jnp.inf)
-        terms, order, solver = self.terms, self.solver.error_order(self.terms), self.solver
-        is_stabilised = isinstance(solver, StabilisedRungeKutta)
-        _, marks = self.control(unknown).init(
-            terms, zero, self.limits.end, y0, self._first_end(), None, solver.func, order
-        )
-        return _FlowPoint(
-            y=y0,
-            t=zero,
-            next_t=zero,
-            solver=solver.unseen(y0) if is_stabilised else solver.init(terms, zero, zero, y0, None),
-            controller=jax.tree.map(jnp.asarray, marks),
-            slope=unknown,
-            threshold=zero,
-            states=jnp.where(self.times[:, None] > 0, jnp.inf, y0),
-            failed=to_device(False),
-            steps=jnp.zeros((), jnp.int32),
-        )
-
-    def _first_end(self) -> Array:
-        """Return the end of the first step of positive length."""
-        end = self.limits.end
-        return jnp.minimum(jnp.clip(0.1 * end, SMALLEST_STEP, 0.01), end)
-
-    def events(self, now: _FlowPoint) -> tuple[Array, Array]:
-        """Return whether the flow has arrived, and whether it left the ball before."""
-        arrived = now.slope <= now.threshold
-        return arrived, ~arrived & (jnp.linalg.norm(now.y) > self.limits.radius)
-
-    def goes_on(self, now: _FlowPoint) -> Array:
-        arrived, escaped = self.events(now)
-        stopped = arrived | escaped | now.failed | (now.steps >= MAX_STEPS)
-        return (now.steps == 0) | ((now.t < self.limits.end) & ~stopped)
-
-    def step(self, now: _FlowPoint) -> _FlowPoint:
-        begins, terms = now.steps == 0, self.terms
-        y, error, dense, after, outcome = self.solver.step(
-            terms, now.t, now.next_t, now.y, None, now.solver, made_jump=False
-        )
-        error = jnp.where(jnp.isnan(error), jnp.inf, error)
-        order = self.solver.error_order(terms)
-        decided: Any = self.control(now.threshold).adapt_step_size(
-            now.t, now.next_t, now.y, y, None, error, order, now.controller
-        )
-        kept, t, next_t, _, marks, verdict = decided
-        t = jnp.minimum(t, self.limits.end)
-        y = jnp.where(kept & ~begins, y, now.y)
-        after = _chosen(kept | begins, after, now.solver)
-        slope = _slope(self.pull, y, after)
-        least = jnp.maximum(jnp.minimum(self.limits.arrival, _FALL * slope), _ROUNDING)
-        failed = ~diffrax.is_okay(verdict) | (kept & ~diffrax.is_okay(outcome))
-        return _FlowPoint(
-            y=y,
-            t=jnp.where(begins, now.t, t),
-            next_t=jnp.where(begins, self._first_end(), self._clipped(t, next_t, kept)),
-            solver=after,
-            controller=_chosen(begins, now.controller, marks),
-            slope=slope,
-            threshold=jnp.where(begins, least, now.threshold),
-            states=self._saved(now, dense, kept),
-            failed=~begins & failed,
-            steps=now.steps + 1,
-        )
-
-    def _clipped(self, t: Array, next_t: Array, kept: Array) -> Array:
-        """Return the end of the next step, neither beyond the last time nor just before it."""
-        end = self.limits.end
-        last = jnp.where(kept, end, t + 0.5 * (end - t))
-        return jnp.where(next_t > (1 - _CLOSE) * end, last, next_t)
-
-    def _saved(self, now: _FlowPoint, dense: dict[str, Array], kept: Array) -> Array:
-        """Return the states, filled in at times inside an accepted step."""
-        path = self.solver.interpolation_cls(t0=now.t, t1=now.next_t, **dense)
-        inside = kept & (self.times > now.t) & (self.times <= now.next_t)
-        return jax.lax.cond(
-            jnp.any(inside),
-            lambda: jnp.where(inside[:, None], jax.vmap(path.evaluate)(self.times), now.states),
-            lambda: now.states,
-        )
-
-
-def _chosen(these: Array, some: Any, others: Any) -> Any:
-    """Return `some` or `others`, two trees of the same structure."""
-    return jax.tree.map(lambda one, other: jnp.where(these, one, other), some, others)
-
-
-def _slope(pull: Callable[[Array], Array], y: Array, memory: Any) -> Array:
-    """Return the norm of the gradient at y; the stabilised solver has already computed it."""
-    return jnp.linalg.norm(memory.field if isinstance(memory, FlowState) else pull(y))
+    (states, (last,)), (_, (end,)) = flow.ys, flow.ts
+    _, arrived, escaped = cast(_StoppingState, flow.solver_state)
+    finished = arrived | escaped | diffrax.is_okay(flow.result)
+    too_long = (flow.result == diffrax.RESULTS.max_steps_reached) | (
+        flow.result == diffrax.RESULTS.dt_min_reached
+    )
+    return Descent(states, last, end, arrived, escaped, finished, ~finished & ~too_long)

@@ -1,4 +1,7 @@
-"""Starts of training: random factors, and validation of the starts that users pass."""
+"""Starts of training: random factors, and validation of the starts that users pass.
+
+"The paper" is Boursier and Boyer, arXiv:2512.11784. $d$ is the dimension of the covariates.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,21 +28,23 @@ from promptlimit.tasks import (
 )
 
 Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
-"""An attention, or a function of a key that returns one, called once per seed."""
+"""An attention, or a function of a random key that returns an attention, called once per seed."""
 
 Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
-"""Attentions, [start][seed]."""
+"""The attention of each start and seed, indexed [start][seed]."""
 
 
 def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> Factored:
-    r"""Return random factors $K,Q,V$ and $O$, uniform in $\pm1/\sqrt{d+1}$, the default of PyTorch.
+    r"""Return a head with random factors $K$, $Q$, $V$ (key, query, value) and $O$ (output).
 
-    The start of the paper's experiments (section 6): $K,Q,V$ are $[d+1,d+1]$, $O$ is $[1,d+1]$ and
-    scores are multiplied by $1/\sqrt{d+1}$. The same key gives both kernels the same factors.
+    Their entries are uniform between $-1/\sqrt{d+1}$ and $1/\sqrt{d+1}$, the default of PyTorch.
+    This is the start of the experiments of the paper (section 6). $K$, $Q$ and $V$ have the shape
+    $[d+1,d+1]$, $O$ has the shape $[1,d+1]$, and scores are multiplied by $1/\sqrt{d+1}$. The same
+    key gives both kernels the same factors.
 
     Args:
         dim: $d$, the dimension of the covariates.
-        key: randomness.
+        key: the random key.
         kernel: "softmax" or "linear".
 
     >>> import jax, promptlimit as pl
@@ -57,7 +62,7 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
 
 @partial(jax.jit, static_argnums=2)
 def _uniform(key: PRNGKeyArray, bound: Array, size: int) -> list[Array]:
-    """Return four matrices uniform in +-bound, the last of one row."""
+    """Return K, Q, V and O, with entries uniform between -bound and bound."""
     shapes = [(size, size)] * 3 + [(1, size)]
     return [
         jax.random.uniform(own_key, shape, jnp.float64, -bound, bound)
@@ -66,7 +71,7 @@ def _uniform(key: PRNGKeyArray, bound: Array, size: int) -> list[Array]:
 
 
 def require_start(start: AbstractAttention, task: AbstractTask) -> None:
-    """Raise an error for an attention that does not fit the task or has no arrays to train."""
+    """Raise an error if an attention does not fit the task or has no arrays to train."""
     require_task(task)
     require_fitting_task("start", start, task)
     if not array_names(start):
@@ -79,7 +84,7 @@ def require_start(start: AbstractAttention, task: AbstractTask) -> None:
 def starts_of_seeds(
     start: Start | Sequence[Start], task: AbstractTask, seeds: int, key: PRNGKeyArray
 ) -> Starts:
-    """Return the attentions [start][seed]; functions get the same key for the same seed."""
+    """Return the attention of each start and seed; functions receive one key per seed."""
     several = list(start) if isinstance(start, Sequence) else [start]
     if not several:
         raise ArgumentError("start", "must contain at least one attention, got none.")
@@ -103,7 +108,7 @@ def starts_of_seeds(
 
 
 def _require_alike(starts: Starts) -> None:
-    """Raise an error for starts that cannot be trained by one program."""
+    """Raise an error for starts that cannot be trained together."""
     everyone = [attention for row in starts for attention in row]
     shapes = {_shapes(attention) for attention in everyone}
     if len(shapes) > 1:
@@ -114,7 +119,7 @@ def _require_alike(starts: Starts) -> None:
         )
     different = _different(everyone)
     if not all(map(is_one_head, different)):
-        # Each start has its own program, which its seeds share.
+        # Each start has its own compiled program, which the seeds of this start share.
         if any(len(_different(row)) > 1 for row in starts):
             raise ArgumentError(
                 "start",
@@ -142,7 +147,10 @@ def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], 
 
 
 def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttention]:
-    """Return one attention for each distinct untrained part."""
+    """Return one attention for each distinct untrained part.
+
+    The untrained part is the attention without its trained arrays.
+    """
     rests: list[tuple[AbstractAttention, Any]] = []
     for attention in attentions:
         rest = eqx.filter(attention, eqx.is_inexact_array, inverse=True)

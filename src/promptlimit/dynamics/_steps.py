@@ -1,4 +1,8 @@
-"""Steps of training: the runs of a program, the gradient of a batch, and a loop of optax steps."""
+"""The steps of `sgd`: the gradient over one batch of prompts, and a compiled loop of optax steps.
+
+A run is one start, trained from one seed at one length. A group of runs is trained together, by
+one compiled program. A sequence of prompts is the batches that a length and a seed determine.
+"""
 
 import dataclasses
 import functools
@@ -32,12 +36,22 @@ from promptlimit.tasks import (
 )
 
 Gradient: TypeAlias = Callable[[Any, Array], Any]
-"""(parameters, step) -> gradient of the loss of each run."""
+"""A function (parameters, step) -> the gradient of twice the loss of each run on that batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
-    """The validated arguments of `sgd`, which determine all runs."""
+    """The validated arguments of `sgd`, which determine all runs.
+
+    Attributes:
+        starts: the attentions at step 0, [start][seed].
+        task: the law of prompts and queries, and the loss.
+        lengths: the prompt lengths.
+        plan: steps, optimiser, batches and recorded steps.
+        key: the random key of the prompts.
+        independent_prompts: whether each seed draws its own prompts.
+        packed: whether all finite lengths are trained in one group.
+    """
 
     starts: Starts
     task: AbstractTask
@@ -54,7 +68,7 @@ class TrainingRequest:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The kernel of each start that is one head; the names of other starts."""
+        """The kernel of each start; its type and kernels if it is not one head (`kernel_of`)."""
         return tuple(kernel_of(start[0]) for start in self.starts)
 
     @property
@@ -64,9 +78,9 @@ class TrainingRequest:
 
     @functools.cached_property
     def risks(self) -> dict[Length, list[TrainedRisk]]:
-        """The risk of each start by length, on sets that are independent of the steps.
+        """The risk of each start at each length, independent of the prompts of the steps.
 
-        Prompts are simulated for all of them, if one of them is not available otherwise.
+        If any of these risks requires simulated prompts, all risks are simulated.
         """
         plan, lengths = self.plan, tuple(map(float, self.lengths))
         effort = Effort(self.key, int(plan.samples))
@@ -85,15 +99,16 @@ class TrainingRequest:
 
     @property
     def kind(self) -> Kind:
-        """The kind of the risks."""
+        """The kind of the recorded risks."""
         simulates = self.risks[self.lengths[0]][0].simulates
         return kind_of("estimate" if simulates else "exact", self.lengths)
 
     @property
     def groups(self) -> "list[RunGroup]":
-        """The runs that share a program.
+        """All runs, split into groups that are trained together.
 
-        Infinite lengths form their own group, because their prompts have no tokens.
+        Unless `packed`, each sequence of prompts is one group. Otherwise there are at most two:
+        the finite lengths, and the infinite length, whose prompt is a law instead of tokens.
         """
         seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
         sequences = [(length, seed) for length in self.lengths for seed in seeds]
@@ -104,7 +119,7 @@ class TrainingRequest:
         return [RunGroup(self, some) for some in (finite, infinite) if some]
 
     def config(self, lengths: object) -> dict[str, object]:
-        """The request, at some lengths, as plain numbers and strings."""
+        """The request as plain numbers and strings, with `lengths` in place of all lengths."""
         plan = self.plan
         return {
             "what": "sgd",
@@ -128,7 +143,7 @@ class TrainingRequest:
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
-    """The runs of one program: all starts on some sequences of prompts.
+    """Runs that are trained together: all starts on some sequences of prompts.
 
     Attributes:
         request: the validated arguments of `sgd`.
@@ -150,7 +165,7 @@ class RunGroup:
 
     @property
     def seeds(self) -> int:
-        """The number of seeds on each sequence."""
+        """The number of seeds that train on each sequence."""
         return self.request.seeds if self.shares_prompts else 1
 
     @property
@@ -162,9 +177,10 @@ class RunGroup:
 
     @property
     def fused_gradient(self) -> BatchGradient | None:
-        """The task's fused gradient in U and V, which draws its own prompts.
+        """The gradient in U and V of heads, computed by a rule that also draws the prompts.
 
-        None if no rule applies, a length is infinite, or some start is not one head.
+        U is the score matrix of a head and V its value matrix. None if no rule of
+        `tasks.BATCH_GRADIENT` applies, a length is infinite, or some start is not one head.
         """
         request = self.request
         if not request.are_heads or math.inf in self.lengths:
@@ -184,7 +200,7 @@ class RunGroup:
     def gradient(self) -> Gradient:
         """The gradient of twice the task's loss over the batch of a step, for each run.
 
-        Groups of one shape differ only in arrays, so that they share a program.
+        Gradients of two groups that differ only in the values of arrays reuse a compiled program.
         """
         own = self.fused_gradient
         if own is None:
@@ -208,12 +224,12 @@ class RunGroup:
 
 
 class TrainingState(NamedTuple):
-    """The state of runs at a step, from which training resumes with identical bits.
+    """The state of all runs of a group at a step; training resumes from it with identical bits.
 
     Attributes:
         parameters: the trained arrays, each [sequences, runs, ...].
         optimiser: the optimiser state of each run.
-        diverged: the step after which a run was infinite or NaN, -1 for never.
+        diverged: the first step after which the parameters of a run were infinite or NaN, or -1.
     """
 
     parameters: Any
@@ -233,13 +249,13 @@ def take_steps(
     shared: tuple[optax.GradientTransformation, Gradient],
     part: tuple[TrainingState, UInt32[Array, "2"]],
 ) -> TrainingState:
-    """Return the state after the steps from first to last: the program of a device.
+    """Return the state after steps first, ..., last - 1; each device runs this function.
 
-    The number of steps per call changes no bit and compiles nothing again.
+    Splitting the steps into several calls changes no bit and requires no further compilation.
 
     Args:
         shared: the optimiser and the gradient.
-        part: the state, and (first, last).
+        part: the state before step `first`, and the array (first, last).
     """
     (optimiser, gradient), (first, bounds) = shared, part
 
@@ -264,7 +280,12 @@ def _finite(parameters: Any) -> Array:
 
 
 class _HeadGradient(eqx.Module):
-    """A fused gradient in U and V, pulled back to the arrays that determine them."""
+    """The gradient in the trained arrays of heads, by the chain rule from that in U and V.
+
+    Attributes:
+        own: the gradient in U and V.
+        parametrisation: the map from the trained arrays to U and V.
+    """
 
     own: BatchGradient
     parametrisation: Parametrisation = eqx.field(static=True)
@@ -275,16 +296,16 @@ class _HeadGradient(eqx.Module):
 
 
 class _PromptGradient(eqx.Module):
-    """The gradient over prompts that the task draws, start by start.
+    """The gradient by automatic differentiation over prompts that the task draws.
 
     Attributes:
         task: the task.
-        keys: random keys, one per sequence.
-        rests: the untrained part of each start.
-        parametrisations: the map from arrays to the attention of each start.
-        lengths: prompt lengths, one per sequence.
-        seeds: runs per start.
-        size: prompts per batch.
+        keys: random keys, one per sequence of prompts.
+        rests: for each start, the attention without its trained arrays.
+        parametrisations: for each start, the map from trained arrays to the attention.
+        lengths: prompt lengths, one per sequence of prompts.
+        seeds: the number of runs per start on each sequence.
+        size: the number of prompts per batch.
     """
 
     task: AbstractTask
@@ -297,7 +318,7 @@ class _PromptGradient(eqx.Module):
 
     @classmethod
     def of(cls, group: RunGroup) -> "_PromptGradient":
-        """Return the gradient of a group."""
+        """Return the gradient for the runs of a group."""
         request, lengths = group.request, tuple(map(float, group.lengths))
         keys = tuple(
             jax.random.fold_in(key, 0 if math.isinf(length) else int(length))
@@ -327,7 +348,7 @@ class _PromptGradient(eqx.Module):
         objective = simulated_objective(self.task, length, samples=self.size, key=key)
 
         def slopes(number: int) -> list[Array]:
-            """Return the gradients of the runs from one start."""
+            """Return the gradients of all runs of the start with this index."""
             parametrisation, rest = self.parametrisations[number], self.rests[number]
 
             def twice(leaves: list[Array]) -> Array:
