@@ -223,8 +223,8 @@ def test_the_verdict_names_the_noise():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([10], [1.0]), "`lengths` must hold at least two lengths, got 1."),
-        (([10, 20], [1.0]), "`values` must hold one value per length, got 1 for 2 lengths."),
+        (([10], [1.0]), "`lengths` must contain at least two lengths, got 1."),
+        (([10, 20], [1.0]), "`values` must contain one value per length, got 1 for 2 lengths."),
         (
             ([10, 10], [1.0, 1.0]),
             "`lengths` must increase, got 10 after 10. Sort them, and pass each once.",
@@ -236,8 +236,8 @@ def test_the_verdict_names_the_noise():
         ),
         (
             ([1, 10], [1.0, 0.0]),
-            "`values` must be positive, got 0 at length 10. A power law has no zeros; drop "
-            "values that noise made negative only with care.",
+            "`values` must be positive, got 0 at length 10. A power law has no zeros. Values "
+            "that noise made negative may be left out with care.",
         ),
         (([[1, 10]], [1.0, 0.5]), "`lengths` must be a vector, got shape (1, 2)."),
         (
@@ -267,8 +267,8 @@ def test_bad_curves_are_refused_in_one_sentence(arguments, message):
         (
             {"cov": [[1.0, 2.0], [2.0, 1.0]]},
             "`cov` must be positive semi-definite, got a smallest eigenvalue of -1 in relative "
-            "units. If it holds standard errors, square them; if it was estimated, clip its "
-            "eigenvalues at zero.",
+            "units. If `cov` contains standard errors, square them. If it was estimated, set "
+            "negative eigenvalues to zero.",
         ),
         ({"cov": [1.0, math.nan]}, "`cov` must be finite, got nan at index 1. Replace that entry."),
     ],
@@ -281,3 +281,14 @@ def test_bad_noise_is_refused_in_one_sentence(options, message):
 def test_lengths_may_be_whole_numbers_beyond_64_bits():
     lengths = [10**k for k in (18, 22, 26)]
     assert fit_rate(lengths, [1e-18, 1e-22, 1e-26]).exponent == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("error", "status"), [(1e-4, "power law"), (2e-3, "too noisy")])
+def test_the_drift_that_noise_may_hide_is_extrapolated_down_to_one_token(error, status):
+    """Over one decade with three below it, a drift may be four times as large in all."""
+    lengths = np.array([1000, 2000, 4000, 10000])
+    fit = fit_rate(lengths, 1 / lengths, cov=(error / lengths) ** 2)
+    half = np.diff(fit.drift_interval)[0] / 2
+    assert (fit.reach + 4.0 * half <= DRIFT_TOLERANCE) == (status == "power law")
+    assert fit.reach + half <= DRIFT_TOLERANCE
+    assert fit.status == status

@@ -451,7 +451,7 @@ def test_a_bound_over_other_queries_asks_that_they_be_centred(x64):
     shifted = pl.Affine(pl.UniformCube([1.0]), [[1.0]], [0.5])
     message = (
         "`kind` must be 'estimate' for SoftmaxAttention over Gaussian tokens at Affine queries, "
-        "got 'bound': no constant is known for Affine queries."
+        "got 'bound': no sub-Gaussian constant is known for Affine queries."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.output_gap(head(0.5), NORMAL, shifted, [10], kind="bound")
@@ -513,7 +513,10 @@ BAD = [
         "`queries` must be a measure of dimension 1 or an array [n, 1] (as the "
         "attention expects), got a measure of dimension 2.",
     ),
-    ({"lengths": [10, 10]}, "`lengths` must increase, got 10 after 10. Sort them, each once."),
+    (
+        {"lengths": [10, 10]},
+        "`lengths` must increase, got 10 after 10. Sort them and remove duplicates.",
+    ),
     (
         {"lengths": [0, 10]},
         "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the "
@@ -558,8 +561,8 @@ BAD = [
     ),
     (
         {"sub_gaussian": -1.0},
-        "`sub_gaussian` must be a positive number, got -1.0. It is a scale, as a standard "
-        "deviation is.",
+        "`sub_gaussian` must be a positive number, got -1.0. It is a scale, like a standard "
+        "deviation.",
     ),
 ]
 
@@ -625,3 +628,22 @@ def test_an_attention_is_told_what_it_does_not_say_of_itself():
     head = pl.output_gap(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal, [2, 100])
     assert spoken.kind == "exact"
     np.testing.assert_array_equal(spoken.value, head.value)
+
+
+def test_an_estimate_is_relative_to_the_limit_over_gaussian_queries(x64):
+    """Tokens uniform on [-1, 1] tilted by z have the mean coth z - 1/z."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    mean = 1.0 / np.tanh(3.0 * nodes) - 1.0 / (3.0 * nodes)
+    expected = weights @ mean**2 / weights.sum()
+    gap = pl.output_gap(
+        pl.SoftmaxAttention([[3.0]], [[1.0]]),
+        pl.UniformCube([1.0]),
+        NORMAL,
+        [4],
+        kind="estimate",
+        key=jax.random.key(2),
+        samples=4000,
+    )
+    spread = math.sqrt((weights @ mean**4 / weights.sum() - expected**2) / 4000)
+    assert abs(gap.limit_square - expected) < 4 * spread
+    assert spread < 0.02 * expected

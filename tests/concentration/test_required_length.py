@@ -146,8 +146,8 @@ BAD = [
         {"attention": pl.MultiHead([HALF, HALF])},
         "`attention` must have a gap that needs no simulation, got MultiHead over Gaussian "
         "tokens at Gaussian queries: several heads need the joint law of their weights (their "
-        "means add up). Pass a list of queries, where heads that share a tilt are one, or "
-        "simulate gap curves with output_gap(..., kind='estimate').",
+        "means add up). Pass a list of queries, at which heads with the same tilt count as one, "
+        "or simulate gap curves with output_gap(..., kind='estimate').",
     ),
     (
         {

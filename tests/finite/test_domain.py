@@ -156,8 +156,8 @@ def test_without_a_second_moment_of_the_weights_there_is_no_leading_order():
     with pytest.raises(pl.KindUnavailableError, match=re.escape(reason)):
         pl.gradient_moments(HEAD, LAW, [0.6], 10, wrt="key_query", kind="asymptotic")
     message = (
-        "`queries` must have gaps that fall like 1/L for the rate to be known, but at one of them "
-        f"it does not: {reason}. Use fit_rate(lengths, values), which takes any gap curve."
+        "`queries` must have gaps that fall like 1/L for the rate to be known, but the gap at one "
+        f"query does not: {reason}. Use fit_rate(lengths, values), which accepts any gap curve."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.gap_exponent(HEAD, LAW, [[0.1], [0.6]])
@@ -300,7 +300,7 @@ def test_moments_that_no_transform_gives_are_refused_and_not_zero(law):
         ):
             ask()
     report = pl.check_law(law, key=KEY)
-    assert report["domain"].note == "no transform away from zero: no limit exists"
+    assert report["domain"].note == "the transform is finite only at zero: no limit exists"
 
 
 class InverseGaussian(pl.AbstractMeasure):

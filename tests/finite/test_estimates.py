@@ -84,7 +84,7 @@ def test_an_estimate_that_stops_too_early_says_so():
 
 def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     message = (
-        "The squared errors of 300 prompts are so uneven, worth 1.0 equal ones, that their "
+        "The squared errors of 300 prompts are so uneven, like 1.0 equal ones, that their "
         "standard error cannot be trusted. Raise `samples`, or pass kind='exact' if it is "
         "available."
     )
@@ -145,3 +145,14 @@ def unchecked() -> Iterator[None]:
 def test_an_accuracy_is_one_positive_number(rtol):
     with pytest.raises(ValueError, match=r"^`rtol` must be a positive number, got "):
         pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, rtol=rtol)
+
+
+@pytest.mark.parametrize("count", [7, 8, 9])
+def test_the_error_of_eight_gaussian_values_is_known_to_one_half(count):
+    """The kurtosis counts as 3 at least: sqrt(2/8) = 1/2."""
+    effort, squares = pl.rules.Effort(samples=count), np.linspace(1.0, 2.0, count)
+    if count >= 8:
+        assert not warn_when_unreliable(squares, effort)
+    else:
+        with pytest.warns(UnreliableErrorWarning, match="^The squared errors of 7 prompts"):
+            warn_when_unreliable(squares, effort)

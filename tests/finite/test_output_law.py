@@ -210,7 +210,8 @@ def test_far_thresholds_are_bounded_where_they_cannot_be_integrated():
         ),
         (
             {"coordinate": 2},
-            "`coordinate` must be a whole number from -2 to 1 (the output has 2), got 2.",
+            "`coordinate` must be a whole number from -2 to 1 (the dimension of the output is 2), "
+            "got 2.",
         ),
         (
             {"measure": pl.Rademacher([1.0, 1.0, 1.0]), "kind": "exact"},
@@ -240,7 +241,7 @@ def test_an_output_that_no_prompt_moves_has_no_law():
     law = pl.Gaussian([0.0, 0.0], np.eye(2))
     head = pl.SoftmaxAttention(np.eye(2), [[0.0, 0.0], [1.0, 0.0]])
     words = (
-        "`coordinate` must be one that depends on the prompt, got 0: its row of the value matrix"
+        "`coordinate` must be one that depends on the prompt, got 0: this row of the value matrix"
     )
     with pytest.raises(ValueError, match=words):
         pl.output_law(head, law, [1.0, 0.0], 10, coordinate=0)

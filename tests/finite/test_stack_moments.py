@@ -1,5 +1,6 @@
 """Moments of stacks over prompts: their limits, linear ones exactly, others simulated."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -100,10 +101,11 @@ def test_a_quadrature_says_what_the_last_doubling_moved(monkeypatch: pytest.Monk
     with pytest.raises(AccuracyError) as refusal:
         pl.prompt_moments(stack, mixture(0.64), [0.6], math.inf)
     assert str(refusal.value).startswith(
-        "For Stack over Mixture tokens, the last doubling of the atoms moves the limit by a share "
+        "For Stack over Mixture tokens, the last doubling of the quadrature nodes changes the "
+        "limit by a relative "
     )
     assert str(refusal.value).endswith(
-        ": the tilted law is not covered. Pass kind='estimate' and a key."
+        ": the nodes do not cover the tilted law. Pass kind='estimate' and a key."
     )
 
 
@@ -235,6 +237,10 @@ def test_linear_stacks_are_exact_and_drawn_as_wishart_matrices(x64: None) -> Non
     assert (np.abs(drawn.mse - moments.mse) <= 4 * drawn.error).all()
     assert (np.abs(drawn.bias - moments.bias) <= 4 * drawn.bias_error).all()
     np.testing.assert_allclose(drawn.cov[1], moments.cov[1], rtol=0.15, atol=1e-8)
+    # The mean squared error of the same prompts is their covariance and their squared mean.
+    total = np.trace(drawn.cov[0]) * 4095 / 4096
+    mean = np.linalg.norm(drawn.bias[0]) + 4.0 * math.sqrt(total / 4096)
+    assert total <= drawn.mse[0] <= total + mean**2
     gap = pl.output_gap(stack, law, query[None], [30, 1e6])
     assert gap.kind == "exact"
     np.testing.assert_allclose(gap.value, moments.mse[:2], rtol=1e-14)
@@ -323,3 +329,25 @@ def test_what_cannot_be_had_is_refused_in_one_sentence(ask: Callable, message: s
     with pytest.raises(ValueError) as refusal:  # noqa: PT011  # the whole message is compared
         ask()
     assert str(refusal.value) == message
+
+
+def test_an_uncertain_limit_adds_the_most_it_can_change_the_mean_squared_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """|b + d|^2 - |b|^2 is at most 2 |b| |d| + |d|^2."""
+    problem = pl.finite.checked_problem(
+        line((1.0, 1.0, 0.7), (0.8, 0.9, 0.5)), pl.UniformCube([1.5]), np.array([8.0]), query=[0.8]
+    )
+    limit, moved, effort = np.array([0.4]), 0.1, pl.rules.Effort(KEY, 64)
+    monkeypatch.setattr(
+        _stack_moments, "_limit_by_particles", lambda *_: (limit, np.array([moved]))
+    )
+    rows = _stack_moments.particle_moments(problem, effort)
+    prompts = dataclasses.replace(effort, key=jax.random.split(KEY)[1])
+    here, *away = (
+        _stack_moments.simulated_moments(problem, prompts, limit + step)
+        for step in (0.0, moved, -moved)
+    )
+    change = max(rows.mse[0] - here.mse[0] for rows in away)
+    np.testing.assert_allclose(rows.mse, here.mse)
+    np.testing.assert_allclose(rows.error, np.hypot(here.error, change), rtol=1e-6)

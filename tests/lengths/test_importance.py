@@ -108,7 +108,11 @@ def test_equal_proposal_and_target_are_plain_averages() -> None:
     [
         ({"lengths": 1}, "`lengths` must be whole numbers of at least 2"),
         ({"functions": [[1.0]]}, r"`functions` must have shape \[f, 2\]"),
-        ({"proposal": pl.Rademacher([1.0])}, "`proposal` must be a Gaussian, got Rademacher"),
+        (
+            {"proposal": pl.Rademacher([1.0])},
+            r"`proposal` must be a Gaussian, got Rademacher\. For other laws, such as a mixture, "
+            r"pass tokens \(log-weight, f\) to `prompt_moments`",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict, words: str) -> None:

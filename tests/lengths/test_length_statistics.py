@@ -356,7 +356,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics(1.0, 3, fixed_scores=[math.inf]),
-            "`fixed_scores` must lie between -2000 and 2000, got inf. They are measured from "
+            "`fixed_scores` must be between -2000 and 2000, got inf. They are relative to "
             "the mean of the free scores.",
         ),
         (
@@ -366,7 +366,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.lengths.ListedScores([0.0, 3000.0]),
-            "`scores` must lie within 2000 of each other, got a range of 3000. Lower the inverse "
+            "`scores` must be within 2000 of each other, got a range of 3000. Lower the inverse "
             "temperature.",
         ),
         (
@@ -385,7 +385,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(10), 100),
-            "`scores` must be at least 32 scores, got 10. Take more keys of the query.",
+            "`scores` must be at least 32 scores, got 10. Take more keys at the query.",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(100), math.inf),
@@ -487,3 +487,17 @@ def test_a_guess_beside_sinks_is_a_jackknife():
     errors = np.array([guess.error for guess in guesses])
     assert abs(values.mean() - truth) < 3 * errors.mean() / math.sqrt(8)
     assert 0.5 < values.std() / errors.mean() < 1.7
+
+
+def test_the_bias_of_a_guess_beside_sinks_is_that_of_leaving_out_sixteenths():
+    """Extrapolated to infinitely many scores, as for a bias proportional to one over the number."""
+    scores = np.random.default_rng(5).normal(size=32)
+    guess = pl.lengths.entropy_prediction(scores, 100, fixed_scores=[2.0])
+
+    def listed(some: np.ndarray) -> float:
+        law = pl.lengths.ListedScores(some)
+        return float(pl.length_statistics(law, 100, fixed_scores=[2.0]).entropy)
+
+    without = np.mean([listed(np.delete(scores, [k, k + 16])) for k in range(16)])
+    slope = (without - listed(scores)) / (1 / 30 - 1 / 32)  # of value(N) = limit + slope / N
+    assert_allclose(guess.bias, slope / 32, rtol=1e-9)

@@ -146,7 +146,7 @@ def test_needles_are_those_of_simulated_prompts():
         ),
         (
             {"margin": 5.0},
-            "`weight` or `base` must be given to keep 'needle', and only one of them.",
+            "`weight` or `base` must be given to keep 'needle', but not both.",
         ),
         (
             {"weight": 0.5},
@@ -183,7 +183,9 @@ def test_lengths_and_sharpness_have_ranges_too():
         pl.inverse_temperature(1.0, math.inf, margin=5.0, weight=0.5)
     with pytest.raises(ValueError, match=r"^`sharpness` must be between 0 and 40, got 50\.0\."):
         pl.inverse_temperature(50.0, 100, margin=5.0, weight=0.5)
-    with pytest.raises(ValueError, match=r"^`base` must be a finite length from 2, got 1\.$"):
+    with pytest.raises(
+        ValueError, match=r"^`base` must be a finite length of at least 2, got 1\.$"
+    ):
         pl.lengths.temperature_table(1.0, 1, 100)
     unchecked = inspect.unwrap(
         pl.lengths.temperature_table
@@ -216,3 +218,9 @@ def test_heads_of_any_sharpness_have_a_table():
         weight = pl.length_statistics(sigma, 8192, fixed_scores=[table.margin]).fixed_weights
         assert_allclose(weight, 0.5, rtol=1e-11)
         assert_allclose(table.value[0], 1.0)
+
+
+def test_needles_with_a_small_margin_need_a_low_temperature():
+    """Among equal scores the weight is 1 / (1 + L exp(-b margin))."""
+    kept = pl.inverse_temperature(0.0, 1000, margin=[0.01, 0.5, 1.0], weight=0.25)
+    assert_allclose(kept.value, math.log(1000 / 3) / np.array([0.01, 0.5, 1.0]), rtol=1e-12)

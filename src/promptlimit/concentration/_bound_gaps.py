@@ -1,8 +1,11 @@
 r"""Proved bounds on gaps, averaged over queries.
 
-Softmax gaps are invariant under $z\to z/s$, $U\to sU$, $V\to sV$, $K\to sK$ and under shifts of the
-tokens. Tokens can therefore be assumed centred and 1-sub-Gaussian: Gaussian tokens are whitened,
-and other tokens are divided by their sub-Gaussian constant. See docs/bounds.md.
+A gap is the mean squared distance between finite and infinite prompts, of an output $V\hat m$ or of
+a gradient $K\hat CV^\top$ in a score matrix, where $\hat m$ and $\hat C$ are the mean and the
+covariance of the tokens under the softmax weights at the tilt $Uz$ (`HeadProblem`). It does not
+change if tokens are divided by a number s while U, V and K are multiplied by s, or if all tokens
+are shifted. Tokens can therefore be assumed centred and 1-sub-Gaussian: Gaussian tokens are
+whitened, and other tokens are divided by their sub-Gaussian constant. See docs/bounds.md.
 """
 
 import dataclasses
@@ -16,19 +19,24 @@ from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
-"""The relative error of the average of a bound, which is added to it; a bound has a kink."""
+"""The relative error at which the average over Gaussian queries stops.
+
+At least this share is added to the average, which remains an upper bound."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reduced:
     r"""The problem with tokens that are centred and 1-sub-Gaussian.
 
+    The bound is a bound of $E|\hat m-m|^2$ or $E\|\hat C-C\|_F^2$, times `scale`, times `size`.
+
     Attributes:
         dim: the rank of the covariance of the tokens.
-        transform: $U$ for those tokens.
-        scale: the factor of the bound that does not depend on the query.
-        size: the factor $|Fz|^2$ that does; empty if there is none.
-        of_covariance: whether $\hat C-C$ is bounded rather than $\hat m-m$.
+        transform: the key-query matrix for the centred 1-sub-Gaussian tokens.
+        scale: a factor that does not depend on the query.
+        size: the factor $|Fz|^2$ with the matrix F of `HeadProblem`, as a product of quadratic
+            forms of the query; empty if the factor is one.
+        of_covariance: whether $\hat C-C$ is bounded instead of $\hat m-m$.
     """
 
     dim: int
@@ -38,7 +46,10 @@ class _Reduced:
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
-        """Return the bound at queries of a sharpness, without the factor `size`, [n, lengths]."""
+        """Return the bound without the factor `size`, [n, lengths].
+
+        `sharpness` is the norm of `transform` times the query, [n].
+        """
         bound = covariance_bound if self.of_covariance else mean_bound
         return self.scale * bound(
             lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]
@@ -60,15 +71,16 @@ def bound_obstacle(problem: Problem) -> str | None:
             f"no variance proxy is known for {measure} tokens (pass sub_gaussian=s with "
             "E exp<a, z - mean> <= exp(s^2 |a|^2 / 2))",
         ),
-        (not averaged, f"no constant is known for {queries.name}"),
+        (not averaged, f"no sub-Gaussian constant is known for {queries.name}"),
     )
 
 
 def bound_gap(problem: Problem) -> Array:
     r"""Return an upper bound on the gap at every length.
 
-    The bound at one query is averaged over queries: exactly for points and Gaussians, and through
-    the sub-Gaussian constant for other centred laws (Proposition 3.1 with explicit constants).
+    The bound at one query is averaged over points and Gaussian queries; for Gaussians the error of
+    the quadrature is added. For other centred queries the average is itself bounded with their
+    sub-Gaussian constant (`output_bound`).
     """
     reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
     if reduced.scale == 0.0:

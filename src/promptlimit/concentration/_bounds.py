@@ -1,12 +1,16 @@
 r"""Proved upper bounds of the gap between finite and infinite prompts, for sub-Gaussian tokens.
 
 They are valid for every $L\ge1$, and never exceed a bound that follows from the sizes of the tokens
-alone. They are loose: use exact moments if those are available. Tokens and queries are centred, and
-queries 1-sub-Gaussian; docs/bounds.md derives the bounds and reduces other problems to this one.
+alone. They are loose: use exact moments if available. Tokens and queries are centred, and queries
+are 1-sub-Gaussian. docs/bounds.md derives the bounds and reduces other problems to this one. "The
+paper" is arXiv:2512.11784, whose numbers of lemmas and propositions are used.
 
-Tokens are $s$-sub-Gaussian in $\mathbb R^d$, $u=Uz$ is the tilt, $x=s^2|u|^2$,
-$w=e^{\langle u,z\rangle-\Lambda(u)}$ the weight of a token, of mean one, and $m=\nabla\Lambda(u)$.
-The softmax mean is $\hat m=m+G/D$ with $D=\frac1L\sum w_i$, $G=\frac1L\sum w_i(z_i-m)$.
+The prompt has L tokens $z_i$, which are $s$-sub-Gaussian in $\mathbb R^d$. At a query z the tilt is
+$u=Uz$, and $x=s^2|u|^2$. With $\Lambda$ the log-Laplace transform of a token, the tilted mean and
+covariance are $m=\nabla\Lambda(u)$ and $C=\nabla^2\Lambda(u)$. A token has the factor
+$w_i=e^{\langle u,z_i\rangle-\Lambda(u)}$, which has mean one. The softmax mean of the prompt is
+$\hat m=m+G/D$ with $D=\frac1L\sum w_i$ and $G=\frac1L\sum w_i(z_i-m)$, and $\hat C$ is its softmax
+covariance. $T_L(z)=V\hat m$ is the output, $T(z)=Vm$ its limit.
 """
 
 from typing import SupportsIndex, TypeAlias
@@ -27,17 +31,17 @@ _SMALLEST = 1e-100  # replaces smaller norms: the bound only grows, and zero has
 def mean_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound of $E|\hat m-m|^2$, the error of the softmax mean at one query.
+    r"""Return a bound of $E|\hat m-m|^2$, the mean squared error of the softmax mean at one query.
 
-    With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$, the smaller of
+    With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$, the bound is the smaller of
 
     $$4s^2\Big(\sqrt{\ln(L2^{d/2})}+\sqrt x\Big)^2\quad\text{and}\quad
     \frac{16s^2e^{2x}}L\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
     +4s^2e^{-q}\Big(\sqrt{\ln(1+L2^{d/2}e^q)}+\sqrt x\Big)^2.$$
 
     $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound. The gradient of one output in its row
-    of V has the mean squared error $E|\hat m-m|^2$. The paper states the order (Lemmas C.1 to C.4);
-    the constants are derived in docs/bounds.md.
+    of V has the mean squared error $E|\hat m-m|^2$. The paper (arXiv:2512.11784) states the order
+    (Lemmas C.1 to C.4); the constants are derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -58,19 +62,20 @@ def mean_bound(
 def covariance_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound of $E\|\hat C-C\|_F^2$, the error of the softmax covariance at one query.
+    r"""Return a bound of $E\|\hat C-C\|_F^2$, for the softmax covariance at one query.
 
     With $x$ and $q$ as in `mean_bound`, $t=s^2(4x+2d\ln2)$ and
-    $N_{p,k}=2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, the smaller of
+    $N_{p,k}=2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, the bound is
+    the smaller of
 
     $$\big(4s^2\ln(L2^{d/2}+e)+t\big)^2\quad\text{and}\quad
     \Big(\tfrac2{\sqrt L}\big(N_{2,2}^2+te^x\big)
     +4\sqrt{\tfrac{N_{4,2}^4}{L^3}+\tfrac{3N_{2,1}^4}{L^2}}\Big)^2
     +e^{-q}\big(4s^2\ln(L2^{d/2}e^q+e)+t\big)^2.$$
 
-    $E\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ is at most $|v_i|^2|z|^2$ times this bound, $v_i$ the i-th
-    row of V. Prop. 3.4 of the paper averages it over queries; this form is derived in
-    docs/bounds.md.
+    $E\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ for the i-th output is at most $|v_i|^2|z|^2$ times this
+    bound, with $v_i$ the i-th row of V. Prop. 3.4 of the paper (arXiv:2512.11784) is such a bound
+    averaged over queries; this form is derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -97,20 +102,20 @@ def output_bound(
 ) -> Array:
     r"""Return a bound of $E\|T[\hat\mu_L]-T[\mu]\|^2_{L^2(\nu)}$, over prompts and queries.
 
-    `mean_bound` is an increasing function $f$ of $x$, and $X=s^2|Uz|^2$ exceeds $s^2\kappa^2r^2$
-    with probability at most $e^{-(r^2-d-d\ln(r^2/d))/2}$, $r^2\ge d$. So
+    `mean_bound` is an increasing function $f$ of $x$. For a random query, $X=s^2|Uz|^2$ exceeds
+    $s^2\kappa^2r^2$ with probability at most $e^{-(r^2-d-d\ln(r^2/d))/2}$ for $r^2\ge d$. Hence
 
     $$E f(X)=f(0)+\int_0^\infty P(X>x)\,df(x)$$
 
-    is bounded by an upper sum with any nodes. The bound falls as $L^{-1}$ for $s\kappa<\frac12$ and
-    as $L^{-1/(2s\kappa)^2}$ beyond, up to logarithms. Prop. 3.1 of the paper is
-    $c_1s^6\ln L/L^{c_2/s^2}$ with unspecified $c_1,c_2$; as printed it fails at $L=1$, where this
-    bound holds. Derived in docs/bounds.md.
+    is bounded by an upper sum with any nodes. Up to logarithms, the bound falls as $L^{-1}$ for
+    $s\kappa<\frac12$ and as $L^{-1/(2s\kappa)^2}$ for larger $s\kappa$. Prop. 3.1 of the paper
+    (arXiv:2512.11784) is $c_1s^6\ln L/L^{c_2/s^2}$ with unspecified $c_1,c_2$; as printed it fails
+    at $L=1$, where this bound holds. Derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
         dim: $d$, the dimension of a token.
-        sub_gaussian: $s$ of the tokens; queries are centred and 1-sub-Gaussian.
+        sub_gaussian: $s$, the constant of the tokens; queries must be centred and 1-sub-Gaussian.
         key_query_norm: $\kappa=\|U\|$.
         value_norm: $\|V\|$.
 
@@ -138,7 +143,7 @@ def _mean_cap(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
 
 def _mean_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
     q = failure_exponent(length, x)
-    with np.errstate(over="ignore"):  # infinite values exceed the cap
+    with np.errstate(over="ignore"):  # an infinite value is replaced by the cap
         near = (2 * token_norm(2, 1, d, s, x) / np.sqrt(length)) ** 2
     far = 2 * s * np.exp(-q / 2) * (root_log(np.log(length) + log_cells(d) + q, 1) + np.sqrt(x))
     return np.minimum(near + far**2, _mean_cap(length, d, s, x))
@@ -147,7 +152,7 @@ def _mean_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
 def _covariance_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
     q, t = failure_exponent(length, x), _spread(d, s, x)
     log_sum = np.log(length) + log_cells(d)
-    with np.errstate(over="ignore"):  # as above
+    with np.errstate(over="ignore"):  # an infinite value is replaced by the cap
         linear = token_norm(2, 2, d, s, x) ** 2 + t * np.exp(x)
         fourth = token_norm(4, 2, d, s, x) ** 4 / length**3
         square = 3 * token_norm(2, 1, d, s, x) ** 4 / length**2
@@ -158,7 +163,10 @@ def _covariance_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Number
 
 
 def _averaged(length: float, d: int, s: float, tau: float) -> float:
-    r"""Return $f(x_1)+\sum_k(f(x_{k+1})-f(x_k))P(X>x_k)+E[f(X);X>x_n]$, each P at its bound."""
+    r"""Return the upper sum $f(x_1)+\sum_k(f(x_{k+1})-f(x_k))P(X>x_k)+E[f(X);X>x_n]$.
+
+    Each probability, and the last mean, is replaced by its bound.
+    """
     nodes = _nodes(length, d, tau)
     heights = np.asarray(_mean_bound(length, d, s, nodes))
     steps = np.diff(heights) @ np.exp(_log_survival(nodes[:-1], d, tau))
@@ -175,14 +183,18 @@ def _nodes(length: float, d: int, tau: float) -> Array:
 
 
 def _log_survival(x: Numbers, d: int, tau: float) -> Numbers:
-    r"""Return a bound of $\ln P(X>x)$: $-\frac12(r^2-d-d\ln(r^2/d))$, $r^2=x/\tau^2\ge d$."""
+    r"""Return $-\frac12(r^2-d-d\ln(r^2/d))$ with $r^2=x/\tau^2$, a bound of $\ln P(X>x)$.
+
+    It is 0 for $r^2<d$.
+    """
     ratio = np.maximum(x / tau**2 / d, 1.0)
     return -d / 2 * (ratio - 1 - np.log(ratio))
 
 
 def _beyond(length: float, d: int, s: float, tau: float, x: float) -> float:
-    r"""Return a bound of $E[f(X);X>x]$, with $p\ge P(X>x)$.
+    r"""Return a bound of $E[f(X);X>x]$, the mean of f(X) over queries with X > x.
 
+    With $p\ge P(X>x)$ it is
     $4s^2p\big(\sqrt{\ln(L2^{d/2})}+2\tau\sqrt{\ln(1+2^{d/2}/p)}\big)^2$.
     """
     log_p = _log_survival(x, d, tau)
@@ -193,7 +205,7 @@ def _beyond(length: float, d: int, s: float, tau: float, x: float) -> float:
 
 
 def log_cells(dim: int) -> float:
-    r"""Return $\frac d2\ln2$: $E e^{|z|^2/4s^2}\le2^{d/2}$."""
+    r"""Return $\frac d2\ln2$, a bound of $\ln E\,e^{|z|^2/4s^2}$ for a token z."""
     return dim / 2 * float(np.log(2.0))
 
 
@@ -203,10 +215,11 @@ def root_log(log_y: Numbers, order: int) -> Numbers:
 
 
 def token_norm(power: int, order: int, dim: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return a bound of $(E\,w^p|z-m|^{2k})^{1/2k}$.
+    r"""Return a bound of $(E\,w^p|z-m|^{2k})^{1/2k}$ for a token z with the factor w.
 
-    $2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, $p$ = `power` and $k$
-    = `order`; infinite where that overflows.
+    With $p$ = `power` and $k$ = `order` it is
+    $2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, or infinity if that
+    overflows.
     """
     growth = power**2 * x
     sizes = root_log(log_cells(dim) + growth / 2, order) + np.sqrt(x)
@@ -215,22 +228,22 @@ def token_norm(power: int, order: int, dim: int, s: Numbers, x: Numbers) -> Numb
 
 
 def failure_exponent(length: Numbers, x: Numbers) -> Numbers:
-    r"""Return $q=\frac L8e^{-2x}$: $P(D<\frac12)\le e^{-q}$."""
+    r"""Return $q=\frac L8e^{-2x}$, for which $P(D<\frac12)\le e^{-q}$."""
     return np.exp(np.log(length) - np.log(8.0) - 2 * x)
 
 
 def _spread(dim: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return $s^2(4x+2d\ln2)$, a bound of $\mathrm{tr}\,C$, $C=\nabla^2\Lambda(u)$."""
+    r"""Return $s^2(4x+2d\ln2)$, a bound of $\mathrm{tr}\,C$ with $C=\nabla^2\Lambda(u)$."""
     return 4 * s**2 * (x + log_cells(dim))
 
 
 def checked_dim(dim: SupportsIndex) -> int:
-    """Return the dimension of a token."""
+    """Return the validated dimension of a token."""
     return require_whole("dim", dim, 1)
 
 
 def checked_size(name: str, value: ArrayLike) -> Array:
-    """Return a norm, or an array of norms: finite and not negative."""
+    """Return a validated norm, or an array of norms, finite and not negative."""
     array = real_numbers(name, value)
     allowed = np.isfinite(array) & (array >= 0)
     if not allowed.all():
@@ -254,7 +267,7 @@ def checked_sharpness(name: str, sub_gaussian: Array | float, norm: ArrayLike) -
 
 
 def checked_number(name: str, value: ArrayLike) -> float:
-    """Return one norm."""
+    """Return one validated norm."""
     array = checked_size(name, value)
     if array.ndim:
         raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
@@ -273,15 +286,17 @@ def error_quantile(
     value_norm: ArrayLike,
     delta: float,
 ) -> Array:
-    r"""Return a bound of $|T_L(z)-T(z)|$ of probability at least $1-2\delta$ (Lemma C.1).
+    r"""Return a number that $|T_L(z)-T(z)|$ exceeds with probability at most $2\delta$ (Lemma C.1).
+
+    With $x=s^2|u|^2$ it is
 
     $$\frac{4s\|V\|e^x}{\sqrt{\delta L}}\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big),\qquad
     L\ge8e^{2x}\ln\tfrac1\delta.$$
 
     Args:
-        length: $L$, one or an array, long enough for the condition.
+        length: $L$, one or an array, at least as large as the condition requires.
         dim: $d$, the dimension of a token.
-        sub_gaussian: $s$.
+        sub_gaussian: $s$, from `measure.variance_proxy().constant`.
         tilt_norm: $|u|=|Uz|$.
         value_norm: $\|V\|$.
         delta: $\delta$, between 0 and 1.
@@ -317,12 +332,14 @@ def error_tail(
 ) -> Array:
     r"""Return a bound of $P(|T_L(z)-T(z)|\ge t)$ (Lemma C.3), at most one.
 
+    With $x=s^2|u|^2$ it is the smaller of one and
+
     $$\frac{16s^2\|V\|^2e^{2x}}{Lt^2}\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
     +e^{-\frac L8e^{-2x}}.$$
 
     Args:
         length: $L$, one or an array.
-        level: $t>0$, one or an array.
+        level: the level $t>0$, one or an array.
         dim: $d$, the dimension of a token.
         sub_gaussian: $s$.
         tilt_norm: $|u|=|Uz|$.
@@ -346,7 +363,7 @@ def error_tail(
 def limit_bound(
     *, sub_gaussian: ArrayLike, tilt_norm: ArrayLike, value_norm: ArrayLike = 1.0
 ) -> Array:
-    r"""Return $2s^2\|V\||u|$, a bound of $|T[\mu](z)|$ (Lemma D.1).
+    r"""Return $2s^2\|V\||u|$, a bound of the norm of the limit $T[\mu](z)$ (Lemma D.1).
 
     Args:
         sub_gaussian: $s$.
@@ -364,7 +381,7 @@ def largest_token_bound(length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: 
     r"""Return $4s^2(\ln L+\frac d2\ln2)$, a bound of $E\max_{i\le L}|z_i|^2$ (Lemma D.2).
 
     Args:
-        length: $L$, one or an array, from 1 on.
+        length: $L$, one or an array, at least 1.
         dim: $d$, the dimension of a token.
         sub_gaussian: $s$.
 

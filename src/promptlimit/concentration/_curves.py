@@ -1,6 +1,7 @@
 """Values of a gap at several lengths, their conversion into a result, and gaps on tasks.
 
-Tasks are built on this package, so their rules are registered where the tasks are.
+A gap is the mean squared distance between the outputs over finite prompts and their limit. The
+package `tasks` imports this package, so the rules for gaps on tasks are registered there.
 """
 
 import dataclasses
@@ -24,13 +25,13 @@ from promptlimit.rules import Effort, Quantity
 
 @dataclasses.dataclass(frozen=True)
 class GapValues:
-    """Gaps at finite lengths.
+    """Gaps at n finite lengths.
 
     Attributes:
-        value: mean squared distances from the limit, [n].
+        value: the mean squared distances from the limit, [n].
         error: the errors of `value`, [n].
-        cov: covariance of estimates, [n, n]; None for other kinds.
-        limit_square: mean square of the limit if the rule computes it, otherwise None.
+        cov: the covariance of simulated values, [n, n]; None for other kinds.
+        limit_square: the mean square of the limit if the rule computes it, else None.
         samples: the number of simulated prompts.
     """
 
@@ -48,15 +49,15 @@ def curve_of(
     effort: Effort,
     limit_square: Callable[[Any], float | None] = lambda _: None,
 ) -> GapCurve:
-    """Return the gap of a problem at its lengths; at infinite ones it is zero.
+    """Return the gap of a problem at its lengths; it is zero at infinite lengths.
 
     Args:
-        quantity: the rules.
+        quantity: the quantity whose rules compute the gap.
         problem: the problem.
         kind: the requested kind.
         effort: the key and the number of samples.
-        limit_square: a function that returns the mean square of the limit, or None if only rules
-            compute it.
+        limit_square: a function of the problem that returns the mean square of the limit, or None
+            to use `GapValues.limit_square`.
     """
     rule = quantity.choose(problem, kind, effort)
     lengths = problem.lengths
@@ -84,8 +85,8 @@ class TaskGapProblem:
 
     Attributes:
         attention: the attention, in double precision.
-        task: the law of prompts and queries, in double precision.
-        lengths: prompt lengths, increasing, [n].
+        task: the task, which defines the laws of prompts and queries, in double precision.
+        lengths: the prompt lengths, increasing, [n].
         wrt: the parameter whose gradient is compared; None for outputs.
     """
 
@@ -96,13 +97,13 @@ class TaskGapProblem:
 
     @property
     def subject(self) -> str:
-        """The problem in words."""
+        """The problem as text for messages."""
         what = "" if self.wrt is None else f" (gradient in {self.wrt})"
         return f"{type(self.attention).__name__} on {type(self.task).__name__}{what}"
 
     @cached_property
     def head(self) -> AbstractHead | None:
-        """The attention as one head, None where it is not one."""
+        """The attention as one head; None if it is not one head."""
         return self.attention.single_head()
 
     def with_lengths(self, lengths: Array) -> "TaskGapProblem":
@@ -132,7 +133,7 @@ class SupportsTasks(Protocol):
         """The dimension of a token."""
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-        """Return the laws of the prompt's tokens and of the query."""
+        """Draw a prompt law; return the laws of a token of the prompt and of the query token."""
 
     def query_of(self, token: Any) -> Any:
         """Return the query of the attention from a query token."""
@@ -145,7 +146,10 @@ def task_problem(
     wrt: str | None,
     unused: Mapping[str, object],
 ) -> TaskGapProblem:
-    """Return a validated problem, or refuse arguments (`unused`) that a task does not take."""
+    """Return the validated problem; raise if an argument in `unused` is set.
+
+    `unused` contains arguments of a gap that do not apply to tasks.
+    """
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
     for name, value in unused.items():
@@ -156,7 +160,7 @@ def task_problem(
     if attention.token_dim != task.token_dim:
         raise ArgumentError(
             "attention",
-            f"must read tokens of dimension {task.token_dim} on this task, got "
+            f"must accept tokens of dimension {task.token_dim} on this task, got "
             f"{attention.token_dim}.",
         )
     with jax.enable_x64(True):

@@ -1,10 +1,14 @@
 r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and their sharp rate.
 
-With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/2}K'K\Gamma^{1/2}$
-the squared distance from the limit at a query is a sum of weight statistics, functions of
-$\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$, $y'(PN)y$ over powers of
-$\sigma^2$. The average over queries requires the joint law of $\sigma$ and these forms. Derived in
-docs/gaps.md, which defines the matrices K (a factor of U, or the identity) and F.
+A gap is the mean squared distance of an output, or of its gradient in a parameter, from its limit.
+U and V are the key-query matrix and the value matrix of the head, and $\Gamma$ is the covariance of
+a token. The matrix K is a factor of U or the identity. For some parameters, the squared distance at
+a query z is proportional to $|Fz|^2$, which defines the matrix F. K and F depend on the parameter
+(`HeadProblem`). At z let $y=\Gamma^{1/2}Uz$, $\sigma=|y|$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$ and
+$N=\Gamma^{1/2}K'K\Gamma^{1/2}$. The mean squared distance at z is a sum of weight statistics,
+which are functions of $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$ and
+$y'(PN)y$ divided by powers of $\sigma^2$. The average over queries requires the joint law of
+$\sigma$ and these forms. Derived in docs/gaps.md.
 """
 
 import dataclasses
@@ -36,22 +40,27 @@ from promptlimit.weights import (
 )
 
 _MOST_POINTS = 256
-"""With more queries the statistics are interpolated: a table takes as long as about 300 queries."""
+"""The largest number of queries whose statistics are computed one by one.
+
+For more queries they are interpolated; a table takes as long as about 300 queries."""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
-"""For each statistic, by name: pairs of a coefficient and an index into `products`."""
+"""For each statistic by name: pairs of a coefficient and an index of `GaussianGap.products`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianGap:
-    r"""The squared distance from the limit as $\sum_sE[s]\sum_kc_{sk}\varphi_k(z)/\sigma^{2n_k}$.
+    r"""The mean squared distance at a query, $\sum_sE[s]\sum_kc_{sk}\varphi_k(z)/\sigma^{2n_k}$.
+
+    E[s] is the mean of a weight statistic s over prompts.
 
     Attributes:
         transform: $G=\Gamma^{1/2}U$, so that $\sigma=|Gz|$.
         products: the $\varphi_k$, each a product of quadratic forms of the query.
         orders: the $n_k$.
         terms: the $c_{sk}$, by name of the statistic s.
-        leading: the products and coefficients of the leading order, $\frac1Le^{\sigma^2}\sum$.
+        leading: the pairs $(c,\varphi)$ of the leading order
+            $\frac1Le^{\sigma^2}\sum c\,\varphi(z)$.
     """
 
     transform: Array
@@ -62,7 +71,7 @@ class GaussianGap:
 
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
-    """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
+    """Return the mean squared distance of a softmax head over Gaussian tokens from its limit."""
     read, root = unwrap(problem.compared_head), unwrap(problem.gaussian).root()
     transform = root @ read.key_query
     size: Product = () if read.factor is None else (_square(read.factor),)
@@ -84,14 +93,15 @@ def gaussian_gap(problem: Problem) -> GaussianGap:
 
 
 def _square(factor: Array) -> Array:
-    """Return the matrix of the form $|Fz|^2$."""
+    """Return the matrix F'F of the quadratic form $|Fz|^2$."""
     return factor.T @ factor
 
 
 def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> GaussianGap:
-    r"""Return the gap of $KCV'$, a gradient in a score matrix.
+    r"""Return the mean squared distance of $KCV'$, the gradient in a score matrix, from its limit.
 
-    It is a sum of statistics times the forms of `spread_terms`.
+    C is the softmax covariance of the tokens. The result is a sum of statistics times the forms of
+    `spread_terms`.
     """
     p_matrix, n_matrix = _square(outer), _square(inner)
     both = p_matrix @ n_matrix
@@ -113,13 +123,13 @@ def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> 
 def exact_gap(
     gap: GaussianGap, queries: Queries, lengths: Array, *, tolerance: float
 ) -> tuple[Array, Array]:
-    """Return the gap averaged over queries, and its error, one per length (all finite).
+    """Return the gap averaged over queries, and its error, [n] each.
 
     Args:
-        gap: the gap at one query.
-        queries: the queries to average over.
-        lengths: L, finite.
-        tolerance: relative error at which the quadrature over Gaussian queries stops.
+        gap: the mean squared distance at one query.
+        queries: the queries.
+        lengths: L, finite, [n].
+        tolerance: the relative error at which the quadrature over Gaussian queries stops.
     """
     worst = np.zeros(lengths.size)
 
@@ -140,7 +150,10 @@ def exact_gap(
 
 
 def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
-    r"""Return the leading order; infinite if $E\,e^{\sigma^2}$ is infinite ($\tau^2\ge1/2$)."""
+    r"""Return the leading order of the gap, [n]; infinite if $E\,e^{\sigma^2}$ is infinite.
+
+    For Gaussian queries this is the case if $\tau^2\ge1/2$ (`SharpnessLaw.tau`).
+    """
     total = 0.0
     squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
     with np.errstate(over="ignore"):
@@ -164,7 +177,7 @@ def _combined(
 ) -> Array:
     r"""Return $\sum_sE[s]\sum_kc_{sk}\varphi_k/\sigma^{2n_k}$, [n, lengths].
 
-    At sharpness 0 the forms along the tilt are 0 too, and a positive sharpness avoids 0/0.
+    At $\sigma=0$ the forms of y are also 0. A tiny positive sharpness then avoids 0/0.
     """
     positive = np.maximum(sharpness, np.finfo(np.float64).tiny ** 0.25)
     scaled = products / positive[:, None] ** (2 * np.array(gap.orders))
@@ -179,7 +192,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     """Return the statistics in `terms`, [n, lengths] each, and their relative error."""
     names = tuple(terms)
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
-        # Rounded up, so that gaps share tables.
+        # The sharpness is rounded up, so that different gaps use the same tables.
         largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
@@ -193,7 +206,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
 
 
 def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
-    """Raise KindUnavailableError for scores that are too sharp for the statistics."""
+    """Raise KindUnavailableError if the sharpness is too large for the statistics."""
     largest = max_sharpness(names)
     if sharpness <= largest:
         return
@@ -209,8 +222,8 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
 def log_scale(sharpness: Array, lengths: Array) -> Array:
     r"""Return an approximation of $\log E\,S_2$, [n, lengths], from large deviations.
 
-    With $\sigma^2=s\log L$: $L^{s-1}$ up to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ up to $s=2$, constant
-    beyond.
+    With $\sigma^2=s\log L$, $E\,S_2$ is about $L^{s-1}$ up to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ up to
+    $s=2$, and constant for larger s.
     """
     size = np.log(lengths)
     share = np.minimum(sharpness[:, None] ** 2 / np.maximum(size, 1e-6), 4.0)
@@ -227,18 +240,19 @@ def gap_exponent(
 ) -> GapExponent:
     r"""Return $\kappa$ of $E\|T_L-T\|^2\sim L^{-\kappa}$, up to logarithms, for Gaussian tokens.
 
-    For queries $N(z_0,S)$ and tokens $N(m,\Gamma)$, $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$:
+    The mean is over prompts of L tokens and over queries, and T is the limit of the output $T_L$.
+    For queries $N(z_0,S)$, tokens $N(m,\Gamma)$ and $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$,
 
         kappa = 1                           if tau^2 <= 1/2
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
 
     For $\tau^2>1/2$ the gap is dominated by rare sharp queries, at which a few tokens have almost
-    all the weight.
-    For a mixture of Gaussian queries the broadest component determines the rate; for finitely many
-    queries, and for linear attention, it is 1. Derived in docs/gaps.md.
+    all the weight. For a mixture of Gaussian queries the component with the largest $\tau$
+    determines $\kappa$. For finitely many queries, and for linear attention, $\kappa=1$. Derived in
+    docs/gaps.md.
 
-    A `LinearRegression` in place of the measure gives the rate of the gap over its prompts and
-    queries. If scores depend on labels, the gap is not a power of L: see `GapExponent.rho` and
+    If `measure` is a `LinearRegression`, the mean is over the prompts and queries of this task. If
+    scores depend on labels, the gap is then not a power of L: see `GapExponent.rho` and
     `GapExponent.onset`.
 
     Raises:
@@ -277,8 +291,9 @@ def _tau(problem: Problem) -> float:
         if reason is not None:
             raise KindUnavailableError(
                 "queries",
-                "must have gaps that fall like 1/L for the rate to be known, but at one of them "
-                f"it does not: {reason}. Use fit_rate(lengths, values), which takes any gap curve.",
+                "must have gaps that fall like 1/L for the rate to be known, but the gap at one "
+                f"query does not: {reason}. Use fit_rate(lengths, values), which accepts any gap "
+                "curve.",
             )
         return 0.0
     if read is None or gaussian is None:

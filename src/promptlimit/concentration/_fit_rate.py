@@ -1,8 +1,8 @@
 r"""The exponent of a curve, and whether the curve is a power law.
 
-Gaps fall as $L^{-\kappa}$ up to logarithms, so the slope of a log-log plot drifts, sometimes over
-tens of decades. A straight line through such data has small residuals and the wrong slope, so the
-fit also measures the drift of the slope.
+Gaps at length L fall as $L^{-\kappa}$ up to powers of $\log L$, so the slope of a log-log plot
+drifts, sometimes over tens of decades. A straight line through such data has small residuals and
+the wrong slope. The fit therefore also measures the drift of the slope.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from promptlimit.errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
-"""The largest `reach`, the range of the local exponents, in a power law."""
+"""The largest `reach` of a power law; the reach is the range of the local exponents."""
 
 _BAD_FIT = 0.2
-"""The line is rejected at this share of 1 - level: 1% at a level of 0.95."""
+"""Chi-square rejects the line below a p-value of this times 1 - level: 1% at a level of 0.95."""
 
 
 @numpy_only("Call it outside the compiled function and pass its result.")
@@ -30,29 +30,33 @@ def fit_rate(
 ) -> RateFit:
     r"""Return the fit of $\log v=\log C-\kappa\log L$, with an interval for $\kappa$ and a verdict.
 
-    The *local exponent* $-d\log v/d\log L$ is constant for a power law. With powers of logarithms
-    it converges like $1/\log L$: from $k_1$ and $k_2$ at the ends $\ell_1<\ell_2$ of $\log L$, to
-    $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *reach* is the range of
-    $k_1,k_2,k_\infty$; the curve is a power law if it is at most 0.05.
+    The *local exponent* $-d\log v/d\log L$ is constant for a power law. If v also contains powers
+    of $\log L$, the local exponent converges like $1/\log L$. From its values $k_1$ and $k_2$ at
+    the ends $\ell_1<\ell_2$ of $\log L$, its limit is extrapolated as
+    $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *drift* is $k_2-k_1$, and the *reach* is
+    the range of the local exponents and $k_\infty$. The curve is a power law if the reach is at
+    most 0.05.
 
-    **Exact values** (`cov` None): the line is least squares, and the interval is the range of all
-    slopes between neighbours and of $k_\infty$, extended by its width on both sides.
+    **Exact values** (`cov` is None): the line is fitted by least squares. Local exponents are the
+    slopes between neighbours. The interval for $\kappa$ is the reach, extended by its width on both
+    sides.
 
-    **Values with noise**: generalised least squares with $\mathrm{Cov}(\log v_i,\log v_j)
-    =\Sigma_{ij}/(v_iv_j)$. A parabola gives the drift and its interval. The curve is a power law if
-    no drift in that interval has a reach above 0.05, not a power law yet if the interval excludes
-    zero, and otherwise too noisy to decide. If $\chi^2$ rejects the line, noise does not explain
-    the residuals, and the slopes between neighbours are used as for exact values. The interval
-    covers a true power law at `level`; a significant drift of any size widens it as for exact
-    values.
+    **Values with noise**: the line is fitted by generalised least squares with
+    $\mathrm{Cov}(\log v_i,\log v_j)=\Sigma_{ij}/(v_iv_j)$. The fit of a parabola determines the
+    drift and its interval. The curve is a power law if no drift in this interval has a reach above
+    0.05. Otherwise it is not a power law yet if the interval excludes zero, and too noisy to decide
+    if it includes zero. If $\chi^2$ rejects the line, noise does not explain the residuals, and the
+    slopes between neighbours are used as for exact values. The interval for $\kappa$ covers the
+    exponent of a true power law with probability `level`. A significant drift of any size widens it
+    as for exact values.
 
     Args:
         lengths: $L$, increasing, at least two.
         values: $v>0$, one per length.
         cov: $\Sigma$, the covariance of the values, `[n, n]`, or their variances, `[n]`; None for
-            values without noise. Prompts that share tokens give strongly correlated values: pass
-            the matrix.
-        level: confidence of the intervals.
+            values without noise. Pass the matrix if values at different lengths come from prompts
+            that share tokens, because they are strongly correlated.
+        level: the confidence of the intervals.
 
     >>> import numpy as np
     >>> lengths = 10.0 ** np.arange(2, 9)
@@ -74,7 +78,7 @@ def fit_rate(
 
 
 def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
-    """Return the least-squares line through exact values, with the interval of the drift."""
+    """Return the least-squares fit to exact values y at x; both are logarithms."""
     fit = _result(_polynomial(x, y, np.eye(x.size), 1), level)
     if x.size == 2:
         return fit
@@ -90,7 +94,7 @@ def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
 
 
 def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
-    """Return the generalised least-squares line, tested by chi-square and by its curvature."""
+    """Return the generalised least-squares fit, tested by chi-square and by its curvature."""
     whitener = _whitener(log_cov)
     line = _polynomial(x, y, whitener, 1)
     quantile = float(ndtri((1 + level) / 2))
@@ -119,9 +123,9 @@ def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: boo
     """Return the fit with its drift, its status, and an interval that includes the drift.
 
     Args:
-        fit: the line.
+        fit: the result for the line.
         path: the local exponents.
-        half: half the width of the interval of their drift.
+        half: half the width of the confidence interval of the drift.
         x: the logarithms of the lengths.
         rejected: whether chi-square rejects the line.
     """
@@ -146,7 +150,12 @@ def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: boo
 
 @dataclasses.dataclass(frozen=True)
 class _Path:
-    """Local exponents along a curve, with the extrapolated one."""
+    """Local exponents along a curve.
+
+    Attributes:
+        exponents: the local exponents in order of the lengths, then the extrapolated limit.
+        drift: the last local exponent minus the first.
+    """
 
     exponents: Array
     drift: float
@@ -157,21 +166,24 @@ class _Path:
 
 
 def _path_of_neighbours(x: Array, y: Array) -> _Path:
-    """Return the slopes between neighbours."""
+    """Return the local exponents as slopes between neighbours."""
     slopes = -np.diff(y) / np.diff(x)
     return _path((x[1:] + x[:-1]) / 2, slopes)
 
 
 def _path_of_parabola(x: Array, bend: "_Polynomial") -> _Path:
-    r"""Return the exponents $-c_1-2c_2\xi$ of $c_0+c_1\xi+c_2\xi^2$, $\xi=\log L-\ell_0$."""
+    r"""Return the local exponents at the ends of a parabola $c_0+c_1\xi+c_2\xi^2$.
+
+    They are $-c_1-2c_2\xi$ with $\xi=\log L-\ell_0$ and $\ell_0$ the centre of the data.
+    """
     ends = x[[0, -1]]
     return _path(ends, -bend.coefficients[1] - 2 * bend.coefficients[2] * (ends - bend.centre))
 
 
 def _path(where: Array, exponents: Array) -> _Path:
-    r"""Return the exponents and $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$.
+    r"""Return the path with $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$.
 
-    That is exact for $k=k_\infty+c/\ell$.
+    `where` are the $\ell$ of the exponents. The formula is exact for $k=k_\infty+c/\ell$.
     """
     drift = float(exponents[-1] - exponents[0])
     end = exponents[-1] + drift * where[0] / (where[-1] - where[0])
@@ -181,7 +193,7 @@ def _path(where: Array, exponents: Array) -> _Path:
 def _spanned(exponents: Array) -> tuple[float, float]:
     """Return the range of some exponents, extended by its width on both sides.
 
-    An exponent that has drifted by some amount may drift by as much again.
+    Beyond the data an exponent may drift by as much as within the data.
     """
     width = float(np.ptp(exponents))
     return float(exponents.min()) - width, float(exponents.max()) + width
@@ -189,7 +201,14 @@ def _spanned(exponents: Array) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True)
 class _Polynomial:
-    r"""A polynomial in $\log L-\ell_0$ fitted to whitened data, its covariance and $\chi^2$."""
+    r"""A polynomial in $\log L-\ell_0$, fitted to whitened data.
+
+    Attributes:
+        coefficients: the coefficients, lowest power first.
+        cov: the covariance of the coefficients.
+        centre: $\ell_0$, the mean of $\log L$.
+        chi_square: the sum of the squared whitened residuals.
+    """
 
     coefficients: Array
     cov: Array
@@ -198,7 +217,10 @@ class _Polynomial:
 
 
 def _polynomial(x: Array, y: Array, whitener: Array, degree: int) -> _Polynomial:
-    r"""Return the minimiser of $|W(y-Xc)|^2$, and $(X^\top W^\top WX)^{-1}$, by the SVD of $WX$."""
+    r"""Return the minimiser c of $|W(y-Xc)|^2$ and its covariance $(X^\top W^\top WX)^{-1}$.
+
+    W is `whitener`, and X contains the powers of $\log L-\ell_0$. Both follow from the SVD of $WX$.
+    """
     centre = float(x.mean())
     scale = float(np.abs(x - centre).max()) ** np.arange(degree + 1)
     design = whitener @ np.vander((x - centre), degree + 1, increasing=True) / scale
@@ -212,10 +234,11 @@ def _polynomial(x: Array, y: Array, whitener: Array, degree: int) -> _Polynomial
 
 
 def _whitener(log_cov: Array) -> Array:
-    r"""Return $W$ with $W^\top W=(S+\mathrm{diag}(S_{ii}^2/2)+\epsilon)^{-1}$.
+    r"""Return $W$ with $W^\top W=(S+\mathrm{diag}(S_{ii}^2/2)+\epsilon I)^{-1}$.
 
-    Strongly correlated values make $S$ nearly singular, and the delta method is not accurate enough
-    for such small differences of logarithms: its next term, $S_{ii}^2/2$, is added.
+    S is `log_cov`, a covariance by the delta method. Strongly correlated values make S nearly
+    singular. Differences of logarithms are then so small that the next term of the delta method,
+    $S_{ii}^2/2$, is added.
     """
     variances = np.diag(log_cov)
     floor = 1e-12 * variances.max()
@@ -224,7 +247,7 @@ def _whitener(log_cov: Array) -> Array:
 
 
 def _result(line: _Polynomial, level: float) -> RateFit:
-    """Return the result of a line, without noise or drift."""
+    """Return the result for a line; the fields on noise and drift have default values."""
     intercept, slope = (float(c) for c in line.coefficients)
     return RateFit(
         exponent=-slope,
@@ -244,15 +267,16 @@ def _result(line: _Polynomial, level: float) -> RateFit:
 
 
 def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
-    """Return at least two increasing lengths from 1 on, and the positive values there."""
+    """Return the validated lengths, at least two, and the positive values at these lengths."""
     with jax.enable_x64(True):
         where = as_float64(float_array("lengths", lengths, rank=1))
         what = as_float64(float_array("values", values, rank=1))
     if where.size < 2:
-        raise ArgumentError("lengths", f"must hold at least two lengths, got {where.size}.")
+        raise ArgumentError("lengths", f"must contain at least two lengths, got {where.size}.")
     if what.size != where.size:
         raise ArgumentError(
-            "values", f"must hold one value per length, got {what.size} for {where.size} lengths."
+            "values",
+            f"must contain one value per length, got {what.size} for {where.size} lengths.",
         )
     if where.min() < 1:
         raise ArgumentError("lengths", f"must be at least 1, got {where.min():.6g}.")
@@ -268,7 +292,7 @@ def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]
         raise ArgumentError(
             "values",
             f"must be positive, got {what[at]:.6g} at length {where[at]:.6g}. "
-            "A power law has no zeros; drop values that noise made negative only with care.",
+            "A power law has no zeros. Values that noise made negative may be left out with care.",
         )
     return where, what
 
@@ -296,7 +320,7 @@ def _checked_log_cov(cov: ArrayLike | None, values: Array) -> Array | None:
 
 
 def _require_covariance(relative: Array) -> None:
-    """Raise ArgumentError unless symmetric and positive semi-definite, up to rounding."""
+    """Raise ArgumentError unless symmetric and positive semi-definite, up to rounding errors."""
     rounding = 1e-9 * np.abs(relative).max()
     asymmetry = np.abs(relative - relative.T)
     if asymmetry.max() > rounding:
@@ -311,6 +335,6 @@ def _require_covariance(relative: Array) -> None:
         raise ArgumentError(
             "cov",
             "must be positive semi-definite, got a smallest eigenvalue of "
-            f"{smallest:.3g} in relative units. If it holds standard errors, square them; if it "
-            "was estimated, clip its eigenvalues at zero.",
+            f"{smallest:.3g} in relative units. If `cov` contains standard errors, square them. "
+            "If it was estimated, set negative eigenvalues to zero.",
         )

@@ -50,7 +50,7 @@ _LARGEST_CHUNK = 256
 GAPS: Quantity[Problem, GapValues] = Quantity(
     "output_gap", returns="`concentration.GapValues`: value and error [n], at finite lengths"
 )
-"""The rules of `output_gap` and `gradient_gap`."""
+"""The rules of `output_gap` and `gradient_gap` for the law of a token or of a prompt."""
 
 
 @computes(GAPS, TASK_GAPS)
@@ -69,24 +69,29 @@ def output_gap(
 ) -> GapCurve:
     r"""Return $E\|T[\hat\mu_L](z)-T[\mu](z)\|^2$ over prompts and queries, for every length.
 
-    Proposition 3.1 bounds it by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with unknown constants. It is
-    exact at listed queries wherever `prompt_moments` is, and over Gaussian queries for Gaussian
-    tokens. `print(promptlimit.concentration.GAPS.table())` lists all methods.
+    Here $T[\hat\mu_L](z)$ is the output at the query z over a prompt of L random tokens, and
+    $T[\mu](z)$ its limit. Proposition 3.1 of arXiv:2512.11784 bounds the gap by
+    $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with $\sigma$ the sub-Gaussian constant of the tokens and
+    unknown $c_1$ and $c_2$. The gap is exact at listed queries wherever `prompt_moments` is exact,
+    and at Gaussian queries for Gaussian tokens. `print(promptlimit.concentration.GAPS.table())`
+    lists all rules.
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token or of a prompt; or a task, over whose prompts and
-            queries to average.
+        measure: $\mu$, the law of a token or of a prompt; or a task, which defines the laws of
+            prompts and queries.
         queries: the law of the query: a measure, or an array [n, query_dim] with equal weights;
             omitted for a task.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
-        including_query: whether the query is one more token of its prompt (Remark 3.2).
+        including_query: whether the query is one more token of its prompt (Remark 3.2 of
+            arXiv:2512.11784).
         kind: "auto" (exact where possible, else estimate), "exact", "asymptotic" (leading order in
             1/L), "bound" (proved, docs/bounds.md) or "estimate" (simulated).
-        key: the random key, for `estimate`.
+        key: the random key, for "estimate".
         samples: the number of prompts to simulate; 4096 when None.
-        sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$, if the
-            measure has no `variance_proxy`; ignored for Gaussian tokens, which are whitened.
+        sub_gaussian: for "bound": a number s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$ for
+            a token z of mean m, if the measure has no `variance_proxy`. Ignored for Gaussian
+            tokens, which are whitened.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -116,21 +121,22 @@ def gradient_gap(
 ) -> GapCurve:
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
-    The gap of Proposition 3.4 for the whole Jacobian, over prompts and queries.
+    The mean is over prompts and queries, and the sum over all outputs i. Proposition 3.4 of
+    arXiv:2512.11784 bounds it.
 
     Args:
         attention: $T$.
-        measure: $\mu$, the law of a token or of a prompt; or a task, over whose prompts and
-            queries to average.
+        measure: $\mu$, the law of a token or of a prompt; or a task, which defines the laws of
+            prompts and queries.
         queries: the law of the query: a measure, or an array [n, query_dim]; omitted for a task.
         lengths: $L$, increasing.
-        wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
-            "value_weight" or "output".
+        wrt: the name of the parameter $\theta$: "key_query" or "value"; for a `Factored`,
+            "key_weight", "query_weight", "value_weight" or "output".
         including_query: whether the query is one more token of its prompt.
-        kind: "auto", "exact", "asymptotic", "bound" or "estimate".
-        key: the random key, for `estimate`.
+        kind: "auto", "exact", "asymptotic", "bound" or "estimate", as for `output_gap`.
+        key: the random key, for "estimate".
         samples: the number of prompts to simulate.
-        sub_gaussian: the sub-Gaussian constant of the tokens, for `bound`.
+        sub_gaussian: the sub-Gaussian constant of the tokens, for "bound", as for `output_gap`.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[0.5]], value=[[1.0]])
@@ -152,7 +158,7 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
     kind: str,
     effort: Effort,
 ) -> GapCurve:
-    """Return the gap; a task rejects the arguments in `given`."""
+    """Return the gap; for a task, raise if one of the arguments in `given` is set."""
     if lengths is None:
         raise ArgumentError("lengths", "must be one prompt length or several, got none.")
     if isinstance(law, SupportsTasks):
@@ -161,7 +167,8 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
     if given["queries"] is None:
         raise ArgumentError(
             "queries",
-            "must be a measure or an array [n, query_dim], got none. Only a task has its own.",
+            "must be a measure or an array [n, query_dim], got none. Only tasks have their own "
+            "queries.",
         )
     problem = checked_problem(
         attention, law, increasing_lengths(lengths), wrt=wrt, any_prompt=True, **given
@@ -170,7 +177,10 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
 
 
 def limit_square(problem: Problem) -> float | None:
-    r"""Return $E\|T\|^2$ over queries; None if it is not a finite sum."""
+    r"""Return the mean of $\|T[\mu](z)\|^2$ over queries z; None if it is not a finite sum.
+
+    For the gradient in a parameter it is the mean square of the gradient.
+    """
     queries = problem.queries
     heads = problem.heads if problem.wrt is None else problem.compared_head
     is_affine = problem.gaussian is not None and heads is not None
@@ -208,7 +218,10 @@ def _moments(problem: Problem) -> Quantity[Problem, Any]:
 
 
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
-    """Return why moments at single queries cannot be averaged, decided at the first query."""
+    """Return why moments at single queries cannot be averaged, or None.
+
+    Rules are chosen at the first query.
+    """
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
         return problem.no_head_reason if problem.compared_head is None else alone
@@ -251,7 +264,7 @@ def _bound(problem: Problem, _effort: Effort) -> GapValues:
 def _estimate(problem: Problem, effort: Effort) -> GapValues:
     """Return the gaps of simulated prompts, each with its own query.
 
-    Prefixes of one prompt give all lengths, so estimates at different lengths are correlated.
+    Shorter prompts are prefixes of longer ones, so estimates at different lengths are correlated.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.prompt.dim
@@ -273,13 +286,13 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
 
 
 def _require_limits(problem: Problem, squares: Array) -> None:
-    """Raise OutsideDomainError if the limit does not exist at some query."""
+    """Raise OutsideDomainError if the squared limit is not finite at some query."""
     missing = int(np.count_nonzero(~np.isfinite(squares)))
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
             "measure",
             f"must have a log-Laplace transform, got {type(problem.measure).__name__} "
-            "tokens, whose transform is finite at zero alone: no limit exists. Simulate finite "
+            "tokens, whose transform is finite only at zero: no limit exists. Simulate finite "
             "prompts: prompt_moments(..., kind='estimate', key=key).",
         )
     if missing and not problem.measure.finite_everywhere:
@@ -295,7 +308,7 @@ def _squares(
     shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]],
     keys: Key[JaxArray, "prompts 2"],
 ) -> JaxArray:
-    """Return the squared distances at all lengths, then the square of the limit."""
+    """Return the squared distances at all lengths, then the squared limit, one row per prompt."""
     simulation, law, counts = shared
 
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:
@@ -375,7 +388,7 @@ GAPS.rules.extend(
 
 
 def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:
-    """Return the gaps at finite lengths by a kind other than "estimate"."""
+    """Return the gaps at finite lengths, of a kind other than "estimate"."""
     rule = GAPS.first(problem, kind)
     if not isinstance(rule, Rule):
         raise KindUnavailableError("kind", f"must be another for {problem.subject}: {rule}.")

@@ -1,4 +1,4 @@
-"""All available results about one gap."""
+"""A report with all available results about one gap between finite and infinite prompts."""
 
 from collections.abc import Mapping
 
@@ -29,14 +29,16 @@ def gap_report(
 ) -> GapReport:
     """Return the gap in every available kind, the predicted rate, and a fitted rate.
 
+    The gap is that of `output_gap`, or of `gradient_gap` if `wrt` is given.
+
     Args:
-        attention: $T$, as for `output_gap`.
+        attention: $T$.
         measure: the law of a token.
         queries: the law of the query, or an array [n, query_dim].
         lengths: $L$, increasing.
         wrt: the parameter whose gradient is compared; None for outputs.
-        key: the random key; without it nothing is simulated.
-        samples: the number of prompts to simulate, at lengths up to 10,000.
+        key: the random key; None simulates nothing.
+        samples: the number of prompts to simulate; only lengths up to 10,000 are simulated.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[0.4]], value=[[1.0]])
@@ -86,8 +88,9 @@ def _exponent(
 def _fit(curves: Mapping[str, GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
     """Return the power law fitted to the best curve, and the first of the fitted lengths.
 
-    Simulated curves are fitted as a whole: with noise, some part of a curve would always pass the
-    test.
+    The best curve is the exact one if available, else the simulated one. Of an exact curve, the
+    longest end that is a power law is fitted, or else the whole curve. A simulated curve is fitted
+    as a whole, because with noise some part of a curve always passes the test.
     """
     best = curves.get("exact") or curves.get("estimate")
     if best is None:

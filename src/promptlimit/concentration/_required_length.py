@@ -1,4 +1,4 @@
-"""How long a prompt must be for its gap to stay below a tolerance."""
+"""The length from which the gap between a prompt and the infinite prompt is below a tolerance."""
 
 import math
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from promptlimit.rules import Effort, computes
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
 )
-"""The lengths of the first scan: dense where gaps of gradients may rise, sparse beyond."""
+"""The lengths of the first scan: dense at short lengths, where gaps of gradients may increase."""
 _SCAN_TOLERANCE = 0.01
 _TOLERANCE = 1e-7
-"""Relative error of the gaps near the crossing."""
+"""The relative error of the gaps in the search after the first scan."""
 _POINTS = 12
-"""The number of lengths per step of the search, which cost little more than one."""
+"""The number of lengths per step of the search; they take little more time than one length."""
 _NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
-"""Relative distances from a guess at which lengths are tried."""
+"""Relative distances from the predicted crossing at which lengths are tried."""
 _RESOLUTION = 1e-11
-"""Lengths whose ratio is closer to 1 than this are not distinguished."""
+"""The search ends when the ratio of two lengths is closer to 1 than this."""
 
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
 
@@ -48,21 +48,22 @@ def required_length(
     absolute: bool = False,
     sub_gaussian: float | None = None,
 ) -> RequiredLength:
-    r"""Return the smallest length from which the gap stays within a tolerance.
+    r"""Return the smallest length from which on the gap is at most a tolerance.
 
-    The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
-    per cent. The result has the exact length, the length by the leading order in 1/L, and a length
-    that is proved to be sufficient. Several softmax heads have an exact length at listed queries; a
-    residual matrix changes the limit but not the gap.
+    By default the tolerance applies to the relative gap $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$, with $T_L$
+    the output over L tokens, T its limit, and means over prompts and queries: 0.01 is one per cent.
+    The result contains the exact length, the length according to the leading order in 1/L, and a
+    length that is proved to be sufficient. For several softmax heads the exact length is available
+    at listed queries. A residual matrix changes the limit, but not $T_L-T$.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token.
         queries: the law of the query: a measure, or an array [n, query_dim].
         tolerance: the largest allowed gap, positive; below 1 if relative.
-        wrt: compare the gradient in this parameter instead of the output.
-        absolute: whether the tolerance is for $\sqrt{E\|T_L-T\|^2}$ itself.
-        sub_gaussian: the constant of the tokens, for the bound of a user-defined measure.
+        wrt: the parameter whose gradient is compared; None for outputs.
+        absolute: whether the tolerance applies to $\sqrt{E\|T_L-T\|^2}$ instead.
+        sub_gaussian: the sub-Gaussian constant of the tokens, for the bound, as for `output_gap`.
 
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
@@ -100,10 +101,13 @@ def required_length(
 
 
 def _way_out(problem: Problem) -> str:
-    """Return a suggestion: heads that share a tilt have an exact gap at listed queries."""
+    """Return a suggestion for a problem whose gap can only be simulated.
+
+    Heads with the same tilt have an exact gap at listed queries.
+    """
     if problem.queries.are_points or problem.wrt is not None:
         return "Simulate"
-    return "Pass a list of queries, where heads that share a tilt are one, or simulate"
+    return "Pass a list of queries, at which heads with the same tilt count as one, or simulate"
 
 
 def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array:
@@ -111,7 +115,7 @@ def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array
 
 
 def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
-    """Return the largest allowed mean square."""
+    """Return the largest allowed mean squared distance."""
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
         allowed = "positive" if absolute else "between 0 and 1"
@@ -134,10 +138,10 @@ def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
 
 
 def _crossing(gap: GapOfLengths, threshold: float) -> float:
-    """Return the smallest length from which the gap does not exceed the threshold.
+    """Return the smallest length from which on the gap does not exceed the threshold.
 
-    A rough scan over all lengths brackets the last crossing between a length at which the gap is
-    certainly above the threshold and the first length from which it certainly is not.
+    A scan with a low accuracy brackets the last crossing. At the lower end of the bracket the gap
+    is certainly above the threshold; from the upper end on it certainly is not.
     """
     scan = gap(_SCAN, _SCAN_TOLERANCE)
     maybe = np.flatnonzero(~(scan <= (1.0 - _SCAN_TOLERANCE) * threshold))
@@ -150,9 +154,10 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 
 
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
-    r"""Return the last crossing between a length above the threshold and one not above it.
+    r"""Return the last crossing between two lengths.
 
-    $\log$ gap is smooth in $\log L$, so linear interpolation predicts the crossing.
+    The gap is above the threshold at `low` and not above it at `high`. The logarithm of the gap is
+    a smooth function of $\log L$, so linear interpolation predicts the crossing.
     """
     guess = math.sqrt(low) * math.sqrt(high)
     while (tried := _between(low, high, guess)).size:
@@ -167,7 +172,7 @@ def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> f
 
 
 def _between(low: float, high: float, guess: float) -> Array:
-    """Return whole lengths strictly between two, dense near a guess; empty if they are close."""
+    """Return whole lengths strictly between two lengths, dense near a guess; empty if none is."""
     if high <= low * (1.0 + _RESOLUTION):
         return np.zeros(0)
     even = np.geomspace(low, high, _POINTS)

@@ -1,21 +1,23 @@
 r"""The law of the sharpness at a Gaussian query, and of quadratic forms given the sharpness.
 
-With Gaussian tokens a query z enters as $y=Gz$, $G=\Gamma^{1/2}U$: the sharpness is $\sigma=|y|$.
-For $z\sim N(z_0,S)$ the square $\sigma^2$ is a weighted sum of non-central chi-squares, whose
-density, weighted by any product $\varphi$ of quadratic forms of z, is an integral in the complex
-plane:
+The sharpness $\sigma$ is the standard deviation of the scores at a query z. For Gaussian tokens of
+covariance $\Gamma$ it is $\sigma=|Gz|$ with $G=\Gamma^{1/2}U$. For a random query $z\sim N(z_0,S)$,
+$\sigma^2$ is a weighted sum of non-central chi-squares. Its density, weighted by a product
+$\varphi$ of quadratic forms of z, is an integral in the complex plane:
 
     E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
 
-where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law tilted by
-$e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
-$\theta\ge1/(2\lambda_1)$ through the saddle point. There the integrand is about as large as the
+Here $M(\theta)=Ee^{\theta\sigma^2}$, and $E_\theta$ is the mean under the law tilted by
+$e^{\theta\sigma^2}$, which is again Gaussian. With $\lambda_1$ the largest eigenvalue of
+$S^{1/2}G'GS^{1/2}$, M has a cut at $\theta\ge1/(2\lambda_1)$. The path of integration is a
+hyperbola around the cut through the saddle point. There the integrand is about as large as the
 integral, so that even small densities keep their digits. Derived in docs/gaps.md.
 
-A gap at a query is a sum of products of a function of the sharpness and of such forms. Its average
-is an integral of a smooth function of the radius $\rho$, computed by Fejer's rule in
-$x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near $\rho_c$, even ratios far from it. The
-points of one level are among those of the next.
+A gap at a query is a sum of products of a function of the sharpness and such a $\varphi$. Its
+average over queries is an integral of a smooth function of the radius $\rho$
+(`SharpnessLaw.density`), computed by Fejer's rule in $\operatorname{arsinh}((\rho-\rho_c)/w)$:
+steps are equal near $\rho_c$ and have equal ratios far from it. The points of one level are among
+the points of the next level.
 """
 
 import dataclasses
@@ -33,15 +35,15 @@ from promptlimit.finite import Queries
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
 _SLOPE = 0.6
-"""The largest slope of the path from the vertical: below 1, a Gaussian decays along it."""
+"""The largest slope of the path relative to the vertical; a Gaussian decays along it below 1."""
 _STEP = 0.4
-"""Step along the path, in widths of the integrand's peak."""
+"""The step along the path, in widths of the peak of the integrand."""
 _WIDEST_STEP = 0.1
-"""The largest step: singularities are at distance 1."""
+"""The largest step in the parameter of the path, in which singularities are at distance 1."""
 _DECAY = 40.0
 """The path ends where the integrand has fallen by a factor of e to this power."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
-"""Numbers of steps at which the size of the integrand is computed to find its end."""
+"""The numbers of steps at which the integrand is evaluated to find the end of the path."""
 _LARGEST = 1e70
 _CONDITION = 1e5
 """The largest accepted ratio of the sum of absolute values to the sum."""
@@ -51,10 +53,12 @@ _ENTRIES_AT_ONCE = 2**21
 Complex = NDArray[np.complex128]
 
 Integrand = Callable[[Array, Array], Array]
-"""From sharpness [n] and densities [products, n] to the integrand, [n, lengths]."""
+"""A function of the sharpness [n] and densities [products, n]; returns integrands [n, lengths]."""
 
 LogSize = Callable[[Array], Array]
-"""From sharpness [n] to the approximate logarithm of the integrand over the density, [n, k]."""
+"""A function of the sharpness [n] that returns [n, k].
+
+It is approximately the logarithm of the ratio of the integrand to the density of the sharpness."""
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
@@ -67,7 +71,7 @@ _CUT = 34.0
 
 
 Product = tuple[Array, ...]
-"""A product of up to three quadratic forms $z'Az$, by their symmetric matrices A, [q, q] each."""
+"""The symmetric matrices A, [q, q], of a product of up to three quadratic forms $z'Az$."""
 
 
 def product_at(product: Product, points: Array) -> Array:
@@ -81,6 +85,8 @@ def product_at(product: Product, points: Array) -> Array:
 @dataclasses.dataclass(frozen=True)
 class SharpnessLaw:
     r"""Gaussian queries $z=z_0+R\xi$, with $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$.
+
+    $\xi$ is standard normal, and the radius is $\rho=\sqrt{\sigma^2-f}$.
 
     Attributes:
         variances: $\lambda_j$, largest first, [r]; zero in directions without effect on scores.
@@ -98,7 +104,7 @@ class SharpnessLaw:
 
     @property
     def tau(self) -> float:
-        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which determines the rate."""
+        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which determines the rate of the gap."""
         return float(np.sqrt(self.variances.max(initial=0.0)))
 
     @property
@@ -107,13 +113,13 @@ class SharpnessLaw:
         return self.tau == 0.0
 
     def sharpness(self, radius: Array) -> Array:
-        r"""Return $\sigma=\sqrt{f+\rho^2}$."""
+        r"""Return $\sigma=\sqrt{f+\rho^2}$ at radii $\rho$."""
         return np.sqrt(self.floor + radius**2)
 
     def density(self, radius: Array, products: tuple[Product, ...]) -> Array:
-        r"""Return $E[\varphi;\rho]$, [products, n], at $\rho=\sqrt{\sigma^2-f}>0$, in its units.
+        r"""Return the density of the radius weighted by each product $\varphi$, [products, n].
 
-        An empty product is 1, so that its row is the density of $\rho$ itself.
+        Radii $\rho>0$. An empty product is 1, so that its row is the density of $\rho$ itself.
         """
         lifted = tuple(self._lifted(product) for product in products)
         size = self.variances.size + 1
@@ -126,7 +132,7 @@ class SharpnessLaw:
         return np.concatenate(pieces, axis=1)
 
     def _lifted(self, product: Product) -> Product:
-        r"""Return the forms in the coordinates $(1,\xi)$, in which $z$ is linear."""
+        r"""Return the forms in the coordinates $(1,\xi)$, of which $z$ is a linear function."""
         lift = np.column_stack([self.centre, self.axes])
         return tuple(lift.T @ matrix @ lift for matrix in product)
 
@@ -146,7 +152,7 @@ class SharpnessLaw:
         return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
-        """Return the step along the path for each s, and the number of steps for all s."""
+        """Return the step along the path for each s, and one number of nodes for all s."""
         lam, shift = self._seen()
         narrow = 1.0 - 2.0 * lam * saddle[:, None]
         curvature = (scale / _SLOPE) ** 2 * np.sum(
@@ -165,7 +171,7 @@ class SharpnessLaw:
         return self.variances[seen], self.shifts[seen]
 
     def _log_laplace(self, theta: Complex) -> Complex:
-        r"""Return $\log Ee^{\theta(\sigma^2-f)}$, also for real $\theta<1/(2\lambda_1)$."""
+        r"""Return $\log Ee^{\theta(\sigma^2-f)}$, off the cut $\theta\ge1/(2\lambda_1)$."""
         total = np.zeros_like(theta)
         for lam, shift in zip(self.variances, self.shifts, strict=True):
             if lam > 0.0:
@@ -174,17 +180,17 @@ class SharpnessLaw:
         return total
 
     def _tilted(self, theta: Complex) -> tuple[Complex, Complex]:
-        r"""Return mean and variances of $(1,\xi)$ under $e^{\theta\sigma^2}$, [n, 1 + r]."""
+        r"""Return means and variances of $(1,\xi)$ tilted by $e^{\theta\sigma^2}$, [n, 1 + r]."""
         narrow = 1.0 - 2.0 * theta[:, None] * self.variances
         one = np.ones((theta.size, 1), dtype=np.complex128)
         pull = 2.0 * theta[:, None] * np.sqrt(self.variances) * self.shifts / narrow
         return np.hstack([one, pull]), np.hstack([0.0 * one, 1.0 / narrow])
 
     def _saddle(self, s: Array) -> tuple[Array, Array]:
-        r"""Return the saddle point $\partial\log M=s$, and the scale of the path through it.
+        r"""Return the saddle point, where $\partial\log M=s$, and the scale of the path through it.
 
-        $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$, a the
-        distance from the cut, found by bisection in log a.
+        At distance a from the cut the equation is $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with
+        $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$. It is solved by bisection in log a.
         """
         lam, shift = self._seen()
         far = 0.25 * lam.size / s
@@ -200,7 +206,7 @@ class SharpnessLaw:
         return 0.5 / lam[0] - distance, 2.0 * _SLOPE**2 * distance
 
     def tilted_mean_of(self, theta: float, product: Product) -> float:
-        r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$, infinite where $2\theta\lambda_1\ge1$."""
+        r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$; it is infinite if $2\theta\lambda_1\ge1$."""
         if 2.0 * theta * self.variances.max(initial=0.0) >= 1.0:
             return float("inf")
         at = np.array([theta], dtype=np.complex128)
@@ -213,8 +219,10 @@ class SharpnessLaw:
 def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Complex]:
     r"""Return $\theta=\theta_0+b(\cosh v-1)+i\frac b\kappa\sinh v$ and $-i\,d\theta/dv$.
 
-    Its slope from the vertical is zero at the saddle point and never above $\kappa$, so that the
-    Gaussian of every direction decays along it, and finally $e^{-\theta s}$ does.
+    v is `place`, $\theta_0$ the saddle point, b the scale and $\kappa$ = `_SLOPE`. The slope of the
+    path relative to the vertical is zero at the saddle point and never above $\kappa$. Therefore
+    the Gaussian factor of every direction decays along the path, and far out $e^{-\theta s}$ does
+    too.
     """
     cosh, sinh = np.cosh(place), np.sinh(place)
     theta = saddle + scale * (cosh - 1.0) + 1j * (scale / _SLOPE) * sinh
@@ -269,7 +277,7 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
 
 
 def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
-    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$.
+    r"""Return $E\prod_iQ_i(x)$ for n laws $N(m,\mathrm{diag}\,D)$ of x and quadratic forms $Q_i$.
 
     The joint cumulants of $Q_i=x'A_ix$ are
 
@@ -278,11 +286,11 @@ def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex
         k(Q1, Q2, Q3) = 8 tr A1 D A2 D A3 D
                         + 8 (m'A1 D A2 D A3 m + m'A2 D A1 D A3 m + m'A1 D A3 D A2 m)
 
-    and a mean of a product is the sum over its set partitions of products of cumulants. D may be
-    complex: tilting a Gaussian by a complex multiple of a square leaves these identities true.
+    The mean of a product of forms is a sum over the partitions of the set of forms, of the products
+    of the cumulants of their blocks. These identities also hold for complex m and D.
 
     Args:
-        forms: at most three.
+        forms: the matrices $A_i$, at most three.
         mean: $m$, [n, q].
         variance: the diagonals of $D$, [n, q].
     """
@@ -307,7 +315,7 @@ def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex
 
 
 def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
-    """Return the third joint cumulant, from the few eigenvectors of the second form."""
+    """Return the third joint cumulant; it uses that the second form has few eigenvectors."""
     one, two, three = forms
     values, vectors = np.linalg.eigh(two)
     kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
@@ -335,8 +343,17 @@ def over_queries(
 ) -> tuple[Array, Array]:
     r"""Return the average over points and Gaussian queries of $\sum_kf_k(\sigma)\varphi_k(z)$.
 
-    The arguments are those of `average`, and $G$ = `transform`. The error is that of the
-    quadratures over the sharpness of Gaussian queries; other queries have none.
+    The error is the error of the quadrature over the sharpness of Gaussian queries; points cause
+    none.
+
+    Args:
+        queries: the points and Gaussians.
+        transform: G, with $\sigma=|Gz|$.
+        products: see `average`, also for the other arguments.
+        integrand: see `Integrand`.
+        log_size: see `LogSize`.
+        tolerance: the relative error at which to stop.
+        largest_error: the relative error above which AccuracyError is raised.
     """
     value = error = np.zeros(())
     if queries.points.size:
@@ -346,7 +363,7 @@ def over_queries(
         value = integrand(np.linalg.norm(seen, axis=1), np.stack(rows)).sum(axis=0)
     for part in queries.gaussians:
         law = sharpness_law(transform, part.mean, part.cov)
-        if law.is_fixed:  # the forms may vary
+        if law.is_fixed:  # the forms may still depend on the query
             means = np.array([[law.tilted_mean_of(0.0, product)] for product in products])
             mean = integrand(np.array([math.sqrt(law.floor)]), means)[0]
             change = np.zeros_like(mean)
@@ -367,16 +384,16 @@ def average(
     *,
     largest_error: float = 1e-3,
 ) -> tuple[Array, Array]:
-    r"""Return the integral over the sharpness and its error, both [lengths].
+    r"""Return the integral over the sharpness and its error, [lengths] each.
 
     Args:
-        law: the law of a sharpness that is not fixed.
-        products: the products of forms whose densities the integrand needs.
+        law: the law of the sharpness, which must not be fixed.
+        products: the products of forms by which the densities in the integrand are weighted.
         integrand: see `Integrand`.
         log_size: see `LogSize`; it determines the range of integration.
-        tolerance: relative error at which to stop. The returned error is the change between the
-            last two levels, of which the second has twice the points.
-        largest_error: relative error above which AccuracyError is raised.
+        tolerance: the relative error at which to stop. The returned error is the difference of the
+            last two levels, the second of which has twice as many points.
+        largest_error: the relative error above which AccuracyError is raised.
     """
     edge, width = _edge(law)
     ends = _range(law, log_size)
@@ -419,10 +436,11 @@ def _refuse_large(error: Array, size: Array, largest: float) -> None:
 
 
 def _edge(law: SharpnessLaw) -> tuple[float, float]:
-    r"""Return the radius at which its density varies fastest, and the scale of that variation.
+    r"""Return the radius $\rho_c$ at which the density varies fastest, and the scale w.
 
-    Directions much narrower than the widest act nearly as a floor: few radii are below the length
-    of their shifts, and many just above.
+    Directions with a much smaller variance than the widest one contribute an almost constant amount
+    to the squared radius. Few radii are below the norm of the shifts in these directions, and many
+    are just above it.
     """
     seen = law.variances > 0.0
     narrow = seen & (law.variances < _NARROW * law.variances.max())
@@ -431,7 +449,7 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
 
 
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
-    """Return the range of radii of the integral, from a scan of its approximate size.
+    """Return the range of radii of the integral, from a scan of the size of the integrand.
 
     Geometric steps resolve broad laws, and even steps near the mean radius resolve narrow ones.
     """

@@ -1,9 +1,11 @@
 r"""The mean squared change of parameter gradients that a finite prompt causes.
 
-The output of a head is $Vr$, with r the tilted mean (softmax) or $E[z\langle z,t\rangle]$ (linear),
-and $\partial r/\partial t=C$ is the tilted covariance or the second moment. The gradient in a value
-matrix depends on the prompt through r and that in a score matrix through C, times one factor per
-parameter.
+The output of a head at the tilt t is $Vr$, where r is the tilted mean of a token z (softmax) or
+$E[z\langle z,t\rangle]$ (linear). $C=\partial r/\partial t$ is the tilted covariance (softmax) or
+the second moment $E\,zz^\top$ (linear). The gradient in a value matrix depends on the prompt
+through r only, and the gradient in a score matrix through C only. The squared change of each
+gradient is the squared change of r or of C times a factor that depends on the parameter
+(`HeadProblem`).
 """
 
 import dataclasses
@@ -54,25 +56,29 @@ def gradient_moments(
 ) -> GradientMoments:
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
-    The sum is over all outputs i. For `value` it is `output_dim` times $E|\hat m-m|^2$, the error
-    of the gradient of one output; for `key_query` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$. Derived
-    in docs/finite.md.
+    The sum is over all outputs i. For the value matrix it is `output_dim` times $E|\hat m-m|^2$,
+    where $\hat m$ and m are the tilted means of a token over the finite and the infinite prompt.
+    For `key_query` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$ with the tilted covariances $\hat C$ and
+    C. Derived in docs/finite.md.
 
-    Exact for linear heads over any measure, and for softmax heads: value matrices wherever
-    `prompt_moments` is exact, score matrices over Gaussian tokens, the query inside or outside.
+    The result is exact for linear heads over any measure. For softmax heads it is exact for value
+    matrices wherever `prompt_moments` is exact, and for score matrices over Gaussian tokens, with
+    the query inside or outside the prompt.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
-        wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
-            "value_weight" or "output".
-        including_query: whether the query is one more token of its prompt (Remark 3.2).
+        wrt: the name of the parameter $\theta$: "key_query" or "value"; for a `Factored`,
+            "key_weight", "query_weight", "value_weight" or "output".
+        including_query: whether the query is one more token of its prompt (Remark 3.2 of
+            arXiv:2512.11784).
         kind: "auto", "exact", "asymptotic" or "estimate".
-        key: randomness, for `estimate`.
-        rtol: relative standard error at which an estimate stops; 0.01 unless `samples` is given.
-        samples: the most prompts to simulate.
+        key: the random key, for "estimate".
+        rtol: the relative standard error at which an estimate stops; 0.01 unless `samples` is
+            given.
+        samples: the largest number of prompts to simulate.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -101,7 +107,13 @@ def gradient_moments(
 
 @dataclasses.dataclass(frozen=True)
 class GradientRows:
-    """The mean square, its error and the number of prompts simulated (None: none), [n] each."""
+    """The mean squared change of a gradient for n lengths, [n] each.
+
+    Attributes:
+        value: the mean square.
+        error: the absolute error of `value`.
+        samples: the number of simulated prompts; None without simulation.
+    """
 
     value: Array
     error: Array
@@ -109,7 +121,7 @@ class GradientRows:
 
 
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
-    """Return why a gradient is not a multiple of an output with moments of this kind."""
+    """Return why a gradient is not a multiple of an output with moments of this kind, or None."""
     if problem.compared_head is None:
         return problem.no_head_reason
     if problem.compared_head.left is not None:
@@ -125,7 +137,7 @@ def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
 
 
 def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
-    """Return why a gradient does not depend on the covariances of one head of this kernel."""
+    """Return why a gradient is not in a score matrix of one head with this kernel, or None."""
     reading = problem.compared_head
     if reading is None:
         return problem.no_head_reason
@@ -153,7 +165,10 @@ def _zero(problem: Problem, _effort: Effort) -> GradientRows:
 def _spread(
     error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
 ) -> GradientRows:
-    r"""Return $E\|K(\hat C-C)V^\top\|_F^2$ and its error, times the size of the query."""
+    r"""Return the factor at the query times $E\|K(\hat C-C)V^\top\|_F^2$, and its error.
+
+    `error_of` returns this mean and its error; K is `HeadProblem.left`.
+    """
     reading = unwrap(problem.compared_head)
     value, error = error_of(problem, unwrap(reading.left))
     size = reading.factor_at(problem.query)

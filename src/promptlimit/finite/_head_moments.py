@@ -1,10 +1,11 @@
 r"""Moments of one head in closed form: Gaussian tokens, linear attention, leading order in 1/L.
 
-All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights depend on a
-token only through its whitened coordinate $g=\langle e,\cdot\rangle$ along
-$e=\Gamma^{1/2}t/\sigma$, $\sigma^2=t'\Gamma t$; the other coordinates are independent of the
-weights. Linear attention is a mean: with $Y=Vz\langle z,t\rangle$ for one token,
-$T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ for L random tokens and k known ones.
+All are derived in docs/finite.md. $T_L$ is the output at the tilt t over L random tokens, T its
+limit and V the value matrix. For softmax over tokens $z=m+\Gamma^{1/2}x$ with $x\sim N(0,I)$, the
+weights depend on a token only through $g=\langle e,x\rangle$ with $e=\Gamma^{1/2}t/\sigma$ and
+$\sigma^2=t'\Gamma t$; the other coordinates of x are independent of the weights. Linear attention
+is a mean: $T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ with $Y=Vz\langle z,t\rangle$, a sum over the L
+random tokens l and k known tokens f.
 """
 
 import dataclasses
@@ -28,20 +29,20 @@ from promptlimit.weights import weight_statistics
 
 @dataclasses.dataclass(frozen=True)
 class MomentRows:
-    r"""Moments of $T_L$ about its limit $T$ for n lengths; names as in `PromptMoments`.
+    r"""Moments of $T_L$ about its limit $T$ for n lengths, named as in `PromptMoments`.
 
     Attributes:
         limit: $T$, [e].
         bias: $E\,T_L - T$, [n, e].
         cov: the covariance of $T_L$, [n, e, e].
         mse: $E|T_L - T|^2$, [n].
-        participation: $E\sum_lp_l^2$, [n].
+        participation: $E\sum_lp_l^2$ with the softmax weights $p_l$, [n].
         error: the absolute error of `mse`, [n].
         samples: the number of simulated prompts, [n]; None without simulation.
         limit_error: the error of `limit`, [e]; None if it is a closed form.
         bias_error: one standard error of `bias`, [n, e]; None without simulation.
-        mean: $E\,T_L$, [n, e], if no limit exists; None if it is `limit` plus `bias`.
-        fixed_weights: mean weights of known tokens and sinks, [n, k].
+        mean: $E\,T_L$, [n, e], if no limit exists; None if the mean is `limit` plus `bias`.
+        fixed_weights: the mean weights of known tokens and sinks, [n, k].
     """
 
     limit: Array
@@ -58,7 +59,7 @@ class MomentRows:
 
     @property
     def value(self) -> Array:
-        """The mean square, whose error is `error`."""
+        """The mean squared error `mse`, whose numerical error is `error`."""
         return self.mse
 
     @staticmethod
@@ -70,20 +71,20 @@ class MomentRows:
         return MomentRows(limit, *zeros, fixed_weights=np.zeros((count, known)))
 
     def put(self, rows: NDArray[np.bool_] | int, *moments: Array | float) -> None:
-        """Write bias, cov, mse, participation and error of some lengths, in that order."""
+        """Set bias, cov, mse, participation and error, in that order, at some lengths."""
         arrays = (self.bias, self.cov, self.mse, self.participation, self.error)
         for array, moment in zip(arrays, moments, strict=True):
             array[rows] = moment
 
 
 def leading_error(lengths: Array) -> Array:
-    """Return the error of a leading order: NaN for finite and zero for infinite prompts."""
+    """Return the error of a leading order: NaN for finite lengths, zero for infinite ones."""
     return np.where(np.isinf(lengths), 0.0, np.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class WhitenedTokens:
-    r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, and a tilt in the coordinates x.
+    r"""Gaussian tokens $m+\Gamma^{1/2}x$ with $x\sim N(0,I)$, and a tilt t in the coordinates x.
 
     Attributes:
         root: $\Gamma^{1/2}$, symmetric, [d, d].
@@ -97,7 +98,7 @@ class WhitenedTokens:
 
     @staticmethod
     def along(tilt: Array, gaussian: GaussianParts) -> "WhitenedTokens":
-        """Return Gaussian tokens in whitened coordinates."""
+        """Return a Gaussian law and a tilt in whitened coordinates."""
         root = gaussian.root()
         seen = root @ tilt
         sharpness = float(np.linalg.norm(seen))
@@ -108,11 +109,11 @@ class WhitenedTokens:
 def gaussian_spread_error(
     tokens: WhitenedTokens, left: Array, value: Array, length: Array
 ) -> tuple[Array, Array]:
-    r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ and its numerical error, K = `left`.
+    r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ with K = `left`, and its numerical error.
 
-    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$ is the softmax covariance of the tokens. With
-    $B=V\Gamma^{1/2}$ and $D=E[(M-I)N(M-I)]$, $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$, it is
-    $\mathrm{tr}(BDB^\top)$.
+    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$ is the covariance of the tokens under the softmax weights.
+    With $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$, $P=\Gamma^{1/2}V^\top V\Gamma^{1/2}$ and
+    $D=E[(M-I)N(M-I)]$ the result is $\mathrm{tr}(DP)$.
     """
     statistics = weight_statistics(tokens.sharpness, length)
     inner, outer = left @ tokens.root, value @ tokens.root
@@ -122,7 +123,9 @@ def gaussian_spread_error(
 
 
 def spread_products(inner: Array, outer: Array, direction: Array) -> dict[str, float]:
-    r"""Return the factor of each statistic in $\mathrm{tr}(DP)$.
+    r"""Return the factor of each weight statistic in $\mathrm{tr}(DP)$, by name.
+
+    D is defined in `gaussian_spread_error`, and the names are fields of `WeightStatistics`.
 
     Args:
         inner: N, [d, d].
@@ -139,10 +142,12 @@ def spread_products(inner: Array, outer: Array, direction: Array) -> dict[str, f
 def spread_terms(
     inner_trace: float, outer_trace: float, product_trace: float
 ) -> dict[str, tuple[tuple[float, int], ...]]:
-    r"""Return the factor of each statistic in $\mathrm{tr}(DP)$ as a polynomial.
+    r"""Return the factor of each weight statistic in $\mathrm{tr}(DP)$ as a polynomial.
 
-    It has (coefficient, form) pairs, where the forms are 1, $p=e'Pe$, $n=e'Ne$, $x=e'PNe$ and pn.
-    The arguments are the traces of N, P and PN, and the factors are
+    D, N and P are defined in `gaussian_spread_error`; the arguments are the traces of N, P and PN.
+    A polynomial is given by pairs (coefficient, index of a form), where the forms are 1, $p=e'Pe$,
+    $n=e'Ne$, $x=e'PNe$ and pn. In the symbols of `WeightStatistics`, with rho the sum in `residual`
+    and W the matrix in `coupling`, the factors are
 
         E m^2:    p n
         E rho:    (tr N - n) p + n (tr P - p) + 2 (x - p n)
@@ -164,10 +169,10 @@ def spread_terms(
 def linear_rows(
     head: TiltedHead, measure: AbstractMeasure, length: Array, known: Array
 ) -> MomentRows:
-    r"""Return the exact moments with k known tokens, [k, d].
+    r"""Return the exact moments of a linear head with k known tokens, [k, d].
 
-    `E T_L - T = sum_f (Y_f - T) / (L + k)` and `Cov T_L = L Cov Y / (L + k)^2`. All weights are
-    equal, so L + k tokens count as L + k.
+    `E T_L - T = sum_f (Y_f - T) / (L + k)` and `Cov T_L = L Cov Y / (L + k)^2`. The weights of all
+    tokens are equal to 1 / (L + k), and so is the participation.
     """
     read_mean, read_cov = read_moments(measure, head.tilt)
     limit, cov = head.value @ read_mean, head.value @ read_cov @ head.value.T
@@ -186,7 +191,7 @@ def linear_rows(
 
 
 def _linear_shares(length: Array, known: Array) -> tuple[Array, Array]:
-    """Return the factor of the covariance of one token, L / (L + k)^2, and 1 / (L + k)."""
+    """Return L / (L + k)^2, the factor of the covariance of one token, and 1 / (L + k)."""
     share = 1.0 / (length + len(known))
     return share * (1.0 - len(known) * share), share
 
@@ -194,9 +199,9 @@ def _linear_shares(length: Array, known: Array) -> tuple[Array, Array]:
 def linear_spread_error(
     measure: AbstractMeasure, left: Array, value: Array, length: Array, known: Array
 ) -> Array:
-    r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ for the mean $\hat S$ of $z_lz_l^\top$, K = `left`.
+    r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ with $\hat S$ the mean of $z_lz_l^\top$ and K = `left`.
 
-    One token has $E\|K(zz^\top-S)V^\top\|_F^2$; known tokens, [k, d], enter as in `linear_rows`.
+    S is $E\,zz^\top$. Known tokens, [k, d], are included in the mean as in `linear_rows`.
     """
     one_token = outer_product_spread(measure, left, value)
     spread, share = _linear_shares(length, known)
@@ -208,7 +213,7 @@ def linear_spread_error(
 
 
 def second_moment(measure: AbstractMeasure) -> Array:
-    """Return E zz' of a token, column by column as means of linear attention."""
+    """Return E zz' of a token z; each column is the limit of a linear head with V = I."""
     return np.stack([read_moments(measure, column)[0] for column in np.eye(measure.dim)], axis=1)
 
 
@@ -216,14 +221,15 @@ def second_moment(measure: AbstractMeasure) -> Array:
 class _Leading:
     r"""Leading order in 1/L for softmax over any measure (delta method).
 
-    A token enters $T_L-T$ through $\psi(z)=V(z-\nabla\Lambda(t))e^{\langle t,z\rangle-\Lambda(t)}$,
-    and squares of $\psi$ are moments of the law tilted by $2t$, times F.
+    $T_L-T$ is to leading order the mean over the tokens of
+    $\psi(z)=V(z-\nabla\Lambda(t))e^{\langle t,z\rangle-\Lambda(t)}$. Means of squares of $\psi$ are
+    F times means over the law tilted by $2t$.
 
     Attributes:
         once: $\Lambda$ and its derivatives at $t$.
         pull: $w=\nabla\Lambda(2t)-\nabla\Lambda(t)$.
         second: $\nabla^2\Lambda(2t)+ww'$.
-        share: $F/L$, $F=e^{\Lambda(2t)-2\Lambda(t)}$.
+        share: $F/L$ with $F=e^{\Lambda(2t)-2\Lambda(t)}$, [n].
     """
 
     once: TiltedMoments
@@ -243,6 +249,8 @@ class _Leading:
 def leading_of_law(head: TiltedHead, measure: AbstractMeasure) -> Leading:
     r"""Return the leading order of a softmax head over independent tokens.
 
+    With $F=e^{\Lambda(2t)-2\Lambda(t)}$ and $w=\nabla\Lambda(2t)-\nabla\Lambda(t)$,
+
     L Cov T_L      -> F V [Hess Lambda(2t) + ww'] V'
     L (E T_L - T)  -> -F V w
     L E S_2        -> F
@@ -258,8 +266,8 @@ def asymptotic_rows(
 ) -> MomentRows:
     r"""Return the leading order of every moment of a softmax head.
 
-    Known tokens and sinks add $\sum_fe^{s_f-\Lambda(t)}r_f$, $r_f$ their values less T, to L times
-    the bias.
+    Known tokens and sinks f, with scores $s_f$ and values $v_f$, add
+    $\sum_fe^{s_f-\Lambda(t)}(v_f-T)$ to L times the bias.
     """
     once = tilted_moments(measure, head.tilt)
     limit = head.value @ once.mean
@@ -284,10 +292,12 @@ def asymptotic_rows(
 def asymptotic_spread_error(
     head: TiltedHead, measure: AbstractMeasure, left: Array, length: Array
 ) -> Array:
-    r"""Return the leading order of $E\|K(\hat C-C)V^\top\|_F^2$, K = `left`.
+    r"""Return the leading order of $E\|K(\hat C-C)V^\top\|_F^2$ with K = `left`.
 
-    With $C=\nabla^2\Lambda(t)$, $M=\nabla^2\Lambda(2t)+ww'$ and $y=z-\nabla\Lambda(t)$, L times it
-    tends to $F\{E_{2t}|Ky|^2|Vy|^2-2\,\mathrm{tr}(MV'VCK'K)+\|KCV'\|_F^2\}$.
+    Let $C=\nabla^2\Lambda(t)$, $M=\nabla^2\Lambda(2t)+ww'$ and $y=z-\nabla\Lambda(t)$, with F and w
+    of `leading_of_law`. L times the mean tends to
+    $F\{E_{2t}|Ky|^2|Vy|^2-2\,\mathrm{tr}(MV'VCK'K)+\|KCV'\|_F^2\}$, where $E_{2t}$ is the mean over
+    the law tilted by 2t.
     """
     leading = _Leading.of(head.tilt, measure, length)
     quartic = squares_product(measure, 2.0 * head.tilt, leading.once.mean, left, head.value)

@@ -1,4 +1,4 @@
-"""The law of one coordinate of an attention's output over prompts of L tokens."""
+"""The law of one coordinate of the output of an attention over prompts of L tokens."""
 
 import abc
 import dataclasses
@@ -29,18 +29,18 @@ from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, 
 from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
 _STEP = 0.15
-"""Between thresholds, in asinh of their distance from the mean in standard deviations."""
+"""The step between thresholds, in asinh of the distance from the mean in standard deviations."""
 
 _SHARPEST = 9.0
 
 
 @dataclasses.dataclass(frozen=True)
 class AbstractScalarLaws(abc.ABC):
-    """The laws of one number at several lengths.
+    """The laws over prompts of one coordinate of the output, at several lengths.
 
     Attributes:
-        limit: the number for an infinite prompt.
-        moments: bias, variance and third central moment, [lengths, 3].
+        limit: the coordinate for an infinite prompt.
+        moments: the bias, variance and third central moment, [lengths, 3].
     """
 
     limit: float
@@ -48,19 +48,22 @@ class AbstractScalarLaws(abc.ABC):
 
     @abc.abstractmethod
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
-        """Return the upper tail at one of the lengths, and its errors."""
+        """Return the probabilities above the thresholds at one length, and their errors.
+
+        `place` is the index of the length, also in the other methods.
+        """
 
     @abc.abstractmethod
     def hull(self, place: int) -> tuple[float, float]:
-        """Return an interval that contains all probability."""
+        """Return an interval that contains the coordinate with probability almost one."""
 
     def samples(self, place: int) -> int:  # noqa: ARG002
-        """Return the number of simulated prompts at a length."""
+        """Return the number of simulated prompts at a length; 0 without simulation."""
         return 0
 
 
 ReadLaws = Callable[[int], AbstractScalarLaws]
-"""A function of the coordinate of the output that returns its laws."""
+"""A function that returns the laws of the coordinate with a given index."""
 
 
 OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity(
@@ -86,21 +89,23 @@ def output_law(
 ) -> OutputLaw:
     r"""Return the law of $f_L$, one coordinate of $T[\hat\mu_L](z)$, over prompts.
 
-    $f_L$ exceeds a threshold exactly if a sum of independent terms is positive. The probability
-    is one integral over a characteristic function, at a cost independent of L. It gives exact
-    error rates of a classifier, and the mean of any loss (`OutputLaw.expectation`).
-    `print(promptlimit.finite.OUTPUT_LAW.table())` lists all methods.
+    For a softmax head, $f_L$ exceeds a threshold if and only if a sum of independent terms is
+    positive. The probability of this event is one integral over a characteristic function, at a
+    cost that does not depend on L. Applications are exact error rates of a classifier and the mean
+    of any loss (`OutputLaw.expectation`). `print(promptlimit.finite.OUTPUT_LAW.table())` lists all
+    rules.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
-        thresholds: $c$, increasing; when None, as many as `expectation` needs, at each length.
+        thresholds: $c$, increasing; None chooses for each length those that `expectation` needs.
         coordinate: the index of the coordinate of the output.
-        kind: "auto", "exact", "asymptotic" (normal, with a third cumulant) or "estimate".
-        key: randomness, for `estimate`.
-        samples: prompts to simulate, 65536 when None.
+        kind: "auto", "exact", "asymptotic" (a normal law corrected by the third cumulant) or
+            "estimate".
+        key: the random key, for "estimate".
+        samples: the number of prompts to simulate; 65536 when None.
 
     >>> import promptlimit as pl
     >>> head = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -145,7 +150,7 @@ def _require_coordinate(coordinate: int, count: int) -> int:
     if not isinstance(coordinate, Integral) or not -count <= coordinate < count:
         raise ArgumentError(
             "coordinate",
-            f"must be a whole number from {-count} to {count - 1} (the output has "
+            f"must be a whole number from {-count} to {count - 1} (the dimension of the output is "
             f"{count}), got {coordinate}.",
         )
     return int(coordinate)
@@ -161,14 +166,19 @@ def _thresholds(laws: AbstractScalarLaws, place: int, own: Array | None) -> Arra
 
 
 def _padded(rows: tuple[Array, ...] | list[Array], size: int, shape: tuple[int, ...]) -> Array:
-    """Return rows of one size, by repeating the last entry of each."""
+    """Return rows extended to one size by repetition of their last entry, in a given shape."""
     full = [np.concatenate([row, np.repeat(row[-1:], size - row.size)]) for row in rows]
     return np.stack(full).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ExactLaws(AbstractScalarLaws):
-    """Laws by quadrature over the score and value of a token."""
+    """Laws from integrals over the score and the value of a token.
+
+    Attributes:
+        tokens: the scores and values of a token.
+        lengths: L, [lengths].
+    """
 
     tokens: ScoredValues
     lengths: Array
@@ -188,7 +198,7 @@ class _ExactLaws(AbstractScalarLaws):
         tail, error = map(as_float64, upper_tails(self.tokens, length, thresholds))
         bias, variance, _ = self.moments[place]
         away = thresholds - self.limit - bias
-        far = variance / (variance + away**2)  # Cantelli's bound of the tail
+        far = variance / (variance + away**2)  # Cantelli's inequality: a bound for the tail
         beyond = far < error
         return as_float64(np.where(beyond, away < 0.0, tail)), as_float64(
             np.where(beyond, far, error)
@@ -200,9 +210,11 @@ class _ExactLaws(AbstractScalarLaws):
 
 @dataclasses.dataclass(frozen=True)
 class _ThirdOrderLaws(_ExactLaws):
-    r"""Normal laws of the exact mean and variance, and the exact third cumulant to first order.
+    r"""Normal laws with the exact mean and variance, corrected by the exact third cumulant.
 
-    $P(f_L>c)=\Phi(-z)+\frac{\kappa_3}{6\,\mathrm{sd}^3}(z^2-1)\varphi(z)$ (Edgeworth).
+    The correction is the first one of Edgeworth: with z the threshold c minus the mean, divided by
+    the standard deviation sd,
+    $P(f_L>c)=\Phi(-z)+\frac{\kappa_3}{6\,\mathrm{sd}^3}(z^2-1)\varphi(z)$.
     """
 
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
@@ -217,7 +229,7 @@ class _ThirdOrderLaws(_ExactLaws):
         return ndtr(-z) + skew * (z**2 - 1.0) * density, np.full_like(z, np.nan)
 
     def hull(self, place: int) -> tuple[float, float]:
-        """Return nine standard deviations on both sides of the mean."""
+        """Return the interval of nine standard deviations on both sides of the mean."""
         bias, variance, _ = self.moments[place]
         reach = 9.0 * math.sqrt(variance)
         return self.limit + bias - reach, self.limit + bias + reach
@@ -225,7 +237,11 @@ class _ThirdOrderLaws(_ExactLaws):
 
 @dataclasses.dataclass(frozen=True)
 class _SimulatedLaws(AbstractScalarLaws):
-    """Laws of simulated prompts: their outputs, sorted."""
+    """Empirical laws of simulated prompts.
+
+    Attributes:
+        outputs: the coordinate of each prompt in increasing order, one array per length.
+    """
 
     outputs: list[Array]
 
@@ -274,8 +290,8 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
         if not head.value[coordinate].any():
             raise ArgumentError(
                 "coordinate",
-                f"must be one that depends on the prompt, got {coordinate}: its row of the "
-                f"value matrix is zero, and the output is always {passed:g}.",
+                f"must be one that depends on the prompt, got {coordinate}: this row of the "
+                f"value matrix is zero, and the coordinate is always {passed:g}.",
             )
         tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
         moved = dataclasses.replace(tokens, values=tokens.values + passed)

@@ -1,7 +1,9 @@
 r"""The gradient in a score matrix over Gaussian tokens, with the query as one more token.
 
-Let $r=z-m-\Gamma t$ be the query minus the tilted mean, $p_0$ its weight, and $a$ and $J+I$ the
-whitened mean and covariance of the other tokens. The softmax covariance of all tokens is
+The tokens have the law $N(m,\Gamma)$, the tilt is t, and the query is z. Let $r=z-m-\Gamma t$ be
+the query minus the tilted mean, and $p_0$ its softmax weight. With $p_l$ the weights of the other
+tokens and $x_l=\Gamma^{-1/2}(z_l-m-\Gamma t)$, let $a=\sum_lp_lx_l$ and
+$J=\sum_lp_lx_lx_l^\top-aa^\top-I$. The softmax covariance $\hat C$ of all tokens satisfies
 
 $$\hat C-\Gamma=\Gamma^{1/2}J\Gamma^{1/2}+p_0(1-p_0)rr^\top
 -p_0\big(\Gamma^{1/2}ar^\top+ra^\top\Gamma^{1/2}\big).$$
@@ -19,7 +21,10 @@ from promptlimit.finite._head_moments import WhitenedTokens, spread_products
 from promptlimit.weights import checked_sharpness, weight_moments
 
 Polynomial = dict[str, float]
-"""Coefficients of the words of `weight_moments`; the empty word is 1."""
+"""A polynomial in sums over tokens: the coefficient of each monomial.
+
+A monomial is named by a word of the letters of `weights._brackets.monomial`, such as "BB" for
+$B^2$; the empty word is 1."""
 
 _OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}
 _DRIFT: Polynomial = {"B": 1.0}
@@ -41,7 +46,7 @@ def own_spread_error(
 
     Args:
         tokens: the Gaussian tokens along the tilt.
-        own: $r$, [d], and the score of the query measured from the mean of the others'.
+        own: $r$, [d], and the score of the query minus the mean score of the other tokens.
         left: K, [k, d].
         value: V, [e, d].
         lengths: L, the number of other tokens, [n], or infinite.
@@ -67,15 +72,21 @@ def own_spread_error(
 def _coefficients(
     matrices: tuple[Array, Array], residuals: tuple[Array, Array]
 ) -> dict[str, float]:
-    r"""Return the coefficients of moments of weights.
+    r"""Return the coefficients of moments of weights in $E\|K(\hat C-\Gamma)V^\top\|_F^2$, by word.
 
-    With $N=G K^\top KG$ and $P=GV^\top VG$, $G=\Gamma^{1/2}$, in a basis whose first vector is e,
-    $n=GK^\top Kr$ and $k=GV^\top Vr$, the mean is that of
+    The basis has the first vector $e=\Gamma^{1/2}t/\sigma$. With $G=\Gamma^{1/2}$, $N=GK^\top KG$,
+    $P=GV^\top VG$, $n=GK^\top Kr$ and $k=GV^\top Vr$, the squared norm is
 
         tr(J N J P) + 2 p0(1-p0) k'Jn - 2 p0 (k'J N a + n'J P a) + p0^2(1-p0)^2 |Kr|^2 |Vr|^2
         - 2 p0^2(1-p0) (n'a |Vr|^2 + k'a |Kr|^2) + p0^2 (2 n'a k'a + |Kr|^2 a'Pa + |Vr|^2 a'Na)
 
-    where given the weights $E\,J=m\,ee'-q(I-ee')$, $E\,a=Be$ and $E\,aa'=B^2ee'+S_2(I-ee')$.
+    where, given the weights, $E\,J=M\,ee'-q(I-ee')$, $E\,a=Be$ and $E\,aa'=B^2ee'+S_2(I-ee')$. M
+    and q are the polynomials `_M` and `_Q`, and B is a sum of `monomial`. The statistics of
+    `tr(JNJP)` are those of `spread_products`.
+
+    Args:
+        matrices: $KG$, [k, d], and $VG$, [e, d].
+        residuals: $Kr$, [k], and $Vr$, [e].
     """
     (left, value), (left_r, value_r) = matrices, residuals
     N, P = left.T @ left, value.T @ value
@@ -112,7 +123,7 @@ def _coefficients(
 
 
 def _product(*polynomials: Polynomial) -> Polynomial:
-    """Return the product of polynomials, the letters of its words in order."""
+    """Return the product of polynomials; the letters of each word are sorted."""
     total: Polynomial = {}
     for terms in itertools.product(*(polynomial.items() for polynomial in polynomials)):
         word = "".join(sorted("".join(name for name, _ in terms)))

@@ -1,9 +1,10 @@
 r"""Moments of low order of tilted tokens, in closed form or by differentiating $\Lambda$.
 
-Linear attention averages products of two coordinates of a token, so its second moments over prompts
-are moments of order four. To leading order in 1/L the second moments of softmax covariances are
-such moments under a tilted law. For mixtures of Gaussians they are closed forms; for any other
-measure they are derivatives of $e^{\Lambda}$.
+Linear attention averages products of two coordinates of a token z, so its second moments over
+prompts are moments of z of order four. To leading order in 1/L, second moments of the covariance
+under softmax weights are moments of order four under a tilted law. For mixtures of Gaussians these
+moments are closed forms; for any other measure they are derivatives of $e^{\Lambda}$, with
+$\Lambda$ the log-Laplace transform. m and $\Gamma$ are the mean and the covariance of z.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from promptlimit.measures import (
 
 @dataclasses.dataclass(frozen=True)
 class TiltedMoments:
-    r"""$\Lambda(t)$, $\nabla\Lambda(t)$ and $\nabla^2\Lambda(t)$."""
+    r"""$\Lambda(t)$, $\nabla\Lambda(t)$ and $\nabla^2\Lambda(t)$ at a tilt t."""
 
     log_laplace: float
     mean: Array
@@ -51,7 +52,7 @@ def _transforms(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, Jax
 
 
 class CentralMoments(NamedTuple):
-    r"""Moments of $x=z-m$, with $b=\langle x,t\rangle$ for one t.
+    r"""Moments of $x=z-m$ and $b=\langle x,t\rangle$ for one tilt t.
 
     Attributes:
         mean: $m$, [d].
@@ -67,7 +68,7 @@ class CentralMoments(NamedTuple):
 
 
 def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
-    """Return moments up to order four about the mean, so that a large mean costs no digits."""
+    """Return moments up to order four about the mean; a large mean causes no loss of digits."""
     parts = measure.gaussian_parts()
     if parts is not None:
         return _central_of_parts(parts, tilt)
@@ -77,7 +78,9 @@ def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
 
 
 def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
-    r"""Sum over parts $N(m+d,\Gamma)$; $a=\langle d,t\rangle$, $w=\Gamma t$, $\sigma^2=t^\top w$.
+    r"""Return the moments of a mixture as sums over its parts $N(m+d,\Gamma)$.
+
+    With $a=\langle d,t\rangle$, $w=\Gamma t$ and $\sigma^2=t^\top w$ in each part,
 
     E xx'    = Gamma + dd'
     E xx'b   = a (Gamma + dd') + dw' + wd'
@@ -98,7 +101,10 @@ def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
 
 @eqx.filter_jit
 def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, ...]:
-    r"""Return derivatives at 0 of $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$."""
+    r"""Return the moments as derivatives of $Ee^{\langle r,x\rangle}$ at r = 0.
+
+    $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$.
+    """
     origin = jnp.zeros_like(tilt)
     mean = jax.grad(measure.log_laplace)(origin)
     second = jax.hessian(lambda r: jnp.exp(measure.log_laplace(r) - r @ mean))
@@ -111,9 +117,10 @@ def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxA
 
 
 def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
-    r"""Return mean and covariance of $z\langle z,t\rangle$, whose mean is linear attention.
+    r"""Return mean and covariance of $z\langle z,t\rangle$, which linear attention averages.
 
-    With $a=\langle m,t\rangle$ and $w=\Gamma t$ the deviation is $mb+ax+(xb-w)$, so that
+    With $a=\langle m,t\rangle$ and $w=\Gamma t$, $z\langle z,t\rangle$ minus its mean is
+    $mb+ax+(xb-w)$, so that
 
     Cov = t'w mm' + a^2 Gamma + a (mw' + wm') + 2a E[xx'b] + m E[b^2 x]' + E[b^2 x] m' + E[xx'b^2] - ww'
     """  # noqa: E501  # a formula stays on one line
@@ -125,9 +132,9 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
 
 
 def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) -> float:
-    r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$, $S=E\,zz^\top$, K = `left`, V = `right`.
+    r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$ with $S=E\,zz^\top$, K = `left` and V = `right`.
 
-    Expands $zz^\top-S=mx^\top+xm^\top+(xx^\top-\Gamma)$, with $A=Km$ and $B=Vm$:
+    It follows from $zz^\top-S=mx^\top+xm^\top+(xx^\top-\Gamma)$. With $A=Km$ and $B=Vm$ it is
 
     |A|^2 E|Vx|^2 + |B|^2 E|Kx|^2 + 2 A'K Gamma V'B + E|Kx|^2|Vx|^2 - |K Gamma V'|^2
     + 2 E[A'Kx |Vx|^2] + 2 E[B'Vx |Kx|^2]
@@ -157,7 +164,10 @@ def _second_derivative(
 def squares_product(
     measure: AbstractMeasure, tilt: Array, centre: Array, left: Array, right: Array
 ) -> float:
-    r"""Return $E|Ky|^2|Vy|^2$, $y=z-c$, z from the law tilted by t; K = `left`, V = `right`."""
+    r"""Return $E|Ky|^2|Vy|^2$ for $y=z-c$, with z from the law tilted by t.
+
+    K is `left`, V is `right`, and c is `centre`.
+    """
     parts = measure.gaussian_parts()
     if parts is not None:
         return _squares_product_of_parts(parts.tilted(tilt), centre, left, right)
@@ -169,9 +179,10 @@ def squares_product(
 def _squares_product_of_parts(
     parts: GaussianParts, centre: Array, left: Array, right: Array
 ) -> float:
-    r"""Sum over parts $N(m,\Gamma)$ of y, with $P=K^\top K$ and $Q=V^\top V$.
+    r"""Return $E|Ky|^2|Vy|^2$ as a sum over the parts $N(m,\Gamma)$ of the law of y.
 
-    `E y'Py y'Qy = (tr PG + m'Pm)(tr QG + m'Qm) + 2 tr(PGQG) + 4 m'PGQm`, G = Gamma.
+    With $P=K^\top K$, $Q=V^\top V$ and G = Gamma,
+    `E y'Py y'Qy = (tr PG + m'Pm)(tr QG + m'Qm) + 2 tr(PGQG) + 4 m'PGQm`.
     """
     p, q = left.T @ left, right.T @ right
     m, covs = parts.means - centre, parts.all_covs()
@@ -187,7 +198,10 @@ def _squares_product_of_parts(
 def _squares_derivative(
     measure: AbstractMeasure, tilt: JaxArray, centre: JaxArray, left: JaxArray, right: JaxArray
 ) -> JaxArray:
-    r"""Return $\sum_{k,v}\partial_k^2\partial_v^2 E e^{\langle r,y\rangle}$ at r = 0, rows k, v."""
+    r"""Return $\sum_{k,v}\partial_k^2\partial_v^2 E e^{\langle r,y\rangle}$ at r = 0.
+
+    The sums are over the rows k of K and v of V.
+    """
     base = measure.log_laplace(tilt)
 
     def laplace(point: JaxArray) -> JaxArray:

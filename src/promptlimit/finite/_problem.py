@@ -1,4 +1,8 @@
-"""A validated problem: attention, law of the prompt, queries and prompt lengths."""
+"""A validated problem: attention, law of the prompt, queries and prompt lengths.
+
+Rules of quantities receive a `Problem`. A function that returns an obstacle returns the reason why
+a rule does not apply, or None if it does.
+"""
 
 import contextlib
 import dataclasses
@@ -48,7 +52,7 @@ _SILENT_GRADIENT = "it does not implement `gradient_structure`"
 
 @dataclasses.dataclass(frozen=True)
 class TiltedHead:
-    r"""One head at one query: $V\,r(\mu,t)$, $t=Uz$.
+    r"""One head at one query z: $V\,r(\mu,t)$ with the kernel r and the tilt $t=Uz$.
 
     Attributes:
         kernel: "softmax" or "linear".
@@ -63,17 +67,19 @@ class TiltedHead:
 
 @dataclasses.dataclass(frozen=True)
 class HeadProblem:
-    r"""One head, for comparing its output or its gradient in a parameter between prompts.
+    r"""One head whose output, or gradient in a parameter, is compared between prompts.
 
-    Let r be the output of the head for V = I, and $C=\partial r/\partial t$. The squared distance
-    between two prompts at query z is $|Fz|^2$ (or `constant`) times that of $Vr$, or, for the
-    gradient in a score matrix, that of $KCV^\top$.
+    Let r be the output of the head for V = I, and $C=\partial r/\partial t$ its derivative in the
+    tilt. For the gradient in a score matrix, the squared distance between two prompts at the query
+    z is a factor times the squared distance of $KCV^\top$. For an output, or the gradient in a
+    value matrix, it is a factor times the squared distance of $Vr$. The factor is $|Fz|^2$ or
+    `constant`.
 
     Attributes:
         kernel: "softmax" or "linear".
         key_query: $U$, [token_dim, query_dim].
         value: $V$, [output_dim, token_dim].
-        left: $K$ for a score matrix, [k, token_dim]; None otherwise.
+        left: $K$, [k, token_dim], for the gradient in a score matrix; None otherwise.
         constant: the factor of the squared distance; ignored if `factor` is given.
         factor: $F$, if the factor of the squared distance is $|Fz|^2$, [f, query_dim].
     """
@@ -101,9 +107,9 @@ class KnownPart:
     """The tokens and sinks that are in every prompt.
 
     Attributes:
-        tokens: fixed tokens, then the query where it is a token, [k, d].
-        sinks: the scores of the sinks, tokens whose value is zero, [j].
-        offset: added to the scores of the random tokens.
+        tokens: the fixed tokens, then the query if it is a token of its prompt, [k, d].
+        sinks: the scores of the sinks, which are tokens with the value zero, [j].
+        offset: the number that is added to the scores of the random tokens.
     """
 
     tokens: Array
@@ -121,7 +127,7 @@ class KnownPart:
         return len(self.tokens) + self.sinks.size
 
     def along(self, law: AbstractScoreLaw, value: Array, limit: Array) -> KnownTokens:
-        """Return the scores and the values minus `limit`: tokens first, then sinks."""
+        """Return scores relative to `law`, and values minus `limit`: tokens first, then sinks."""
         scores = [law.score_of(token) for token in self.tokens]
         scores = np.array([*scores, *(self.sinks - law.offset)]) - self.offset
         sunk = np.zeros((self.sinks.size, limit.size))
@@ -130,19 +136,20 @@ class KnownPart:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """An attention over prompts at queries, for some lengths.
+    """An attention over prompts at queries, for n lengths.
 
-    Methods of the attention and of the law are called here, in double precision, once.
+    Rules obtain heads, parts and limits from this class, which calls each method of the attention
+    and of the law once, in double precision.
 
     Attributes:
         attention: the attention over the prompts, in double precision.
         prompt: the law of a prompt, in double precision.
-        queries: one query, several, or their law.
-        lengths: the numbers of random tokens, [n]; fewer if scores fall with the distance (a slope)
-            and early tokens do not count.
+        queries: one query, several queries, or the law of the query.
+        lengths: the numbers of random tokens, [n]. If scores fall with the distance (a slope), only
+            as many as have a weight that is not negligible.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
-        sub_gaussian: the sub-Gaussian constant of the tokens that the user passed, or None.
+        sub_gaussian: the sub-Gaussian constant of the tokens, if the user passed one; else None.
         causal: whether each token of a stack attends only to itself and to earlier tokens.
     """
 
@@ -167,12 +174,12 @@ class Problem:
 
     @property
     def prompt_description(self) -> str:
-        """How the prompt differs from independent tokens; empty if it does not."""
+        """How the prompt differs from independent tokens, as text; empty if it does not."""
         return self.prompt.words
 
     @property
     def subject(self) -> str:
-        """The problem in words, for messages."""
+        """The problem as text for messages."""
         attention, measure = type(self.attention).__name__, type(self.prompt.law).__name__
         where = "" if self.queries.is_one else f" at {self.queries.name}"
         inside = ", query inside" if self.including_query else ""
@@ -188,7 +195,7 @@ class Problem:
 
     @property
     def known(self) -> KnownPart:
-        """The known tokens and sinks of every prompt, and the query if it is in the prompt."""
+        """The known tokens and sinks of every prompt, including the query if it is a token."""
         prompt, dim = self.prompt, self.prompt.dim
         fixed = np.zeros((0, dim)) if prompt.fixed is None else as_float64(prompt.fixed)
         sinks = np.zeros(0) if prompt.sinks is None else as_float64(prompt.sinks)
@@ -204,7 +211,7 @@ class Problem:
         return self._sharing(dataclasses.replace(self, lengths=lengths))
 
     def _sharing(self, other: "Problem") -> "Problem":
-        """Give `other` the cache of this problem, and return it."""
+        """Return `other` after replacing its cache by that of this problem."""
         object.__setattr__(other, "_known", self._known)
         return other
 
@@ -216,7 +223,7 @@ class Problem:
 
     @property
     def heads(self) -> tuple[HeadProblem, ...] | None:
-        """The heads whose outputs add up to that of the attention; None if not known."""
+        """The heads whose outputs add up to the output of the attention; None if not known."""
         return self._once("heads", self._compute_heads)
 
     def _compute_heads(self) -> tuple[HeadProblem, ...] | None:
@@ -229,7 +236,7 @@ class Problem:
 
     @property
     def layers(self) -> tuple[AbstractAttention, ...] | None:
-        """The layers of a stack of several; None for one layer."""
+        """The layers of a stack of several layers; None for one layer."""
         layers = self.attention.as_layers()
         return None if layers is None or len(layers) == 1 else layers
 
@@ -246,7 +253,7 @@ class Problem:
 
     @property
     def compared_head(self) -> HeadProblem | None:
-        """The head whose output or gradient is compared; None if it is not one head."""
+        """The head whose output or gradient is compared; None unless there is exactly one."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
         return self._once("compared_head", self._compute_gradient)
@@ -265,22 +272,22 @@ class Problem:
 
     @property
     def is_linear(self) -> bool:
-        """Whether one head of linear attention is compared."""
+        """Whether `compared_head` is a head of linear attention."""
         return self.compared_head is not None and self.compared_head.kernel == "linear"
 
     @property
     def parts(self) -> GaussianParts | None:
-        """The Gaussians and atoms that the law is a mixture of; None if not known."""
+        """The Gaussians and atoms of which the law of a token is a mixture; None if not known."""
         return self._once("parts", self.measure.gaussian_parts)
 
     @property
     def gaussian(self) -> GaussianParts | None:
-        """The law as one Gaussian; None if it is not one."""
+        """The law of a token as a Gaussian; None if it is not Gaussian."""
         return self.parts if self.parts is not None and self.parts.is_gaussian else None
 
     @property
     def tail_constant(self) -> float | None:
-        """The sub-Gaussian constant of the tokens: the user's, or that of the law."""
+        """The sub-Gaussian constant of the tokens: `sub_gaussian`, or the constant of the law."""
         if self.sub_gaussian is not None:
             return self.sub_gaussian
         proxy = self._once("proxy", self.measure.variance_proxy)
@@ -288,7 +295,7 @@ class Problem:
 
     @cached_property
     def tilted_heads(self) -> tuple[TiltedHead, ...]:
-        """The heads at the query, those with the same kernel and tilt combined."""
+        """The heads at the query; heads with the same kernel and tilt are combined into one."""
         merged: dict[tuple[str, bytes], TiltedHead] = {}
         for head in self.heads or ():
             here = head.at(self.query)
@@ -300,7 +307,10 @@ class Problem:
 
     @cached_property
     def head(self) -> TiltedHead | None:
-        """The head that is compared, at the query; None if `compared_head` is None."""
+        """The head that is compared, at the query; None unless there is exactly one.
+
+        Several heads with the same kernel and tilt count as one.
+        """
         if self.wrt is not None:
             return None if self.compared_head is None else self.compared_head.at(self.query)
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
@@ -315,7 +325,7 @@ class Problem:
         return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _SILENT_GRADIENT
 
     def limit(self) -> Array:
-        r"""Return $T[\mu](z)$ at the query, or its gradient, where it is finite."""
+        r"""Return $T[\mu](z)$ at the query, or its gradient; raise if it is infinite."""
         with jax.enable_x64(True):
             limit = as_float64(self.limit_at(self.query))
         if not (np.isfinite(limit).all() or self.measure.finite_everywhere):
@@ -358,7 +368,7 @@ class Problem:
     def leading_obstacle(self, tilt: Array) -> str | None:
         r"""Return why softmax at a tilt has no leading order in 1/L; None if it has one.
 
-        The leading order requires finite second moments of the weights, $e^{\Lambda(2t)}$.
+        The leading order requires a finite $e^{\Lambda(2t)}$, the second moment of $e^s$.
         """
         with jax.enable_x64(True):
             require_in_domain(self.measure, tilt)
@@ -373,7 +383,7 @@ class Problem:
 
     @contextlib.contextmanager
     def add_context(self) -> Generator[None]:
-        """Name the problem in errors about laws and accuracy."""
+        """Add the name of the problem to errors about laws and accuracy raised in the context."""
         try:
             yield
         except NotAnalyticError as error:
@@ -401,9 +411,9 @@ def checked_problem(
     causal: bool = False,
     any_prompt: bool = False,
 ) -> Problem:
-    """Return the validated problem at one query or at several.
+    """Return the validated problem at `query` or at `queries`.
 
-    `any_prompt` accepts laws of prompts other than measures.
+    With `any_prompt`, `measure` may be any law of prompts; otherwise it must be a measure.
     """
     prompt = as_prompt("measure", measure)
     _require_fitting(attention, prompt)
@@ -426,8 +436,8 @@ def checked_problem(
     ):
         raise ArgumentError(
             "sub_gaussian",
-            f"must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
-            "standard deviation is.",
+            f"must be a positive number, got {sub_gaussian!r}. It is a scale, like a "
+            "standard deviation.",
         )
     if not isinstance(including_query, bool | np.bool_):
         raise ArgumentError("including_query", f"must be True or False, got {including_query!r}.")
@@ -455,7 +465,7 @@ def checked_problem(
 
 
 def _require_scores(attention: AbstractAttention, prompt: Prompt, wrt: str | None) -> None:
-    """Refuse sinks, an offset or a slope where scores are not those of softmax heads."""
+    """Raise for a prompt with sinks, an offset or a slope if not all heads are softmax heads."""
     if not prompt.has_own_scores:
         return
     heads = attention.as_heads() if attention.as_layers() is None else None
@@ -475,7 +485,7 @@ def _require_scores(attention: AbstractAttention, prompt: Prompt, wrt: str | Non
 def _require_mask(
     attention: AbstractAttention, prompt: Prompt, causal: bool, including_query: bool
 ) -> None:
-    """Refuse a causal mask where it has no meaning."""
+    """Raise for a causal mask if it has no meaning."""
     if not isinstance(causal, bool | np.bool_):
         raise ArgumentError("causal", f"must be True or False, got {causal!r}.")
     if causal and attention.as_layers() is None:
@@ -497,7 +507,7 @@ def _require_mask(
 
 
 def _require_fitting(attention: AbstractAttention, prompt: Prompt) -> None:
-    """Refuse an attention and a prompt whose tokens have different dimensions."""
+    """Raise if the attention and the prompt have tokens of different dimensions."""
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
     for dimension in ("token_dim", "query_dim", "output_dim"):
@@ -512,5 +522,5 @@ def _require_fitting(attention: AbstractAttention, prompt: Prompt) -> None:
 
 
 def first_obstacle(*reasons: tuple[bool, str]) -> str | None:
-    """Return the reason of the first condition that holds."""
+    """Return the reason of the first pair whose condition holds; None if none does."""
     return next((reason for holds, reason in reasons if holds), None)

@@ -1,4 +1,7 @@
-"""Moments of attention over prompts of L tokens: exact, to leading order, or simulated."""
+r"""Moments of attention over prompts of L tokens: exact, to leading order, or simulated.
+
+Defines `prompt_moments` and its rules. Each rule returns the moments as `MomentRows`.
+"""
 
 import dataclasses
 import warnings
@@ -47,14 +50,14 @@ from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.weights import SPACINGS, DependentTokens
 
 _LEAST_SLOPE = 0.01
-"""Smaller slopes have too many positions that count."""
+"""The smallest slope; with a smaller one too many positions contribute to the output."""
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
     "prompt_moments",
     returns="`finite.MomentRows`: limit [e]; bias [n, e]; cov [n, e, e]; mse, participation and "
     "error [n]",
 )
-"""The rules of `prompt_moments`. "One head" includes heads that share their tilt."""
+"""The rules of `prompt_moments`. "One head" includes several heads with the same tilt."""
 
 
 @computes(PROMPT_MOMENTS)
@@ -74,18 +77,20 @@ def prompt_moments(
 ) -> PromptMoments:
     r"""Return mean, covariance and mean squared error of $T[\hat\mu_L](z)$ over prompts.
 
-    The prompts are L independent tokens from a measure $\mu$, or those of a `Prompt`, a
-    `MarkovChain` or another law of prompts, and the error is against the infinite prompt
-    $T[\mu](z)$. For softmax over $N(m,\Gamma)$ a finite prompt shrinks the limit:
-    $E\,T_L=Vm+(1-E\,S_2)V\Gamma Uz$. Derived in docs/finite.md.
+    A prompt consists of L independent tokens from a measure $\mu$, or has the law of a `Prompt`, a
+    `MarkovChain` or another law of prompts. The bias and the mean squared error compare its output
+    $T_L$ with the limit, the output $T[\mu](z)$ over the infinite prompt. For softmax over
+    $N(m,\Gamma)$ a finite prompt shrinks the limit: $E\,T_L=Vm+(1-E\,S_2)V\Gamma Uz$ with $S_2$ the
+    sum of the squared weights. Derived in docs/finite.md.
 
-    Where no limit exists, as for a softmax head over tokens without a log-Laplace transform,
-    `kind="estimate"` simulates mean and covariance of finite prompts, warns (`NoLimitWarning`) and
-    has NaN for `limit`, `bias` and `mse`; `bias_error` is then the standard error of the mean.
+    A limit need not exist, for example of a softmax head over tokens without a log-Laplace
+    transform. Then `kind="estimate"` warns (`NoLimitWarning`) and simulates mean and covariance of
+    finite prompts; `limit`, `bias` and `mse` are NaN, and `bias_error` is the standard error of the
+    mean.
 
-    Softmax heads are exact over every measure of the library, and over your own if its
-    `log_laplace` is analytic; one linear head is exact, and other sums are simulated. `auto` is
-    `exact` where possible and `estimate` elsewhere.
+    Moments of softmax heads are exact over every measure of the library, and over user-defined ones
+    if their `log_laplace` is analytic. Moments of one linear head are exact. Other sums of heads
+    are simulated. The kind "auto" means "exact" where possible and "estimate" elsewhere.
     `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules.
 
     Args:
@@ -93,14 +98,15 @@ def prompt_moments(
         measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
-        including_query: whether the query is one more token of its prompt (Remark 3.2).
+        including_query: whether the query is one more token of its prompt (Remark 3.2 of
+            arXiv:2512.11784).
         causal: whether each token of a stack attends only to itself and to earlier tokens.
         kind: "auto", "exact", "asymptotic" or "estimate".
-        key: randomness, for `estimate`.
-        rtol: relative standard error of the mean squared error at which an estimate stops; 0.01
+        key: the random key, for "estimate".
+        rtol: the relative standard error of the mean squared error at which an estimate stops; 0.01
             unless `samples` is given.
-        samples: the largest number of prompts to simulate, 65536 when None. Without `rtol` all of
-            them are simulated.
+        samples: the largest number of prompts to simulate; 65536 when None. If `rtol` is not given,
+            all of them are simulated.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -148,7 +154,7 @@ def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:
 
 
 def _fixed_weights(problem: Problem, rows: MomentRows, shape: tuple[int, ...]) -> Array | None:
-    """Return the weights of known tokens, NaN where the attention is not one head."""
+    """Return the mean weights of known tokens; NaN if the attention is not one head."""
     known = problem.known.size
     if not known:
         return None
@@ -158,13 +164,13 @@ def _fixed_weights(problem: Problem, rows: MomentRows, shape: tuple[int, ...]) -
 
 
 def finite_length(problem: Problem) -> str | None:
-    """Return why a problem is not that of infinite prompts."""
+    """Return why not all lengths of a problem are infinite; None if they are."""
     infinite = problem.lengths.size and np.isinf(problem.lengths).all()
     return None if infinite else "a length is finite"
 
 
 def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
-    """Return why a problem is not that of one head with this kernel."""
+    """Return why the attention is not one head with this kernel; None if it is."""
     head = problem.head
     if head is None:
         return problem.no_head_reason
@@ -188,12 +194,15 @@ def _softmax_over_law(problem: Problem) -> str | None:
     if process is None:
         return problem.law_obstacle(tilt)
     if problem.prompt.slope:
-        return f"a slope needs independent tokens, not those of a {type(process).__name__}"
+        return f"a slope requires independent tokens, not those of a {type(process).__name__}"
     return process.obstacle(tilt)
 
 
 def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
-    """Return a softmax head and one of tilt zero, if these are all heads; otherwise None."""
+    """Return a softmax head and a second one of tilt zero, or None if the heads are others.
+
+    A softmax head of tilt zero has equal weights, so that its output is a mean.
+    """
     heads = problem.tilted_heads
     if problem.wrt is not None or [head.kernel for head in heads] != ["softmax"] * 2:
         return None
@@ -209,7 +218,7 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
 
 
 def _several_softmax(problem: Problem) -> str | None:
-    """Return why exact moments of several softmax heads are not available."""
+    """Return why exact moments of several softmax heads are unavailable; None if they are not."""
     heads = problem.tilted_heads
     if problem.wrt is not None or len(heads) < 2:
         return OutOfScope("it is not a sum of several heads")
@@ -232,7 +241,7 @@ def _exact_several(problem: Problem, _effort: Effort) -> MomentRows:
             spacing=spacing,
         )
         rows = found.rows
-        require_accurate(rows.error, rows.mse, rows.limit, lengths)
+        require_accurate(rows.error, rows.mse, lengths, rows.limit)
     return rows
 
 
@@ -341,9 +350,9 @@ def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
 def _of_heads(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Turn a computation for the heads into one for the attention, by adding its residual.
+    """Turn a computation for the sum of the heads into one that adds the residual of the attention.
 
-    The gradient in a matrix of a head does not depend on the residual.
+    Nothing is added to the gradient in a matrix of a head, which does not depend on the residual.
     """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:

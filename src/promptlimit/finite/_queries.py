@@ -16,9 +16,9 @@ class GaussianPart:
     """A Gaussian component of the law of the query.
 
     Attributes:
-        weight: its probability.
-        mean: [q].
-        cov: [q, q].
+        weight: the probability of the component.
+        mean: the mean of a query, [q].
+        cov: the covariance of a query, [q, q].
     """
 
     weight: float
@@ -32,10 +32,10 @@ class Queries:
 
     Attributes:
         points: the queries of positive probability, [n, q].
-        weights: their probabilities, [n].
+        weights: the probabilities of `points`, [n].
         gaussians: the Gaussian components.
         law: the law as a measure; None for listed queries.
-        is_known: whether `points` and `gaussians` make up the whole law.
+        is_known: whether the law is a mixture of `points` and `gaussians`.
     """
 
     points: Array
@@ -46,12 +46,12 @@ class Queries:
 
     @classmethod
     def one(cls, point: Array) -> "Queries":
-        """Return one query."""
+        """Return the law of one fixed query."""
         return cls(point[None], np.ones(1))
 
     @property
     def is_one(self) -> bool:
-        """Whether one query was listed."""
+        """Whether there is one query, given as an array."""
         return self.law is None and self.points.shape[0] == 1
 
     @property
@@ -61,12 +61,12 @@ class Queries:
 
     @property
     def name(self) -> str:
-        """The queries in words."""
+        """The queries as text for messages."""
         return "a list of queries" if self.law is None else f"{type(self.law).__name__} queries"
 
     @property
     def sub_gaussian(self) -> float | None:
-        """The constant of centred queries; None when they are not centred or it is not known."""
+        """The sub-Gaussian constant; None if queries are not centred or the constant is unknown."""
         mean, cov = self.moments()
         if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
             return None
@@ -74,11 +74,11 @@ class Queries:
         return None if proxy is None else proxy.constant
 
     def as_measure(self) -> AbstractMeasure:
-        """Return the law to draw queries from."""
+        """Return the law from which queries are drawn."""
         return Empirical(self.points, self.weights) if self.law is None else self.law
 
     def moments(self) -> tuple[Array, Array]:
-        """Return mean and covariance."""
+        """Return mean and covariance of a query."""
         if self.law is not None and not self.is_known:
             with jax.enable_x64(True):
                 return as_float64(self.law.mean), as_float64(self.law.cov)
@@ -93,9 +93,10 @@ class Queries:
     def for_squares(self) -> tuple[Array, Array]:
         r"""Return points and weights that average squares of affine functions exactly.
 
-        $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, $c_k$ the columns of a root of the
-        covariance, has the mean and the covariance of the queries, which determine the mean of
-        every polynomial of degree 2.
+        The average is $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, where m is the mean of the
+        queries, q their dimension, and $c_k$ are the columns of a root of their covariance. The
+        points have the mean and the covariance of the queries, which determine the mean of every
+        polynomial of degree 2.
         """
         mean, cov = self.moments()
         steps = np.sqrt(mean.size) * sqrtm_psd(cov)

@@ -1,8 +1,9 @@
-r"""Exact moments of several softmax heads on one prompt: those of each head and of each pair.
+r"""Exact moments of the sum of several softmax heads on one prompt.
 
-With $\varepsilon_h$ the distance of head h from its limit, $E|\sum_h\varepsilon_h|^2=\sum_{h,k}
-E\langle\varepsilon_h,\varepsilon_k\rangle$: single heads need one integral and pairs two
-(`promptlimit.weights._pairs`).
+With $\varepsilon_h$ the output of head h minus its limit,
+$E|\sum_h\varepsilon_h|^2=\sum_{h,k}E\langle\varepsilon_h,\varepsilon_k\rangle$.
+The term of a single head is a simple integral, and the
+term of a pair is a double integral (`promptlimit.weights._pairs`).
 """
 
 import dataclasses
@@ -28,17 +29,15 @@ from promptlimit.weights import (
     total_of,
 )
 
-_LENGTHS_AT_ONCE = 32
-
 
 @dataclasses.dataclass(frozen=True)
 class HeadsMoments:
-    r"""Moments of the sum of softmax heads about its limit, for n lengths.
+    r"""Moments of a sum of softmax heads minus its limit, for n lengths.
 
     Attributes:
-        rows: moments of the sum; NaN for quantities that are defined for one head only.
-        overlaps: $E\sum_lp^h_lp^k_l$ of heads h and k, [h, h, n].
-        overlap_errors: the errors of `overlaps`, [h, h, n].
+        rows: the moments of the sum; quantities that are defined for one head only are NaN.
+        overlaps: $E\sum_lp^h_lp^k_l$ with $p^h_l$ the weights of head h, [h, k, n].
+        overlap_errors: the errors of `overlaps`, [h, k, n].
     """
 
     rows: MomentRows
@@ -47,7 +46,7 @@ class HeadsMoments:
 
 
 LawAlong = Callable[[Array], AbstractScoreLaw]
-"""From a tilt to the law of a token along it."""
+"""A function that returns the law of a token along a tilt."""
 
 
 def heads_moments(
@@ -63,11 +62,11 @@ def heads_moments(
 
     Args:
         measure: the law of a token.
-        law_along: its laws along tilts.
-        heads: at one query.
-        lengths: L, [n]: from 1 on, or infinite.
-        known: tokens and sinks of every prompt.
-        spacing: steps and ranges of the quadrature for pairs of heads.
+        law_along: a function that returns the law of a token along a tilt.
+        heads: the heads at one query.
+        lengths: L, [n]: at least 1, or infinite.
+        known: the tokens and sinks that are in every prompt.
+        spacing: the steps and ranges of the quadrature for pairs of heads.
     """
     laws = [law_along(head.tilt) for head in heads]
     single = [
@@ -89,19 +88,17 @@ def heads_moments(
         pair = HeadPair((heads[h].tilt, heads[k].tilt), (heads[h].value, heads[k].value))
         law = pair_law(measure, pair, spacing, by_values=known.size > 0)
         fixed = _known_pairs(known, (laws[h], laws[k]), pair, (single[h], single[k]))
-        for block in np.array_split(
-            np.flatnonzero(finite), -(-int(finite.sum()) // _LENGTHS_AT_ONCE)
-        ):
-            parts: list[AbstractPairPart] = [PairTokens(law, lengths[block]), *fixed]
-            found = pair_integrals(parts, law.maps, block.size, spacing)
-            biases = single[h].bias[block], single[k].bias[block]
-            crossed = found.moment - biases[0][:, :, None] * biases[1][:, None, :]
-            cov[block] += crossed + crossed.transpose(0, 2, 1)
-            for place in ((h, k, block), (k, h, block)):
-                overlaps[place], overlap_errors[place] = found.overlap, found.overlap_error
-            scale = np.sqrt(single[h].mse[block] * single[k].mse[block])
-            numerical = (found.mass_error + law.rounding(lengths[block])) * scale
-            error[block] += 2.0 * np.maximum(found.error, numerical)
+        count = int(finite.sum())
+        parts: list[AbstractPairPart] = [PairTokens(law, lengths[finite]), *fixed]
+        found = pair_integrals(parts, law.maps, count, spacing)
+        biases = single[h].bias[finite], single[k].bias[finite]
+        crossed = found.moment - biases[0][:, :, None] * biases[1][:, None, :]
+        cov[finite] += crossed + crossed.transpose(0, 2, 1)
+        for place in ((h, k, finite), (k, h, finite)):
+            overlaps[place], overlap_errors[place] = found.overlap, found.overlap_error
+        scale = np.sqrt(single[h].mse[finite] * single[k].mse[finite])
+        numerical = (found.mass_error + law.rounding(lengths[finite])) * scale
+        error[finite] += 2.0 * np.maximum(found.error, numerical)
     bias, limit = (total_of(getattr(rows, name) for rows in single) for name in ("bias", "limit"))
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
     unknown, weights = np.full(lengths.size, np.nan), np.full((lengths.size, known.size), np.nan)

@@ -1,4 +1,7 @@
-"""Monte Carlo over prompts: any law, any attention, with standard errors and warnings."""
+"""Monte Carlo over prompts, for any law and any attention, with standard errors and warnings.
+
+A program is a compiled function that returns arrays for a chunk of prompts, one row per prompt.
+"""
 
 import math
 import warnings
@@ -24,23 +27,25 @@ from promptlimit.prompts import Prompt
 from promptlimit.rules import Effort, unwrap
 
 MEMORY_BUDGET = 2**26
-"""Bytes that the prompts simulated at one time may take."""
+"""The largest size in bytes of the prompts that are simulated at a time."""
 
 LARGEST_PROMPT = 2**30
-"""Bytes one prompt may take."""
+"""The largest size in bytes of one prompt."""
 
 _COPIES = 4
-"""Arrays of the size of a prompt in its simulation: draws, tokens, scores and products."""
+"""The number of arrays of the size of a prompt in its simulation, such as draws and tokens."""
 
 _FIRST_LOOK = 256
-"""The relative error is computed first after this many prompts, then at every doubling."""
+"""The number of prompts after which the error is first compared with the requested accuracy.
+
+It is compared again at every doubling of the number of prompts."""
 
 
 class PromptSimulation(eqx.Module):
     """Attention over random prompts, each at its own query.
 
-    Prompt i draws its query and its tokens by the keys `split(fold_in(key, i))`, so that results
-    depend on the key alone, whatever the chunks and the devices.
+    The query and the tokens of prompt i are drawn with the keys `split(fold_in(key, i))`. Results
+    therefore depend on the key, but not on the size of chunks or the number of devices.
     """
 
     attention: AbstractAttention
@@ -57,18 +62,18 @@ class PromptSimulation(eqx.Module):
         return cls(*modules, problem.including_query, problem.wrt, problem.causal)
 
     def draw(self, count: int, keys: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
-        """Return query and random tokens of a prompt, by a key each."""
+        """Return the query of a prompt, drawn with the first key, and `count` random tokens."""
         query = self.queries.sample(1, key=keys[0])[0]
         return query, self.prompt.sample(count, key=keys[1])
 
     def read(self, prompt: AbstractMeasure, query: JaxArray) -> JaxArray:
-        """Return the output over a measure, or its gradient."""
+        """Return the output over a measure, or the gradient of the output in `wrt`."""
         if self.wrt is None:
             return self.attention(prompt, query)
         return self.attention.jacobian(prompt, query, wrt=self.wrt)
 
     def read_tokens(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
-        """Return the output, or its gradient, over random tokens and those of every prompt."""
+        """Return the output, or its gradient, over random tokens and the known tokens."""
         if self.causal:
             layers = unwrap(self.attention.as_layers())
             return attend_through(layers, Empirical(tokens), query, causal=True)
@@ -78,10 +83,10 @@ class PromptSimulation(eqx.Module):
         return self.read(Empirical(self._with_known(tokens, query)), query)
 
     def weights(self, tokens: JaxArray, query: JaxArray, tilt: JaxArray) -> JaxArray:
-        """Return the softmax weights: of random tokens, fixed ones, the query, sinks.
+        """Return the softmax weights of random tokens, fixed tokens, the query and the sinks.
 
-        Scores are measured from that of the token with the largest one, so that large tilts lose
-        no digits of their differences.
+        They are in that order. The token with the largest score is subtracted from all tokens
+        before scores are computed, so that differences of large scores keep their digits.
         """
         known = self._with_known(tokens, query)
         top = known[jnp.argmax(known @ tilt)]
@@ -104,7 +109,7 @@ class PromptSimulation(eqx.Module):
         return output
 
     def _with_known(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
-        """Return random tokens, then fixed ones, then the query where it is a token."""
+        """Return random tokens, then fixed tokens, then the query if it is a token."""
         fixed = [] if self.prompt.fixed is None else [self.prompt.fixed]
         own = [query[None]] if self.including_query else []
         return jnp.concatenate([tokens, *fixed, *own])
@@ -113,17 +118,17 @@ class PromptSimulation(eqx.Module):
 def simulated_lengths(
     problem: Problem, effort: Effort, program: Program, *constants: Array | None
 ) -> Iterator[tuple[int, tuple[Array, ...]]]:
-    """Yield the place of each finite length, and the arrays of a program over its prompts.
+    """Yield the index of each finite length, and the arrays of a program over its prompts.
 
-    Every length uses the same key. The decision to stop is taken after the same numbers of prompts
-    whatever the chunks and the devices.
+    All lengths use the same key. The number of prompts after which a simulation stops does not
+    depend on the size of chunks or the number of devices.
 
     Args:
-        problem: at one query.
+        problem: the problem at one query.
         effort: the number of prompts, or the accuracy at which to stop.
-        program: (simulation, tokens per prompt, *constants), keys -> arrays, one row per prompt;
-            the first array holds squared errors.
-        constants: further arguments of the program.
+        program: a function of the tuple (simulation, tokens per prompt, *constants) and keys that
+            returns arrays, one row per prompt. The first array contains squared errors.
+        constants: the further arguments of the program.
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
         with jax.enable_x64(True):  # not while the generator is suspended
@@ -137,9 +142,9 @@ def simulated_lengths(
 def prompt_chunks(
     problem: Problem, length: float, effort: Effort, program: Program, *constants: Any
 ) -> tuple[Iterator[Any], int]:
-    """Return chunks of a program's arrays over prompts of a length, and the size of a chunk.
+    """Return chunks of the arrays of a program over prompts of a length, and the size of a chunk.
 
-    The program is that of `simulated_lengths`; call inside `enable_x64`.
+    `simulated_lengths` documents the program. Call inside `enable_x64`.
     """
     count = tokens_that_fit(length, problem.prompt.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
@@ -149,18 +154,18 @@ def prompt_chunks(
 
 
 def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArray) -> Iterator[Any]:
-    """Return chunks of a program's arrays over the prompts of a simulation."""
+    """Return chunks of the arrays of a program; `shared` is the first argument of the program."""
     return in_chunks(program, shared, chunk, key=key, draws=2)
 
 
 def rows_until_known(
     chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
 ) -> tuple[Array, ...]:
-    """Return rows until the mean of the first array reaches the requested accuracy.
+    """Return as many rows as the mean of the first array needs for the requested accuracy.
 
     Args:
-        chunks: arrays, one row per prompt; the first array holds squared errors.
-        chunk: the number of rows of each.
+        chunks: chunks of arrays, one row per prompt. The first array contains squared errors.
+        chunk: the number of rows of each chunk.
         effort: the number of rows, or the accuracy at which to stop.
     """
     most = effort.most_samples
@@ -175,7 +180,7 @@ def rows_until_known(
 
 
 def tokens_that_fit(length: float, dim: int) -> int:
-    """Return a length as a number of tokens, or refuse a prompt that does not fit into memory."""
+    """Return a length as an integer; raise if such a prompt does not fit into memory."""
     most = LARGEST_PROMPT // (8 * dim * _COPIES)
     if length > most:
         raise ArgumentError(
@@ -187,7 +192,7 @@ def tokens_that_fit(length: float, dim: int) -> int:
 
 
 def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
-    """Return the size of the arrays in the simulation of one prompt with `count` tokens."""
+    """Return the number of array entries in the simulation of one prompt with `count` tokens."""
     known = problem.known.size
     return count * problem.prompt.dim * copies + problem.attention.scratch_size(count + known)
 
@@ -196,8 +201,8 @@ def chunk_of_prompts(entries: int, most: int) -> int:
     """Return the number of prompts to simulate at a time: a power of two.
 
     Args:
-        entries: the size of the arrays of one prompt.
-        most: the number of prompts to simulate in all.
+        entries: the number of array entries of one prompt.
+        most: the number of all prompts to simulate.
     """
     fitting = max(1, MEMORY_BUDGET // (8 * entries))
     return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
@@ -209,11 +214,12 @@ def _relative_error(squares: Array) -> float:
 
 
 def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
-    r"""Warn when the standard error is uncertain or larger than requested; return whether it is.
+    r"""Warn if the standard error is uncertain or larger than requested; return whether it is.
 
-    The variance of n values of kurtosis $\kappa$ is known to a relative $\sqrt{(\kappa-1)/n}$; past
-    one half, a few prompts determine the standard error. Few values hide their tails, so $\kappa$
-    is taken to be at least that of a Gaussian.
+    The variance of n values of kurtosis $\kappa$ is known to a relative accuracy of
+    $\sqrt{(\kappa-1)/n}$. If this is above one half, a few prompts determine the standard error.
+    The kurtosis of few values is often too small, so $\kappa$ is taken to be at least 3, as for a
+    Gaussian.
     """
     count, reached = squares.size, _relative_error(squares)
     centred = (squares - squares.mean()) ** 2
@@ -223,7 +229,7 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     if uneven:
         equal = squares.sum() ** 2 / np.sum(squares**2)
         warnings.warn(
-            f"The squared errors of {count} prompts are so uneven, worth {equal:.1f} equal ones, "
+            f"The squared errors of {count} prompts are so uneven, like {equal:.1f} equal ones, "
             "that their standard error cannot be trusted. Raise `samples`, or pass "
             "kind='exact' if it is available.",
             UnreliableErrorWarning,
@@ -246,7 +252,8 @@ def output_errors(
 ) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
     """Return squared errors, deviations from the limit, participations, and known weights.
 
-    Constants: the limit, and the tilt of the weights. Without a tilt the participations are NaN.
+    `shared` is the simulation, the number of random tokens, the limit, and the tilt that determines
+    the weights. If the tilt is None, the participations are NaN.
     """
     simulation, count, limit, tilt = shared
 
@@ -264,7 +271,7 @@ def output_errors(
 def outputs_and_tokens(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray, JaxArray]:
-    """Return deviations from the limit, which is the one constant, and the random tokens."""
+    """Return deviations from the limit, the last entry of `shared`, and the random tokens."""
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
@@ -277,7 +284,7 @@ def outputs_and_tokens(
 def gradient_errors(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray]:
-    """Return squared distances of a parameter gradient from its limit, the one constant."""
+    """Return squared distances of a gradient from its limit, the last entry of `shared`."""
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:

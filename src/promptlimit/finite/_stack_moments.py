@@ -1,17 +1,18 @@
 r"""Moments of stacks over finite prompts, and their limit where it has no closed form.
 
-Over Gaussian tokens or a list of them a stack has a closed limit, and linear stacks are exact in
-law at every length. Over other laws the image of a token under a layer has no closed form: the law
-is replaced by atoms of a quadrature in one and two dimensions, and by particles in more. Derived in
+Over Gaussian tokens, or tokens from a list, the limit of a stack has a closed form. Finite prompts
+of linear layers over Gaussian tokens are determined by Wishart matrices, at every length. Over
+other laws the law of a token after one layer has no closed form. Quadrature nodes (atoms) replace
+the law in one and two dimensions, and particles in more dimensions. Derived in
 docs/depth-theory.md.
 
-To leading order in 1/L the covariance of softmax layers over Gaussian tokens is C / L and their
-bias b / L, both in closed form (`promptlimit.depth`). If tokens attend to themselves so strongly,
-or a layer is so sharp, that L times the bias is far from b at a length
-(`promptlimit.depth.reached_share`), the bias of two layers is computed from the exact errors of the
-tokens at that length. For more layers it is NaN, and a warning names the length from which b / L
-holds. Under a causal mask the bias falls as $(\ln L)^{K-1}/L$ with a constant that depends on the
-first tokens, and it is NaN.
+To leading order in 1/L the output of softmax layers over Gaussian tokens has the covariance C / L
+and the bias b / L, both in closed form (`promptlimit.depth`). At a given length L times the bias
+may be far from b, because tokens attend strongly to themselves or a layer is sharp
+(`promptlimit.depth.leading_order_ratio`). Then the bias of two layers is computed from the exact
+errors of the tokens at that length. For more layers the bias is NaN, and a warning states the
+length from which on b / L holds. Under a causal mask the bias of K layers falls as
+$(\ln L)^{K-1}/L$ with a constant that depends on the first tokens; it is returned as NaN.
 """
 
 import dataclasses
@@ -30,16 +31,16 @@ from promptlimit._arrays import Array, as_float64
 from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import (
+    LEAST_RATIO,
     MOST_NODES,
-    REACHED,
     GaussianStack,
+    InfluenceFunction,
     LayerMatrices,
     LinearStack,
-    StackKernel,
     fluctuation_bias,
     fluctuation_cov,
-    reached_length,
-    reached_share,
+    leading_order_length,
+    leading_order_ratio,
     semi_exact_bias,
     too_many_terms,
     unread_layer,
@@ -64,25 +65,27 @@ from promptlimit.rules import Effort, OutOfScope, unwrap
 
 _NOT_A_STACK = OutOfScope("it is not a stack of several layers")
 _PARTICLES = 1024
-"""Particles that replace a law in more than two dimensions; their error falls as 1/N^2."""
+"""The number N of particles that replace a law in more than two dimensions.
+
+The error of the limit has the order 1/N^2."""
 
 _REPLICAS = 64
-"""The default number of independent prompts of particles."""
+"""The default number of independent sets of particles."""
 
 _FIRST_NODES = {1: 64, 2: 16}
-"""Nodes per axis at which the quadrature of a Gaussian part starts, by dimension."""
+"""The first number of quadrature nodes per axis of a Gaussian part, by dimension."""
 
 _MOST_ATOMS = 8192
-"""The largest number of atoms: the scores of all pairs are computed."""
+"""The largest number of atoms; the scores of all pairs of atoms are computed."""
 
 _MOST_TERMS = 64
-"""The largest number of terms of an influence that saves time."""
+"""The largest number of terms of an influence with which a control variate saves time."""
 
 _CLOSE = 1e-10
-"""The relative change at which a quadrature stops."""
+"""The relative change of the limit at which the quadrature stops."""
 
 _FAR = 1e-4
-"""The relative change above which a quadrature raises an error."""
+"""The relative change of the limit above which the quadrature raises an error."""
 
 
 def without_closed_limit(problem: Problem) -> str | None:
@@ -99,7 +102,7 @@ def without_closed_limit(problem: Problem) -> str | None:
 
 
 def without_atoms(problem: Problem) -> str | None:
-    """Return why atoms of a quadrature do not apply to a stack."""
+    """Return why atoms do not apply to a stack; None if they do."""
     if without_closed_limit(problem) is None:
         return "it has a closed limit"
     parts = problem.parts
@@ -115,7 +118,7 @@ def without_atoms(problem: Problem) -> str | None:
 
 
 def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
-    """Return the limit over atoms; its error is the change at the last doubling of their number."""
+    """Return the limit over atoms; the last doubling of the atoms measures its error."""
     limit, error = _limit_by_atoms(problem)
     rows = MomentRows.at_infinity(limit, problem.lengths.size)
     return dataclasses.replace(rows, limit_error=error)
@@ -136,8 +139,9 @@ def _limit_by_atoms(problem: Problem) -> tuple[Array, Array]:
         before = limit
     if relative > _FAR:
         raise AccuracyError(
-            f"For {problem.subject}, the last doubling of the atoms moves the limit by a share of "
-            f"{relative:.2g}: the tilted law is not covered. Pass kind='estimate' and a key."
+            f"For {problem.subject}, the last doubling of the quadrature nodes changes the limit "
+            f"by a relative {relative:.2g}: the nodes do not cover the tilted law. Pass "
+            "kind='estimate' and a key."
         )
     return limit, error
 
@@ -149,9 +153,9 @@ def _atom_count(parts: GaussianParts, nodes: int) -> int:
 def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
     r"""Return the output over atoms, n = `nodes` per axis of every Gaussian part.
 
-    They are $h=\sqrt{2\pi/n}$ apart and have weights $e^{-x^2/2}$: a trapezoidal sum, whose error
-    falls geometrically because layers are smooth. It extends to $x=\sqrt{\pi n/2}$, because tilted
-    means depend on the tails.
+    The atoms x are $\sqrt{2\pi/n}$ apart and have weights proportional to $e^{-x^2/2}$. This is a
+    trapezoidal rule, whose error falls geometrically because layers are smooth. It extends to
+    $x=\sqrt{\pi n/2}$, because tilted means depend on the tails.
     """
     points, shares = [], []
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
@@ -169,15 +173,15 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
 
 
 def without_particles(problem: Problem) -> str | None:
-    """Return why particles are not needed for a stack."""
+    """Return why particles are not needed for a stack; None if they are."""
     return None if without_closed_limit(problem) else "it has a closed limit"
 
 
 def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
     """Return the moments of simulated prompts about a limit that is itself an estimate.
 
-    The limit comes from atoms where they apply. Its error is part of the errors of the mean squared
-    errors.
+    The limit is computed with atoms if they apply, else with particles. The error of the mean
+    squared errors includes the effect of the error of the limit.
     """
     key, prompt_key = jax.random.split(unwrap(effort.key))
     if without_atoms(problem) is None:
@@ -193,10 +197,11 @@ def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
 
 
 def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> tuple[Array, Array]:
-    r"""Return the limit over replicas of N particles, and its standard error.
+    r"""Return the limit as a mean over independent sets of N particles, and its standard error.
 
-    One replica is $2T_N-\frac12(T_{N/2}+T'_{N/2})$ over all its particles and its halves, which
-    takes the bias of order 1/N out.
+    The output over one set is $2T_N-\frac12(T_{N/2}+T'_{N/2})$, where $T_N$ is the output over all
+    particles and the other two are the outputs over the two halves. This removes the bias of order
+    1/N.
     """
     replicas = _REPLICAS if effort.samples is None else int(effort.samples)
     if np.isfinite(problem.lengths).any():
@@ -221,7 +226,7 @@ def _replica_outputs(simulation: PromptSimulation, keys: Key[JaxArray, "prompts 
 
 
 def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentRows:
-    """Return the moments about a limit of simulated prompts, length by length."""
+    """Return the moments of simulated prompts about a limit, length by length."""
     head = problem.head
     tilt = head.tilt if head is not None and head.kernel == "softmax" else None
     rows = _rows_to_fill(problem, limit)
@@ -236,7 +241,7 @@ def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentR
 
 
 def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
-    """Return the rows of infinite prompts, with the arrays that simulated prompts fill."""
+    """Return the rows of infinite prompts; `_put_draws` sets the rows of finite lengths."""
     rows = MomentRows.at_infinity(limit, problem.lengths.size, problem.known.size)
     samples = np.zeros(problem.lengths.size, dtype=np.int64)
     return dataclasses.replace(rows, samples=samples, bias_error=np.zeros_like(rows.bias))
@@ -250,7 +255,7 @@ def _put_draws(  # noqa: PLR0917  # the moments of a row, in their order
     cov: Array,
     participation: float = np.nan,
 ) -> None:
-    """Write the moments of simulated prompts: squared errors, and draws whose mean is the bias."""
+    """Set the moments at one length from squared errors and from draws whose mean is the bias."""
     error = float(standard_error(squares))
     rows.put(place, draws.mean(axis=0), cov, squares.mean(), participation, error)
     unwrap(rows.samples)[place] = draws.shape[0]
@@ -263,30 +268,31 @@ def _covariance(deviation: Array) -> Array:
 
 
 def controlled_obstacle(problem: Problem) -> str | None:
-    """Return why the first order is not available as a control variate."""
+    """Return why the first order is not available as a control variate; None if it is."""
     if problem.layers is None:
         return _NOT_A_STACK
     obstacle = expansion_obstacle(problem)
     if obstacle is not None:
         return obstacle
-    terms = sum(part.constant.size for part in _kernel(problem).parts)
+    terms = sum(part.constant.size for part in _influence_function(problem).parts)
     return f"its influences have {terms} terms, too many" if terms > _MOST_TERMS else None
 
 
-def _kernel(problem: Problem) -> StackKernel:
-    return StackKernel.of(gaussian_stack(problem), problem.query)
+def _influence_function(problem: Problem) -> InfluenceFunction:
+    return InfluenceFunction.of(gaussian_stack(problem), problem.query)
 
 
 def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
     r"""Return the moments of simulated prompts, with the first order k as a control variate.
 
-    The mean k of the influences of a prompt's tokens has mean zero and covariance $C/L$: the bias
-    is the mean of $T_L-T-k$, and the mean squared error is $\mathrm{tr}\,C/L$ plus the mean of
-    $|T_L-T|^2-|k|^2$. Both have less noise by a factor $L^{-1/2}$. Under a causal mask the
-    influence of token i through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$;
-    k still has mean zero, and its square is not used.
+    For each prompt, k is the mean over its tokens of their influence on the output. Over prompts, k
+    has mean zero and covariance $C/L$. The bias is the mean of $T_L-T-k$, and the mean squared
+    error is $\mathrm{tr}\,C/L$ plus the mean of $|T_L-T|^2-|k|^2$. The control variate multiplies
+    the noise of both by a factor of order $L^{-1/2}$. Under a causal mask, the influence of token i
+    through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$. Then k still has mean
+    zero, but $|k|^2$ is not used.
     """
-    limit, kernel = problem.limit(), _kernel(problem)
+    limit, influence = problem.limit(), _influence_function(problem)
     try:
         cov = fluctuation_cov(gaussian_stack(problem), problem.query)
     except KindUnavailableError:  # influences of infinite variance cannot serve as a control
@@ -297,7 +303,7 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
         with jax.enable_x64(True):
             chunks, chunk = prompt_chunks(problem, length, effort, outputs_and_tokens, limit)
             controlled = (
-                _controlled(kernel, cov / length, problem.causal, *drawn) for drawn in chunks
+                _controlled(influence, cov / length, problem.causal, *drawn) for drawn in chunks
             )
             squares, deviation, control = rows_until_known(controlled, chunk, effort)
         warn_when_unreliable(squares, effort)
@@ -309,11 +315,14 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
 
 
 def _controlled(
-    kernel: StackKernel, cov: Array, causal: bool, deviation: Array, tokens: Array
+    influence: InfluenceFunction, cov: Array, causal: bool, deviation: Array, tokens: Array
 ) -> tuple[Array, Array, Array]:
-    """Return squared errors, deviations and their first orders, one row a prompt."""
+    """Return squared errors, deviations $T_L-T$ and their first orders k, one row per prompt.
+
+    `cov` is $C/L$, and `controlled_moments` explains its use.
+    """
     count, length, dim = tokens.shape
-    by_steps = np.stack(kernel.by_steps(tokens.reshape(-1, dim)))
+    by_steps = np.stack(influence.by_steps(tokens.reshape(-1, dim)))
     by_steps = by_steps.reshape(by_steps.shape[0], count, length, -1)
     reach = np.ones((by_steps.shape[0], length))
     if causal:
@@ -327,7 +336,7 @@ def _controlled(
 
 
 def linear_stack_obstacle(problem: Problem) -> str | None:
-    """Return why a problem is not of linear layers over Gaussian tokens."""
+    """Return why a problem is not a stack of linear layers over Gaussian tokens, or None."""
     layers = problem.layers
     if layers is None:
         return _NOT_A_STACK
@@ -340,7 +349,7 @@ def linear_stack_obstacle(problem: Problem) -> str | None:
 
 
 def many_nodes(problem: Problem) -> str | None:
-    """Return why products of Gauss rules do not apply to a stack."""
+    """Return why Gauss rules for Wishart matrices do not apply to a stack, or None."""
     obstacle = linear_stack_obstacle(problem)
     if obstacle is not None:
         return obstacle
@@ -362,9 +371,10 @@ def exact_linear_stack(problem: Problem, _effort: Effort) -> MomentRows:
 
 
 def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
-    """Return the moments of a linear stack over prompts drawn as Wishart matrices.
+    """Return the moments of a linear stack over prompts that are drawn as Wishart matrices.
 
-    The part that is linear in the second moment has mean zero, and is left out of the bias.
+    The deviation from the limit has two parts. The first part is linear in the error of the second
+    moment of the tokens. It has mean zero and is left out of the bias.
     """
     stack = _linear_stack(problem)
     rows = _rows_to_fill(problem, stack.limit)
@@ -382,7 +392,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
 def _linear_draws(
     stack: LinearStack, length: float, chunk: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield squared errors and the two parts of the deviations of prompts, without end."""
+    """Yield chunks without end: squared errors, and the two parts of the deviations of prompts."""
     while True:
         first, rest = stack.drawn_deviations(length, chunk, rng)
         yield np.sum((first + rest) ** 2, axis=1), first, rest
@@ -394,7 +404,7 @@ def _is_linear(layer: AbstractAttention) -> bool:
 
 
 def _linear_stack(problem: Problem) -> LinearStack:
-    """Return the stack as matrices, at the query, in coordinates that carry the tokens' spread."""
+    """Return the stack at the query as matrices, in coordinates of positive token variance."""
     gaussian, layers = unwrap(problem.gaussian), []
     with jax.enable_x64(True):
         for layer in unwrap(problem.layers):
@@ -417,7 +427,7 @@ def _linear_stack(problem: Problem) -> LinearStack:
 
 
 def expansion_obstacle(problem: Problem) -> str | None:
-    """Return why softmax layers have no leading order in 1/L."""
+    """Return why softmax layers have no leading order in 1/L; None if they have one."""
     layers = problem.layers or (problem.attention,)
     if problem.layers is None and (problem.heads is None or problem.gaussian is None):
         return problem.no_head_reason
@@ -442,7 +452,7 @@ def gaussian_stack(problem: Problem) -> GaussianStack:
 
 
 def expansion_rows(problem: Problem, _effort: Effort) -> MomentRows:
-    """Return the leading order of every moment."""
+    """Return the leading order of every moment of softmax layers."""
     stack, lengths = gaussian_stack(problem), problem.lengths
     cov = fluctuation_cov(stack, problem.query, causal=problem.causal)
     shares = 1.0 / lengths
@@ -464,7 +474,7 @@ def _bias_constants(stack: GaussianStack, problem: Problem) -> Array:
         return constants
     reached = np.zeros(problem.lengths.size, dtype=bool)
     if stack.slow_layer() is None:
-        reached = reached_share(stack, problem.query, problem.lengths) >= REACHED
+        reached = leading_order_ratio(stack, problem.query, problem.lengths) >= LEAST_RATIO
         if reached.any():
             constants[reached] = fluctuation_bias(stack, problem.query)
     missing = np.flatnonzero(np.isfinite(problem.lengths) & ~reached)
@@ -480,7 +490,7 @@ def _bias_constants(stack: GaussianStack, problem: Problem) -> Array:
 def _warn_of_slow_bias(stack: GaussianStack, problem: Problem, missing: NDArray[np.int64]) -> None:
     reason = stack.slow_layer()
     if reason is None:
-        length = reached_length(stack, problem.query)
+        length = leading_order_length(stack, problem.query)
         sharpest = max(stack.squared_tau(level) for level in range(stack.depth - 1))
         start = f"from L = {length:.2g} on" if np.isfinite(length) else "at no length up to 1e30"
         reason = f"its leading order is trusted {start} (tau^2 = {sharpest:.3g} below the last)"

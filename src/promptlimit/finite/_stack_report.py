@@ -1,4 +1,4 @@
-"""A stack of layers over finite and infinite prompts, in every kind."""
+"""A report on a stack of layers: its limit, and its moments over finite prompts, in every kind."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from promptlimit.measures import AbstractMeasure, Gaussian
 from promptlimit.results import Kind, PromptMoments, StackReport
 
 _LONGEST_SIMULATED = 100
-"""Tokens of a simulated prompt: the work of a layer grows with their square."""
+"""The largest length to simulate: the work of a layer grows with the square of the length."""
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "estimate")
 
 
@@ -35,11 +35,12 @@ def stack_report(
         attention: the layers.
         measure: the law of a token.
         query: one query.
-        lengths: increasing.
+        lengths: the prompt lengths, increasing.
         causal: whether each token attends only to itself and the tokens before it.
-        key: randomness; None simulates nothing.
-        samples: prompts to simulate, at lengths up to 100.
-        watch: called with the current step, the number of steps done and their total.
+        key: the random key; None simulates nothing.
+        samples: the number of prompts to simulate at each length up to 100.
+        watch: a function that is called with the name of the current step, the number of completed
+            steps and the number of all steps.
 
     >>> import promptlimit as pl
     >>> layer = pl.Layer([pl.LinearAttention([[0.2]], [[0.5]])])
@@ -78,7 +79,10 @@ def stack_report(
 def _squared_tau(
     attention: AbstractAttention, measure: AbstractMeasure
 ) -> tuple[float, ...] | None:
-    """Return the squared sharpness of every softmax layer over Gaussian tokens, else None."""
+    r"""Return the $\tau^2$ of every layer, or None unless all are softmax over Gaussian tokens.
+
+    $\tau$ is the largest standard deviation of the scores of a head (`GaussianStack.squared_tau`).
+    """
     if not (isinstance(attention, Stack) and isinstance(measure, Gaussian)):
         return None
     if unread_layer(attention.layers) is not None:

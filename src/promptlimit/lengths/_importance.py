@@ -1,4 +1,4 @@
-"""Self-normalised importance sampling between Gaussians, exactly."""
+"""Exact bias and error of self-normalised importance sampling between Gaussians."""
 
 import jax
 import numpy as np
@@ -23,16 +23,19 @@ def importance_sampling(
 ) -> ImportanceSampling:
     r"""Return bias, error and effective sample size of self-normalised importance sampling (SNIS).
 
-    With draws $x_l$ from the proposal and weights $w_l=dN(m_p,P)/dN(m,S)(x_l)$, the estimator of
-    $E\,f$ is $\sum_lw_lf(x_l)/\sum_lw_l$: softmax attention over `GaussianQuadratic` tokens at the
-    tilt `log_ratio`. All numbers are exact, at a cost that does not depend on n.
+    The n draws $x_l$ come from the proposal $N(m,S)$ and have the weights $w_l$, the ratio of the
+    density of the target $N(m_p,P)$ to that of the proposal at $x_l$. The estimator of the mean of
+    f under the target is $\sum_lw_lf(x_l)/\sum_lw_l$. This is softmax attention over
+    `GaussianQuadratic` tokens at the tilt `log_ratio`. All numbers are exact, at a cost that does
+    not depend on n.
 
     Args:
         proposal: $N(m,S)$, from which the draws come.
         target: $N(m_p,P)$.
         lengths: n, the number of draws: whole numbers from 2 to 1e30, one or a list.
-        functions: f as coefficients of $(x,x_ix_j)_{i\le j}$, shape `[f, k + k (k + 1) / 2]`; the
-            coordinates of x when None. `GaussianQuadratic.tilt(b, B)` arranges coefficients.
+        functions: the coefficients of each f as a linear combination of $(x,x_ix_j)_{i\le j}$,
+            shape `[f, k + k (k + 1) / 2]` for x of dimension k; the coordinates of x when None.
+            `GaussianQuadratic.tilt(b, B)` returns coefficients in this order.
 
     >>> import promptlimit as pl
     >>> found = importance_sampling(pl.Gaussian([0.0], [[2.25]]), pl.Gaussian([0.5], [[1.0]]), 100)
@@ -72,7 +75,11 @@ def _quadratic(name: str, law: AbstractMeasure) -> GaussianQuadratic:
     if isinstance(law, Gaussian):
         law = GaussianQuadratic(as_float64(law.location), as_float64(law.covariance))
     if not isinstance(law, GaussianQuadratic):
-        raise ArgumentError(name, f"must be a Gaussian, got {type_name(law)}.")
+        raise ArgumentError(
+            name,
+            f"must be a Gaussian, got {type_name(law)}. For other laws, such as a mixture, pass "
+            "tokens (log-weight, f) to `prompt_moments`, as the page on importance sampling shows.",
+        )
     return in_double(law)
 
 

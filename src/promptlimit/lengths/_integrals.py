@@ -1,19 +1,22 @@
 r"""Moments over prompts of the log-partition function, the entropy and the weights.
 
-A prompt has L free tokens with independent scores and fixed tokens with the scores $s_f$; $Z$ is
-the sum of $e^s$ over all tokens. Let $\chi=\exp(-\sum_fe^{s_f+u})$, and let T be exponential and
-independent of the prompt. Then $\chi\varphi^L$ is the survival function of $\ln T-\ln Z$, so that
-for any $c$, with $v=u+c$ and $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
+A prompt has L free tokens with independent scores s and fixed tokens with the scores $s_f$. $Z$ is
+the sum of $e^s$ over all tokens, and $p_l=e^{s_l}/Z$ are the weights. For one free token let
+$\varphi(u)=E\exp(-e^{s+u})$ and $F_k[f]=E[f\,x^ke^{-x}]$ with $x=e^{s+u}$. Let
+$\chi=\exp(-\sum_fe^{s_f+u})$, and let T be exponential and independent of the prompt. Then
+$\chi\varphi^L$ is the probability of $\ln T-\ln Z>u$. For any $c$, with $v=u+c$,
+$I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$ and $\gamma$ Euler's constant,
 
     E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2.
 
-At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$ without cancellation, $\psi$ as in
-`PartitionMeans`. The entropy is $H=\sum_lp_l(\ln Z-s_l)$. Under the integral for $Z^{-k}$ a factor
-$\ln Z$ becomes $\psi_k-u$, where $\psi_k$ is the digamma function at k, so that with $t=s+u$
+At $c=\ln E\,Z$ the difference in $I_k$ is $e^{-e^v}(e^{L\psi}-1)$ with $\psi$ of `PartitionMeans`,
+and no digits cancel. The entropy is $H=\sum_lp_l(\ln Z-s_l)$. Under the integral for $Z^{-k}$ a
+factor $\ln Z$ becomes $\psi_k-u$, where $\psi_k$ is the digamma function at k. Hence with $t=s+u$
+and $t_f=s_f+u$
 
     E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
 
-The second moment has a similar formula, which is used if a few tokens have most of the weight.
+The second moment of H has a similar formula, which is used if a few tokens have most of the weight.
 Otherwise the variance is computed from deviations from the annealed limit, in which $Z$ is replaced
 by $E\,Z$. Derived in docs/lengths.md.
 """
@@ -36,7 +39,7 @@ _LARGEST_EXPONENT = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class PromptStatistics:
-    """Statistics of prompts, [n] each, and their errors.
+    """Statistics of n prompts, [n] each, and their errors.
 
     Attributes:
         log_partition: the mean of ln Z.
@@ -46,7 +49,7 @@ class PromptStatistics:
         participation: the mean sum of squared weights.
         fixed_weights: the mean weights of the fixed tokens, [n, f].
         error: the largest measured relative error of the means.
-        variance_error: the largest relative error of the two variances.
+        variance_error: the largest relative rounding error of the two variances.
     """
 
     log_partition: Array
@@ -59,13 +62,13 @@ class PromptStatistics:
     variance_error: Array
 
     def put(self, at: NDArray[np.int64], some: "PromptStatistics") -> None:
-        """Replace the rows of some prompts."""
+        """Replace the statistics of the prompts with these indices."""
         for field in dataclasses.fields(self):
             getattr(self, field.name)[at] = getattr(some, field.name)
 
 
 def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> PromptStatistics:
-    r"""Return the statistics of prompts of L free tokens, [n], and fixed scores, [n, f]."""
+    r"""Return the statistics of n prompts with L free tokens, [n], and fixed scores, [n, f]."""
     prompts = _Prompts(scores, lengths, fixed)
     moments = prompts.partition()
     entropy, square, plain_size = prompts.entropy()
@@ -98,21 +101,21 @@ def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> P
 
 
 def _share(size: Array, value: Array) -> Array:
-    """Return the size as a multiple of the value; zero where the value is zero."""
+    """Return `size` divided by `value`, or zero if the value is zero."""
     return np.divide(size, value, out=np.zeros_like(size), where=value != 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _PartitionMoments:
-    r"""Moments of $Y=\ln Z-c$, and the centre of the scores.
+    r"""Moments of $Y=\ln Z-c$ for n prompts, [n] each, and the constants used for them.
 
     Attributes:
         centre: c.
         mean: $E\,Y$.
         second: $E\,Y^2$.
         size: the sum of the absolute values of the terms of the variance of Y.
-        spread: whether prompts are near their annealed limit, so that c is $\ln E\,Z$.
-        mean_score: the mean score under the annealed weights.
+        spread: whether a prompt is near its annealed limit, so that c is $\ln E\,Z$.
+        mean_score: the mean score under the annealed weights, $e^s/E\,Z$.
     """
 
     centre: Array
@@ -129,7 +132,7 @@ class _PartitionMoments:
 
 
 class _Prompts:
-    """Integrands, [n, u], of prompts of several lengths and fixed tokens."""
+    """Integrands, [n, u], for n prompts with different lengths and fixed scores."""
 
     def __init__(self, scores: PartitionMeans, lengths: Array, fixed: Array):
         self.scores, self.lengths, self.fixed = scores, lengths[:, None], fixed
@@ -153,7 +156,11 @@ class _Prompts:
         return 0.5 * np.einsum("nu,nuf->nf", self.left, self.fixed_x)
 
     def partition(self) -> _PartitionMoments:
-        r"""Return the moments of ln Z about $\ln E\,Z$, or about the median if that is far."""
+        r"""Return the moments of ln Z minus a centre c.
+
+        The centre is $\ln E\,Z$ near the annealed limit, else the c at which
+        $P(\ln T-\ln Z>-c)=1/e$.
+        """
         scores, u = self.scores, self.scores.u
         log_free = np.log(self.lengths[:, 0]) + scores.log_mean
         annealed = np.logaddexp.reduce(np.column_stack([log_free, self.fixed]), axis=1)
@@ -165,7 +172,7 @@ class _Prompts:
         v = u + centre[:, None]
         reference = np.exp(-np.exp(np.minimum(v, _LARGEST_EXPONENT)))
         plain = np.exp(self.log_left) - reference
-        close = spread[:, None] & (excess < 1.0)  # where the two would cancel
+        close = spread[:, None] & (excess < 1.0)  # the two terms of `plain` would cancel
         difference = np.where(close, reference * np.expm1(np.minimum(excess, 1.0)), plain)
         difference = STEP * difference
         zeroth = difference.sum(axis=1)
@@ -185,9 +192,10 @@ class _Prompts:
     def entropy(self) -> tuple[Array, Array, Array]:
         r"""Return $E\,H$, $E\,H^2$ and the sum of the absolute terms of $E\,H^2$.
 
-        With $e=F_1[\psi_2-t]/\varphi$, $S=\sum_f(\psi_2-t_f)e^{t_f}$, $M$ the mass of all tokens
-        and $a$ that of one free token,
-        $E\,H^2=\int\{L(F_2[(\psi_2-t)^2-\psi_2']/\varphi-e^2+\psi_2'a^2)+(Le+S)^2-\psi_2'M^2\}$.
+        Let $a=F_1[1]/\varphi$, $e=F_1[\psi_2-t]/\varphi$, $M=La+\sum_fe^{t_f}$,
+        $S=\sum_f(\psi_2-t_f)e^{t_f}$, and $\psi_2'$ the trigamma function at 2. Then $E\,H^2$ is
+        $\int\{L(F_2[(\psi_2-t)^2-\psi_2']/\varphi-e^2+\psi_2'a^2)+(Le+S)^2-\psi_2'M^2\}$,
+        where the integrand is multiplied by $\chi\varphi^L$.
         """
         scores, phi, lengths = self.scores, self.phi, self.lengths
         log_mass = scores.log_mass / phi
@@ -209,13 +217,14 @@ class _Prompts:
     def centred_entropy(
         self, moments: _PartitionMoments, entropy: Array
     ) -> tuple[Array, Array, Array]:
-        r"""Return mean and variance of $H=c-m+Y-W$, and the sum of the variance's absolute terms.
+        r"""Return the mean and the variance of H, and the sum of the absolute terms of the latter.
 
-        $W=\sum p(s-m)$, with m the annealed mean score or, far from the annealed limit,
-        $E\ln Z-E\,H$. With $b=F_1[s-m]/\varphi$ and $G=Lb+\sum_fe^{t_f}(s_f-m)$,
+        $H=c-m+Y-W$ with $Y=\ln Z-c$ and $W=\sum_lp_l(s_l-m)$. Here m is the annealed mean score or,
+        far from the annealed limit, $E\ln Z-E\,H$. With $b=F_1[s-m]/\varphi$ and
+        $G=Lb+\sum_fe^{t_f}(s_f-m)$,
         $E\,W=\int G$, $E\,W^2=\int\{L(F_2[(s-m)^2]/\varphi-b^2)+G^2\}$ and
-        $E\,YW=-\int(v+\gamma)G$, each weighted by $\chi\varphi^L$. At the annealed limit
-        $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\psi'$, without terms that cancel.
+        $E\,YW=-\int(v+\gamma)G$, where each integrand is multiplied by $\chi\varphi^L$. Near the
+        annealed limit $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\psi'$ has no terms that cancel.
         """
         scores, phi, lengths = self.scores, self.phi, self.lengths
         energy = moments.centre + moments.mean - entropy

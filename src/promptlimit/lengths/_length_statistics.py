@@ -1,7 +1,9 @@
 r"""Statistics of the log-partition function, the entropy and the weights at any length.
 
-Laws of scores differ in the means over one score (`AbstractScores`); the integrals over prompts are
-the same for all (`_integrals`).
+With scores $s_l$ of the tokens of a prompt, $Z=\sum_le^{s_l}$, and $\ln Z$ is the log-partition
+function. The softmax weights are $p_l=e^{s_l}/Z$, the entropy is $-\sum_lp_l\ln p_l$, and
+$S_2=\sum_lp_l^2$. A law of scores provides means over one score (`AbstractScores`); the integrals
+over prompts are the same for all laws (`_integrals`).
 """
 
 import math
@@ -28,15 +30,15 @@ from promptlimit.results import EffectiveTokens, EntropyPrediction, LengthStatis
 from promptlimit.weights import checked_sharpness, largest_weight, mean_effective_tokens
 
 TOLERANCE = 1e-10
-"""The largest measured relative error that is returned for Gaussian scores."""
+"""The largest measured relative error for Gaussian scores; a larger one raises AccuracyError."""
 
 _SAFETY = 4.0
 _ENTRIES_AT_ONCE = 2**19
 _SMALL = 0.07
-"""Sharpness below which the variance of the entropy is extrapolated from larger ones."""
+"""The sharpness below which the variance of the entropy is extrapolated from larger ones."""
 
 _TINY = 1e-7
-"""Sharpness below which the variance of ln Z equals its leading order, to the last digit."""
+"""The sharpness below which the variance of ln Z is equal to its leading order."""
 
 _NODES = 0.0465 + 0.0435 * np.cos(np.pi * (np.arange(12) + 0.5) / 12)
 
@@ -52,17 +54,19 @@ def length_statistics(
 ) -> LengthStatistics:
     r"""Return means and variances over prompts of $\ln Z$ and of the entropy at every length.
 
-    A prompt has L free tokens with independent scores and, optionally, fixed tokens: sinks, the
-    query itself, a needle. The law of a free score is $N(0,\sigma^2)$ for a number or an array
-    $\sigma$, a mixture of Gaussians (`GaussianScores`), a list (`ListedScores`), or that of tokens
-    of any law along a tilt (`TokenScores`). At the inverse temperature b pass $b\sigma$ and $b$
-    times the fixed scores.
+    Z is the sum of $e^s$ over the scores s of all tokens. A prompt has L free tokens with
+    independent scores and, optionally, fixed tokens, such as sinks, the query itself or a needle.
+    The law of a free score is $N(0,\sigma^2)$ for a number or an array $\sigma$, a mixture of
+    Gaussians (`GaussianScores`), a list (`ListedScores`), or the law of the score of a token from
+    any law (`TokenScores`). At the inverse temperature b pass $b\sigma$ and $b$ times the fixed
+    scores.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, any shape; or the law of one score.
         lengths: L: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
-        fixed_scores: $s_f$ along the last axis, measured from the mean of the free scores if those
-            are given by $\sigma$; the axes before it broadcast with `lengths`.
+        fixed_scores: the scores of the fixed tokens along the last axis. If free scores are given
+            by $\sigma$, they are relative to the mean of the free scores. The other axes broadcast
+            with `lengths`.
 
     Raises:
         ValueError: an argument outside its range.
@@ -104,7 +108,7 @@ def length_statistics(
 
 
 def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> PromptStatistics:
-    """Return the statistics of prompts of L free tokens, [n], and fixed scores, [n, f]."""
+    """Return the statistics of n prompts with L free tokens, [n], and fixed scores, [n, f]."""
     mean, variance = scores.mean_and_variance()
     statistics = _closed_forms(lengths, fixed, mean)
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
@@ -125,10 +129,10 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 
 
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
-    r"""Return the statistics of infinite prompts, and those of free tokens with one score m.
+    r"""Return the statistics of infinite prompts, and of finite ones with equal free scores m.
 
-    $Z=Le^m+\sum_fe^{s_f}$. They also hold for one free token of any law and no fixed tokens, except
-    the variance of $\ln Z$.
+    For the latter $Z=Le^m+\sum_fe^{s_f}$. Except for the variance of $\ln Z$ they are also the
+    statistics of one free token with a random score of mean m, without fixed tokens.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -157,11 +161,12 @@ def gaussian_statistics(
 ) -> PromptStatistics:
     """Return the statistics for scores N(0, sigma^2), [n]; prompts are grouped by sharpness.
 
-    `variances=False` skips the extrapolation of variances to small sharpness, which takes twelve
+    With `variances=False` variances at small sharpness are not extrapolated, which takes twelve
     times as long as the rest.
 
     Raises:
-        AccuracyError: an error exceeds `TOLERANCE`; without fixed tokens, also one of a variance.
+        AccuracyError: the error of a mean exceeds `TOLERANCE`, or, without fixed tokens, the error
+            of a variance does.
     """
     statistics = _closed_forms(lengths, fixed, 0.0)
     for value in np.unique(sigma):
@@ -184,7 +189,7 @@ def gaussian_statistics(
 
 
 def _extrapolate(statistics: PromptStatistics, sigma: Array, lengths: Array, fixed: Array) -> None:
-    """Replace the variances at small sharpness, where their formulas lose digits."""
+    """Replace the variances at small sharpness, where the integrals lose digits."""
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
     small = np.flatnonzero((sigma > 0.0) & (sigma < _SMALL) & np.isfinite(lengths) & ~alone)
     if small.size:
@@ -199,9 +204,9 @@ def _extrapolate(statistics: PromptStatistics, sigma: Array, lengths: Array, fix
 def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Array]:
     r"""Return the variance of the entropy at small sharpness, and its relative error.
 
-    It is $L(pR)^2\sigma^2+f\sigma^4$, p the weight of a free token and R the mean score at
-    $\sigma=0$, with a smooth function f of $\sigma^2$. A polynomial extrapolates f from $\sigma$
-    between 0.05 and 0.3.
+    The variance is $L(pR)^2\sigma^2+f\sigma^4$, where p is the weight of a free token and R the
+    mean score under the weights at $\sigma=0$, and f is a smooth function of $\sigma^2$. A
+    polynomial extrapolates f from $\sigma$ between 0.05 and 0.3.
     """
     prompts, place = np.unique(np.column_stack([lengths, fixed]), axis=0, return_inverse=True)
     log_partition = np.logaddexp.reduce(
@@ -223,7 +228,7 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * doubts).sum(axis=0)
     linear = linear[np.ravel(place)]
     value = linear * sigma**2 + smooth * sigma**4
-    # Both are divided by a power of sigma^2, which could underflow.
+    # Error and value are divided by a common power of sigma^2, which could underflow.
     leads = linear > 0.0
     errors = np.where(leads, error * sigma**2, error)
     sizes = np.where(leads, linear + smooth * sigma**2, smooth)
@@ -231,14 +236,14 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
 
 
 def checked_fixed(fixed_scores: ArrayLike) -> Array:
-    """Return the scores of fixed tokens, [..., f]."""
+    """Return the validated scores of fixed tokens, [..., f]."""
     fixed = np.atleast_1d(real_numbers("fixed_scores", fixed_scores, "Pass a list of scores."))
     if not (np.abs(fixed) <= LARGEST_FIXED).all():
         wrong = fixed[~(np.abs(fixed) <= LARGEST_FIXED)][0]
         raise ArgumentError(
             "fixed_scores",
-            f"must lie between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
-            f"{wrong}. They are measured from the mean of the free scores.",
+            f"must be between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
+            f"{wrong}. They are relative to the mean of the free scores.",
         )
     return fixed
 
@@ -250,11 +255,13 @@ def _whole_error(error: Array, variance_error: Array) -> Array:
 
 @numpy_only("Use `weights.weight_interpolant`, which is differentiable.")
 def effective_tokens(sharpness: ArrayLike | AbstractScores, lengths: ArrayLike) -> EffectiveTokens:
-    r"""Return means over prompts of $1/S_2$, of $S_2=\sum p^2$ and of the largest weight.
+    r"""Return means over prompts of $1/S_2$, of $S_2$ and of the largest weight.
+
+    $S_2=\sum_lp_l^2$ is the sum of the squared softmax weights of the L tokens of a prompt.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, one number, for scores $N(0,\sigma^2)$; or the law of one
-            score: `GaussianScores`, `ListedScores`, or `TokenScores` of any law along a tilt.
+            score, as `GaussianScores`, `ListedScores` or `TokenScores`.
         lengths: L: whole numbers from 1 to 1e30, or `math.inf`.
 
     >>> found = effective_tokens(2.0, [10, 1000])
@@ -303,20 +310,21 @@ def entropy_prediction(
 ) -> EntropyPrediction:
     r"""Return an estimate of the mean entropy over prompts of other lengths, from N scores.
 
-    `length_statistics` with `ListedScores` is exact for L draws from the list. As an estimate for L
-    tokens from the law of the list it is too high by $c/N$: with $p$ the softmax of the scores,
-    $w=Np$ and $e=s-\sum ps$,
+    The N scores are a sample from an unknown law of scores. `length_statistics` with `ListedScores`
+    is exact for L draws from the sample. As an estimate of the mean entropy of L draws from the
+    unknown law it is too high by $c/N$. With $p$ the softmax of the N scores s, $w=Np$ and
+    $e=s-\sum ps$,
 
         c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
 
-    With fixed tokens, which are not drawn, both come from a jackknife with 16 groups. Scores of
-    real heads are not independent: pass sinks as fixed tokens, and take keys at random rather than
-    neighbours.
+    With fixed tokens, a jackknife with 16 groups of the N scores replaces these two formulas.
+    Scores of real heads are not independent: pass sinks as fixed tokens, and choose the N keys at
+    random instead of adjacent ones.
 
     Args:
-        scores: $s_j$ of N tokens at one query, multiplied by the inverse temperature.
+        scores: the scores of N tokens at one query, multiplied by the inverse temperature.
         lengths: L, finite.
-        fixed_scores: the scores of tokens that every prompt contains.
+        fixed_scores: the scores of the tokens that are in every prompt.
 
     >>> scores = np.random.default_rng(0).normal(size=512)
     >>> guess = entropy_prediction(scores, [64, 4096])
@@ -330,7 +338,7 @@ def entropy_prediction(
         raise ArgumentError(
             "scores",
             f"must be at least {2 * _GROUPS} scores, got {values.size}. Take more "
-            "keys of the query.",
+            "keys at the query.",
         )
     counts = checked_lengths(lengths, name="lengths")
     if not np.isfinite(counts).all():

@@ -1,7 +1,11 @@
-r"""Rules for longer prompts: factors on the logits, and their effect on a head.
+r"""Published rules for longer prompts, which multiply the logits by a factor, and their effect.
 
-Most rules apply the same factor to all heads, although their sharpness differs. `temperature_table`
-compares rules with the factors that keep the needle or the entropy of a given head.
+In most rules the factor is a function of the length L and of the length $L_0$ (`base`) at which it
+is 1. Most rules apply the same factor to all heads, although heads have different sharpness
+$\sigma$.
+`temperature_table` compares the rules with the factors that keep the weight of a needle, or the
+entropy, of a given head. "Frozen" means that a few tokens have most of the weight,
+$\sigma\ge\sqrt{2\ln L}$.
 """
 
 import dataclasses
@@ -33,43 +37,50 @@ def no_rule(lengths: ArrayLike, base: Number) -> Array:  # noqa: ARG001  # every
 
 
 def sqrt_log(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $\sqrt{\ln L/\ln L_0}$, which keeps the distance to freezing (derived here)."""
+    r"""Return $\sqrt{\ln L/\ln L_0}$, which keeps the distance to freezing.
+
+    Weights freeze at $\sigma=\sqrt{2\ln L}$. With this factor, $\sigma/\sqrt{2\ln L}$ does not
+    depend on L.
+    """
     return as_float64(np.sqrt(_logs(lengths) / math.log(base)))
 
 
 def ssmax(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $s\ln L$ with $s=1/\ln L_0$: Scalable-Softmax, $n^{sz_i}/\sum_jn^{sz_j}$.
+    r"""Return $s\ln L$ with $s=1/\ln L_0$, the factor of Scalable-Softmax.
 
-    Nakanishi, arXiv 2501.19399; there s is learned for every head, here the factor is 1 at $L_0$.
+    The weights of Scalable-Softmax are $n^{sz_i}/\sum_jn^{sz_j}$ for n logits $z_i$ (Nakanishi,
+    arXiv 2501.19399). There s is learned for every head; here s is such that the factor is 1 at
+    $L_0$.
     """
     return as_float64(_logs(lengths) / math.log(base))
 
 
 def log_n(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $\ln L/\ln L_0$ beyond $L_0$, 1 before: Qwen, at inference only.
+    r"""Return $\ln L/\ln L_0$ for $L>L_0$ and 1 for shorter prompts, the rule of Qwen.
 
-    `logn_list` and `use_logn_attn` of modeling_qwen.py; it multiplies the query.
+    The factor multiplies the query, at inference only. See `logn_list` and `use_logn_attn` in
+    modeling_qwen.py.
     """
     return as_float64(np.maximum(_logs(lengths) / math.log(base), 1.0))
 
 
 def longrope(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $1+\ln f/\ln L_0$, $f=L/L_0$ the target over the trained length.
+    r"""Return $1+\ln f/\ln L_0$ with $f=L/L_0$ the target length over the trained length.
 
-    LongRoPE multiplies cosines and sines, and so queries and keys, by its square root:
-    `_compute_longrope_parameters` of transformers' modeling_rope_utils.py, `_calc_mscale_su` of
-    microsoft/LongRoPE. The factor does not change during inference; it is Qwen's at the target
-    length.
+    LongRoPE multiplies cosines and sines, and thereby queries and keys, by the square root of this
+    factor. See `_compute_longrope_parameters` in modeling_rope_utils.py of transformers and
+    `_calc_mscale_su` in microsoft/LongRoPE. The factor does not change during inference; it is
+    equal to `log_n` at the target length.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64(1.0 + growth / math.log(base))
 
 
 def yarn(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $(1+0.1\ln f)^2$, $f=L/L_0$.
+    r"""Return $(1+0.1\ln f)^2$ with $f=L/L_0$, the factor of YaRN.
 
-    YaRN multiplies cosines and sines by $0.1\ln f+1$: `_compute_yarn_parameters` of transformers'
-    modeling_rope_utils.py; Peng et al., arXiv 2309.00071.
+    YaRN (Peng et al., arXiv 2309.00071) multiplies cosines and sines by $0.1\ln f+1$, and thereby
+    logits by the square. See `_compute_yarn_parameters` in modeling_rope_utils.py of transformers.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64((1.0 + 0.1 * growth) ** 2)
@@ -84,9 +95,14 @@ def llama_4(
 ) -> Array:
     r"""Return $1+0.1\ln(\lfloor L/8192\rfloor+1)$, for the last query of a prompt.
 
-    `attn_temperature_tuning`, `floor_scale` and `attn_scale` of transformers' modeling_llama4.py:
-    on queries, in layers without rotary positions. `base` is not used; `floor` is the length of a
-    step and `slope` the factor of the logarithm.
+    Llama 4 multiplies queries by this factor, in layers without rotary positions. See
+    `attn_temperature_tuning`, `floor_scale` and `attn_scale` in modeling_llama4.py of transformers.
+
+    Args:
+        lengths: L.
+        base: not used.
+        floor: the length of a step, 8192 in the formula.
+        slope: the factor of the logarithm, 0.1 in the formula.
     """
     return as_float64(1.0 + slope * np.log1p(np.floor(as_float64(lengths) / floor)))
 
@@ -100,8 +116,13 @@ def ministral_3(
 ) -> Array:
     r"""Return $1+0.1\ln(1+\lfloor(L-1)/16384\rfloor)$, for the last query of a prompt.
 
-    `llama_4_scaling_beta` of Ministral 3, on positions that count from 0. The other arguments are
-    those of `llama_4`.
+    It is the rule `llama_4_scaling_beta` of Ministral 3, with positions that count from 0.
+
+    Args:
+        lengths: L.
+        base: not used.
+        floor: the length of a step, 16384 in the formula.
+        slope: the factor of the logarithm, 0.1 in the formula.
     """
     positions = as_float64(lengths) - 1.0
     return as_float64(1.0 + slope * np.log1p(np.floor(positions / floor)))
@@ -109,7 +130,13 @@ def ministral_3(
 
 @dataclasses.dataclass(frozen=True)
 class TemperatureRule:
-    """A rule: its name, its function, and its leading order for long prompts."""
+    """A rule for the factor on the logits.
+
+    Attributes:
+        name: the name of the rule.
+        factor: a function of lengths and the base that returns the factors.
+        law: the leading order of the factor for long prompts, as text.
+    """
 
     name: str
     factor: Callable[[ArrayLike, Number], Array]
@@ -122,16 +149,17 @@ RULES = tuple(
         TEMPERATURE_ROWS,
         (no_rule, sqrt_log, ministral_3, llama_4, ssmax, log_n, longrope, yarn),
         ("1", "(ln L)^1/2", *["0.1 ln L"] * 2, *["ln L / ln L0"] * 3, "(ln L)^2 / 100"),
-        strict=False,  # the last rows are exact factors
+        strict=False,  # the last two names are those of exact factors
     )
 )
 """The rules, sorted by their factor at 131,072 tokens for the base 8192."""
 
 
 def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
-    r"""Return the length from which the head is frozen: $b(L)\,\sigma\ge\sqrt{2\ln L}$.
+    r"""Return the smallest length from `base` on at which a head is frozen under a rule.
 
-    It is infinite if it exceeds 1e30, and `base` if the head is already frozen at that length.
+    The head of sharpness $\sigma$ is frozen if $b(L)\,\sigma\ge\sqrt{2\ln L}$ for the factor b of
+    the rule. The result is infinite if the length exceeds 1e30.
 
     >>> print(f"{math.log10(freezing_length(RULES[5], 2.0, 8192)):.1f}")
     17.6
@@ -158,14 +186,14 @@ def temperature_table(
 ) -> TemperatureTable:
     r"""Return the effect of every rule on a head of sharpness $\sigma$ as prompts grow from $L_0$.
 
-    The last two rows are the exact factors that keep the weight of a needle, and the entropy.
+    The last two rows are the exact factors that keep the mean weight of a needle, and the entropy.
 
     Args:
-        sharpness: $\sigma$, from 0 to 40, at $L_0$.
-        base: $L_0$, from 2.
+        sharpness: $\sigma$ at $L_0$, from 0 to 40.
+        base: $L_0$, at least 2.
         lengths: L, one or several, finite.
-        margin: the margin of the needle; None for the margin that gives it half the weight at
-            $L_0$.
+        margin: the score of the needle minus the mean score of the other tokens; None for the
+            margin at which the needle has half the weight at $L_0$.
 
     >>> table = temperature_table(2.0, 8192, 131072)
     >>> for name, b, weight in zip(table.names, table.value[:, 0], table.needle[:, 0]):
@@ -185,7 +213,7 @@ def temperature_table(
     start = one_number("base", checked_lengths(base, name="base"))
     sharpness = one_number("sharpness", sharpness)
     if start < 2.0 or not math.isfinite(start):
-        raise ArgumentError("base", f"must be a finite length from 2, got {base}.")
+        raise ArgumentError("base", f"must be a finite length of at least 2, got {base}.")
     if margin is None:
         margin = needle_margin(sharpness, start, 0.5)
     else:
@@ -199,7 +227,7 @@ def temperature_table(
     factor = np.stack(
         [*(rule.factor(counts, start) for rule in RULES), *(one.value for one in kept)]
     )
-    known = factor * sharpness <= MAX_SHARPNESS  # False for a missing factor, too
+    known = factor * sharpness <= MAX_SHARPNESS  # also False for a factor that is NaN
     usable = np.where(known, factor, 0.0)
     plain = length_statistics(usable * sharpness, counts)
     fixed = needle_score(usable * margin)[..., None]

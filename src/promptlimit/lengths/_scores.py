@@ -1,4 +1,8 @@
-"""The law of one score: a mixture of Gaussians, or a list."""
+"""The law of one score: a mixture of Gaussians, or a list.
+
+A prompt has L free tokens with independent scores from this law, and fixed tokens with given
+scores.
+"""
 
 import abc
 import dataclasses
@@ -22,12 +26,12 @@ _FARTHEST = 2000.0
 
 
 class AbstractScores(abc.ABC):
-    """The law of one score; the scores of the L free tokens of a prompt are independent."""
+    """The law of one score of a free token."""
 
     @property
     @abc.abstractmethod
     def law(self) -> AbstractScoreLaw:
-        """The law along a tilt, for the integrals over prompts."""
+        """The transforms of the score, for the integrals over prompts."""
 
     def mean_and_variance(self) -> tuple[float, float]:
         """Return the mean and the variance of one score."""
@@ -42,7 +46,7 @@ class GaussianScores(AbstractScores):
     Args:
         sharpness: $\sigma_k$ from 0 to 40, one or a list.
         means: $m_k$, one or a list.
-        weights: $w_k$, positive, of sum one; equal when None.
+        weights: $w_k$, positive, with sum one; equal weights when None.
 
     >>> scores = GaussianScores([1.0, 0.5], means=[0.0, 2.0], weights=[0.9, 0.1])
     >>> print(tuple(round(number, 6) for number in scores.mean_and_variance()))
@@ -74,12 +78,12 @@ class GaussianScores(AbstractScores):
 class ListedScores(AbstractScores):
     r"""Scores drawn independently from a list.
 
-    Statistics of L draws from the list are exact. As estimates for other tokens of the same law
-    they have an error, which `entropy_prediction` returns.
+    Statistics of L draws from the list are exact. If the list itself is a sample from a law, they
+    are only estimates for that law; `entropy_prediction` returns their error.
 
     Args:
-        scores: $s_i$, finite, within 2000 of each other.
-        weights: their probabilities, positive, of sum one; equal when None.
+        scores: $s_i$, finite, with differences of at most 2000.
+        weights: the probabilities of the scores, positive, with sum one; equal when None.
     """
 
     scores: ArrayLike
@@ -97,12 +101,12 @@ class ListedScores(AbstractScores):
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one score at the nodes u of all prompts.
+    """Return the means of one free score at nodes u that suit all of n prompts.
 
     Args:
         law: the law of a free score.
-        lengths: L, [n].
-        fixed: the scores of the fixed tokens, measured from the offset of the law, [n, f].
+        lengths: L of each prompt, [n].
+        fixed: the scores of the fixed tokens of each prompt minus `law.offset`, [n, f].
     """
     windows = [law.window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))]
     if fixed.shape[1]:
@@ -128,7 +132,7 @@ def _require_near(name: str, values: Array) -> None:
     if span > _FARTHEST:
         raise ArgumentError(
             name,
-            f"must lie within {_FARTHEST:g} of each other, got a range of {span:g}. "
+            f"must be within {_FARTHEST:g} of each other, got a range of {span:g}. "
             "Lower the inverse temperature.",
         )
 

@@ -1,9 +1,11 @@
 r"""The inverse temperature that keeps a quantity constant as prompts grow.
 
-A factor b on all scores changes the sharpness of a head from $\sigma$ to $b\sigma$, and the margin
-of a needle from $\Delta$ to $b\Delta$. To keep the weight of a needle b grows as $\ln L$ if the
-other scores are equal and faster otherwise; to keep the entropy, as $\sqrt{2(\ln L-H)}/\sigma$; to
-keep the distance to freezing, as $\sqrt{\ln L}$ (docs/lengths.md).
+Scores of L tokens are independent $N(0,\sigma^2)$, and $\sigma$ is the sharpness. The needle is one
+more token, whose score $\Delta$ is called its margin. The inverse temperature b multiplies all
+scores, so that $\sigma$ becomes $b\sigma$ and $\Delta$ becomes $b\Delta$. The b that keeps the
+weight of the needle grows as $\ln L$ if the other scores are equal, and faster otherwise. The b
+that keeps the entropy H grows as $\sqrt{2(\ln L-H)}/\sigma$, and the b that keeps the distance to
+freezing as $\sqrt{\ln L}$. See docs/lengths.md.
 """
 
 import math
@@ -31,13 +33,13 @@ Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
 """The quantities that a temperature can keep."""
 
 _GRID = (np.arange(1, 33) / 32.0) ** 2
-"""Shares of the largest sharpness at which a quantity is computed first."""
+"""The sharpnesses of the first scan, as shares of the largest sharpness."""
 
 _ALL = 1.0 - 2.0**-50
-"""A weight that is one up to rounding."""
+"""A weight from here on is equal to one up to rounding."""
 
 _NEAR = 0.9
-"""The search continues near the largest weight if that exceeds this share of the target."""
+"""The share of the target from which the neighbourhood of the largest weight is searched."""
 
 _ROOT = 1e-13
 """The relative accuracy of roots."""
@@ -59,24 +61,29 @@ def inverse_temperature(
 ) -> InverseTemperatures:
     r"""Return the smallest factor b on the scores of L tokens that keeps a quantity.
 
-    `keep` is "needle", the mean weight of one token whose score is `margin` above the mean of the
-    others; "entropy", the mean entropy; "effective_tokens", $1/E\,S_2$; or "freezing", the ratio
-    $b^2\sigma^2/\ln L$, which is 2 where a few tokens have most weight. The value to keep is
-    `weight` for a needle, `target` for the other quantities, or the value at the length `base` with
-    b = 1. All arguments broadcast.
+    `keep` is the name of a quantity:
+
+    - "needle": the mean weight of one token whose score is `margin` above the mean of the others;
+    - "entropy": the mean entropy of the weights;
+    - "effective_tokens": $1/E\,S_2$ with $S_2$ the sum of the squared weights;
+    - "freezing": the ratio $b^2\sigma^2/\ln L$; from 2 on a few tokens have most of the weight.
+
+    The value to keep is `weight` for a needle and `target` for the other quantities. Alternatively
+    it is the value at the length `base` with b = 1. All arguments broadcast.
 
     Args:
-        sharpness: $\sigma$ from 0 to 40, of the scores at b = 1.
+        sharpness: $\sigma$ from 0 to 40, the standard deviation of the scores at b = 1.
         lengths: L, finite.
-        keep: the quantity.
-        margin: $\Delta$, for a needle.
-        weight: between 0 and 1, for a needle.
-        target: the value of the entropy, in nats, or of the other quantities.
-        base: a length, instead of a value.
+        keep: the name of the quantity.
+        margin: the margin of the needle at b = 1.
+        weight: the mean weight of the needle, between 0 and 1.
+        target: the value of another quantity; an entropy in nats.
+        base: the length at which the quantity has the value to keep for b = 1.
 
     Returns:
-        Exact roots as `value`, NaN where no b with $b\sigma\le40$ keeps the quantity, and the
-        `annealed` formula, which is accurate far from freezing and may be NaN where a root exists.
+        The exact factors are `value`; they are NaN if no b with $b\sigma\le40$ keeps the quantity.
+        The factors by the annealed formula, in which the sum Z of $e^s$ is replaced by its mean,
+        are `annealed`. This formula is accurate far from freezing, and may be NaN if a root exists.
 
     >>> kept = inverse_temperature(1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5)
     >>> print(kept.value.round(6), kept.annealed.round(6))
@@ -123,7 +130,12 @@ def inverse_temperature(
 
 
 def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
-    r"""Return $\Delta$ at which a needle has this mean weight among L tokens $N(0,\sigma^2)$.
+    r"""Return the margin of a needle with a given mean weight among L scores $N(0,\sigma^2)$.
+
+    Args:
+        sharpness: $\sigma$ from 0 to 40.
+        length: L, finite.
+        weight: the mean weight of the needle, between 0 and 1.
 
     >>> print(round(needle_margin(2.0, 8192, 0.5), 4))
     11.0079
@@ -141,7 +153,7 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
 
 
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
-    """Return the quantity at these sharpnesses and lengths."""
+    """Return the quantity named `keep` at these sharpnesses, lengths and margins."""
     if keep == "freezing":
         return as_float64(as_float64(sharpness) ** 2 / np.log(lengths))
     sigma, counts, margins = np.broadcast_arrays(*map(as_float64, (sharpness, lengths, margin)))
@@ -156,7 +168,7 @@ def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: Array
 
 
 def needle_score(margin: Array) -> Array:
-    """Return the score of a needle, clipped where its weight is one or zero to double precision."""
+    """Return the score of a needle, clipped so far out that its weight is one or zero."""
     return as_float64(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
@@ -165,9 +177,10 @@ def _smallest_root(
 ) -> tuple[float, float]:
     r"""Return the smallest b that keeps a quantity, and its relative error; NaN if there is none.
 
-    The weight of a needle starts at 1/(L+1) and may rise to a maximum and fall again; the entropy
-    and effective tokens fall. So b is scanned up to the first value beyond the target. For a needle
-    and $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
+    As b grows from 0, the weight of a needle starts at 1/(L+1) and may increase to a maximum and
+    decrease again. The entropy and the effective tokens decrease. Therefore b is scanned up to the
+    first value beyond the target. For a needle with the weight P and $\sigma=0$ the root is
+    $\ln(LP/(1-P))/\Delta$.
     """
     needle = keep == "needle"
     if not 0.0 < target < (_ALL if needle else math.inf):  # possible for a target from `base`
@@ -181,7 +194,7 @@ def _smallest_root(
         return (ahead / margin, 0.0) if needle else _NONE
 
     def beyond(b: float) -> float:
-        """Return the logarithm of the quantity over its target, negative before the root."""
+        """Return log(quantity / target), with the sign for which it is negative below the root."""
         found = float(_quantity(keep, b * sigma, length, b * margin))
         return math.log(found / target) * (1.0 if needle else -1.0)
 
@@ -210,7 +223,7 @@ _NONE = math.nan, math.nan
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function changes sign between two points, to thirteen digits."""
+    """Return the point between `low` and `high` where a function changes sign, to 13 digits."""
     return float(brentq(function, low, high, xtol=1e-300, rtol=np.float64(_ROOT), maxiter=1000))
 
 
@@ -223,9 +236,9 @@ def _root_error(function: Callable[[float], float], root: float) -> float:
 def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target: Array) -> Array:
     r"""Return b with $Z$ replaced by its mean $Le^{b^2\sigma^2/2}$; NaN without a solution.
 
-    For a needle, with $a=\ln(LP/(1-P))$, the smaller root of $b\Delta-b^2\sigma^2/2=a$, which is
-    $2a/(\Delta+\sqrt{\Delta^2-2\sigma^2a})$; for the entropy $\sqrt{2(\ln L-H)}/\sigma$, for
-    effective tokens $\sqrt{\ln(L/n)}/\sigma$.
+    For a needle with the weight P and $a=\ln(LP/(1-P))$ it is the smaller root of
+    $b\Delta-b^2\sigma^2/2=a$, which is $2a/(\Delta+\sqrt{\Delta^2-2\sigma^2a})$. For the entropy H
+    it is $\sqrt{2(\ln L-H)}/\sigma$, and for n effective tokens $\sqrt{\ln(L/n)}/\sigma$.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if keep == "needle":
@@ -246,9 +259,7 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
     value = "weight" if keep == "needle" else "target"
     other = "target" if keep == "needle" else "weight"
     if (given[value] is None) == (given["base"] is None):
-        raise ArgumentError(
-            value, f"or `base` must be given to keep '{keep}', and only one of them."
-        )
+        raise ArgumentError(value, f"or `base` must be given to keep '{keep}', but not both.")
     if given[other] is not None or (given["margin"] is None) == (keep == "needle"):
         raise ArgumentError(
             "margin",
@@ -257,7 +268,7 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
 
 
 def one_number(name: str, value: ArrayLike) -> float:
-    """Return an argument that must be one number."""
+    """Return an argument as a float; raise unless it is one number."""
     array = real_numbers(name, value)
     if array.shape:
         raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
@@ -285,7 +296,7 @@ def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> 
     checked_sharpness(sigma)
     if not np.isfinite(lengths).all():
         raise ArgumentError(
-            "lengths", "must be finite, got inf. No temperature keeps a quantity there."
+            "lengths", "must be finite, got inf. No temperature keeps a quantity at infinity."
         )
     highest = 1.0 if keep == "needle" else np.inf
     name = "weight" if keep == "needle" else "target"

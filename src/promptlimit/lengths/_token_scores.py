@@ -1,4 +1,4 @@
-"""The scores of tokens of any law along a tilt."""
+"""The law of the score of a token from any law, at one tilt."""
 
 import dataclasses
 from functools import cached_property
@@ -18,7 +18,7 @@ class TokenScores(AbstractScores):
 
     Args:
         measure: the law of a token, with an analytic `log_laplace` or with `gaussian_parts`.
-        tilt: $t=Uz$, [dim].
+        tilt: $t$, the key-query matrix times a query, [dim].
 
     Raises:
         NotAnalyticError: the log-Laplace transform cannot be continued to complex tilts.
@@ -40,7 +40,7 @@ class TokenScores(AbstractScores):
             require_shape("tilt", tilt, (self.measure.dim,), "the dimension of a token")
             object.__setattr__(self, "measure", in_double(self.measure))
         object.__setattr__(self, "tilt", as_float64(tilt))
-        _ = self.law  # raises NotAnalyticError here rather than later
+        _ = self.law  # may raise NotAnalyticError
 
     @cached_property
     def law(self) -> AbstractScoreLaw:
