@@ -112,23 +112,25 @@ def test_the_plot_has_a_line_per_eigenvalue_and_the_blow_up(x64):
 def test_errors_suggest_a_fix():
     head, law = pl.SoftmaxAttention(U, V), pl.Gaussian(MEAN, G)
     refusals = {
-        "`times` must increase from 0 on, got [1.0, 0.0].": (head, law, [1.0, 0.0], "auto"),
-        "`attention` must have softmax heads whose values are multiples of the identity for "
-        "method='closed', got other ones. Pass method='ode'.": (head, law, [1.0], "closed"),
-        "`attention` must have softmax heads whose values are multiples of the identity for "
-        "method='closed', got other ones. Pass method='ode'. ": (
+        "`times` must be at least 0 and strictly increasing, got [1.0, 0.0].": (
+            head, law, [1.0, 0.0], "auto",
+        ),
+        "`attention` must have softmax heads whose value matrices are multiples of the identity "
+        "for method='closed', got other heads. Pass method='ode'.": (head, law, [1.0], "closed"),
+        "`attention` must have softmax heads whose value matrices are multiples of the identity "
+        "for method='closed', got other heads. Pass method='ode'. ": (
             pl.LinearAttention(U, np.eye(3)), law, [1.0], "closed",
         ),
-        "`attention` must be heads without a residual in continuous depth, got Layer. Pass a head "
-        "or a MultiHead: the residual is the identity of the step.": (
+        "`attention` must consist of heads without a residual in continuous depth, got Layer. Pass "
+        "a head or a MultiHead: each step adds the identity itself.": (
             pl.Layer(head), law, [1.0], "auto",
         ),
-        "`attention` must have inputs and outputs of dimension 1 (that of `prompt`), got tokens, "
+        "`attention` must have inputs and outputs of dimension 1, as `prompt` has, got tokens, "
         "queries and outputs of dimensions (3, 3, 3).": (
             head, pl.Gaussian([0.0], [[1.0]]), [1.0], "auto",
         ),
-        "`prompt` must be Gaussian or tokens in continuous depth, got Rademacher. Pass "
-        "Empirical(law.sample(...)) for another law.": (
+        "`prompt` must be a Gaussian or an Empirical measure in continuous depth, got Rademacher. "
+        "Pass Empirical(law.sample(...)) for another law.": (
             head, pl.Rademacher([1.0, 1.0, 1.0]), [1.0], "auto",
         ),
     }  # fmt: skip

@@ -11,8 +11,8 @@ from depth.anchors import LINES, PLANE_QUERY, line, plane
 from depth.weighted_atoms import atoms
 from promptlimit.depth import (
     GaussianStack,
+    InfluenceFunction,
     LayerMatrices,
-    StackKernel,
     _semi_exact,
     fluctuation_bias,
     fluctuation_cov,
@@ -58,7 +58,7 @@ def test_influences_of_quadrature_atoms_give_the_covariance_and_those_of_tokens_
     assert exact.cov == pytest.approx(cov, rel=1e-5)
     assert exact.weights @ exact.kernel == pytest.approx(np.zeros(2), abs=1e-12)
     inside = weights > 1e-6
-    kernel = StackKernel.of(stack, PLANE_QUERY)(points)
+    kernel = InfluenceFunction.of(stack, PLANE_QUERY)(points)
     assert exact.kernel[inside] == pytest.approx(kernel[inside], abs=1e-3)
     rng = np.random.default_rng(0)
     tokens = stack.mean + rng.normal(size=(144, 2)) @ np.linalg.cholesky(stack.cov).T
@@ -135,7 +135,7 @@ def test_tokens_that_attend_to_themselves_have_the_semi_exact_bias_and_not_the_l
         60,
         2000,
     )
-    rng, kernel = np.random.default_rng(7), StackKernel.of(stack, query)
+    rng, kernel = np.random.default_rng(7), InfluenceFunction.of(stack, query)
     tokens = rng.normal(size=(prompts, length, 1))
     rows = np.concatenate([tokens, np.ones((prompts, 1, 1))], axis=1)
     for layer in stack.layers:
@@ -157,8 +157,8 @@ def test_more_layers_or_heads_below_have_no_semi_exact_bias():
     with pytest.raises(KindUnavailableError) as error:
         semi_exact_bias(LINES["two heads"][0], np.ones(1), 100.0)
     assert str(error.value) == (
-        "`stack` must have two layers, the first of one head, for its tokens' own errors to be "
-        "exact, got 2 layers and 2 heads. Simulate prompts."
+        "`stack` must have two layers, the first with one head, for an exact term of the tokens' "
+        "errors, got 2 layers, the first with 2 heads. Simulate prompts."
     )
 
 

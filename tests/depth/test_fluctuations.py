@@ -9,8 +9,8 @@ from depth.anchors import LINES, PLANE_QUERY, plain, plane
 from depth.weighted_atoms import atoms, influences
 from promptlimit.depth import (
     GaussianStack,
+    InfluenceFunction,
     LayerMatrices,
-    StackKernel,
     fluctuation_bias,
     fluctuation_cov,
     masked_bias_slope,
@@ -49,7 +49,7 @@ def test_the_kernel_and_the_bias_are_the_derivatives_of_the_stack_in_the_weight_
     points, weights = atoms(stack.mean, stack.cov, 36)
     limit, kernel, second = influences(plain(stack), points, weights, [query])
     assert limit == pytest.approx([output], abs=1e-8)
-    parts = np.stack(StackKernel.of(stack, np.array([query])).by_steps(points))
+    parts = np.stack(InfluenceFunction.of(stack, np.array([query])).by_steps(points))
     inside = weights > 1e-12
     assert parts.sum(axis=0)[inside] == pytest.approx(kernel[inside], abs=1e-7)
     assert weights @ kernel**2 == pytest.approx([variance], rel=1e-10)
@@ -155,8 +155,8 @@ def test_the_bias_of_two_masked_layers_grows_with_the_logarithm_of_the_length():
     with pytest.raises(KindUnavailableError) as refusal:
         masked_bias_slope(LINES["three"][0], np.ones(1))
     assert str(refusal.value) == (
-        "`stack` must have two layers for its bias of order ln L / L under a mask, got 3. "
-        "Simulate prompts."
+        "`stack` must have two layers for a bias of order ln L / L under a causal mask, got 3 "
+        "layers. Simulate prompts."
     )
 
 
@@ -185,7 +185,7 @@ def simulated(stack, query, length, prompts, rng):
             scores = np.exp(rows @ key_query.T @ here.mT)
             images = images + (scores @ here @ value.T) / scores.sum(axis=2, keepdims=True)
         rows = images
-    kernel = StackKernel.of(stack, query)(tokens.reshape(-1, dim))
+    kernel = InfluenceFunction.of(stack, query)(tokens.reshape(-1, dim))
     first = kernel.reshape(prompts, length, -1).mean(axis=1)
     return length * (rows[:, -1] - stack.output(query)), length * first
 
@@ -218,8 +218,8 @@ def test_a_covariance_that_is_infinite_is_refused():
     stack = LINES["two"][0]
     layers = (LayerMatrices(np.eye(1), ((np.array([[1.1]]), np.eye(1)),)), stack.layers[1])
     message = (
-        "`stack` must have a finite covariance to order 1/L, got a path to layer 0 whose tilt has "
-        "variance 1.21, not below 1. Simulate prompts."
+        "`stack` must have a finite covariance to order 1/L, got a path to layer 0 whose "
+        "whitened tilt has variance 1.21, which must be below 1. Simulate prompts."
     )
     with pytest.raises(KindUnavailableError) as error:
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), layers), np.ones(1))
@@ -234,8 +234,8 @@ def test_a_stack_deeper_than_paths_can_be_summed_is_refused():
     with pytest.raises(KindUnavailableError) as error:
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), (layer,) * 7), np.ones(1))
     assert str(error.value) == (
-        "`stack` must have few paths, got one in which 7 layers of 1 head have paths of 5461 "
-        "terms, more than the 1500 that can be summed. Simulate prompts, or compute the "
+        "`stack` must have few paths, got a stack in which 7 layers of 1 head have paths of "
+        "5461 terms, more than the 1500 that can be summed. Simulate prompts, or compute the "
         "`influence` of one long prompt."
     )
 

@@ -10,8 +10,8 @@ import promptlimit as pl
 from promptlimit.depth import (
     GaussianStack,
     fluctuation_bias,
-    reached_length,
-    reached_share,
+    leading_order_length,
+    leading_order_ratio,
     semi_exact_bias,
 )
 from promptlimit.depth._reach import _share  # pyright: ignore[reportPrivateUsage]
@@ -70,7 +70,7 @@ def test_a_bias_that_is_not_reached_is_not_reported():
     assert np.isfinite(moments.cov).all()
     leading = fluctuation_bias(gaussian(SHARP), QUERY)[0]
     assert 1e9 * moments.bias[1, 0] == pytest.approx(leading)
-    assert f"L = {reached_length(gaussian(SHARP), QUERY):.2g} on" in str(said[0].message)
+    assert f"L = {leading_order_length(gaussian(SHARP), QUERY):.2g} on" in str(said[0].message)
     drawn = pl.prompt_moments(
         SHARP, LAW, QUERY, 50, kind="estimate", key=jax.random.key(0), samples=2048
     )
@@ -85,17 +85,17 @@ def test_a_bias_that_is_reached_is_reported_without_a_warning():
         moments = pl.prompt_moments(MILD, LAW, QUERY, [50, 1000], kind="asymptotic")
     leading = fluctuation_bias(gaussian(MILD), QUERY)
     np.testing.assert_allclose(moments.lengths[:, None] * moments.bias, leading[None].repeat(2, 0))
-    assert (reached_share(gaussian(MILD), QUERY, np.array([50.0, np.inf])) > 0.99).all()
+    assert (leading_order_ratio(gaussian(MILD), QUERY, np.array([50.0, np.inf])) > 0.99).all()
 
 
 def test_the_length_named_is_the_first_power_of_two_that_reaches():
     stack = gaussian(SHARP)
-    length = reached_length(stack, QUERY)
-    shares = reached_share(stack, QUERY, np.array([length / 2, length]))
+    length = leading_order_length(stack, QUERY)
+    shares = leading_order_ratio(stack, QUERY, np.array([length / 2, length]))
     assert shares[0] < 0.8 <= shares[1]
-    assert reached_length(gaussian(MILD), QUERY) == 1.0
+    assert leading_order_length(gaussian(MILD), QUERY) == 1.0
     nearly = gaussian(stack_of((1.0, -0.705, 0.2), (1.0, 0.1, 0.3), (1.0, 0.2, 0.5)))
-    assert reached_length(nearly, QUERY) == np.inf
+    assert leading_order_length(nearly, QUERY) == np.inf
 
 
 def test_two_layers_use_the_exact_errors_of_tokens_at_short_lengths():
@@ -114,7 +114,7 @@ def test_the_share_predicts_how_far_four_layers_are_from_their_leading_order():
         DEEP, LAW, QUERY, 100, kind="estimate", key=jax.random.key(0), samples=4096
     )
     bias, error = 100 * drawn.bias[0], 100 * drawn.bias_error[0]
-    share = reached_share(gaussian(DEEP), QUERY, np.array([100.0]))[0]
+    share = leading_order_ratio(gaussian(DEEP), QUERY, np.array([100.0]))[0]
     assert leading > 10 * bias
     assert share < 0.1
     assert abs(bias - share * leading) < 0.5 * bias + 4 * error

@@ -265,12 +265,12 @@ def test_gain_and_residual_minimise_the_excess():
 
 def test_the_best_layer_of_infinite_prompts_is_bayes():
     best = pl.best_layer(FIGURE, [math.inf])
-    numbers = np.array([best.gate, best.gain, best.residual])
+    numbers = np.array([best.inverse_temperature, best.gain, best.residual])
     assert_allclose(numbers, [[1], [0.8], [-0.6]], atol=1e-3)
     assert best.kind == "limit"
     assert np.shape(best.mse) == (1,)
     assert best.mse < 1e-6
-    assert best.to_xarray()["gate"].shape == (1,)
+    assert best.to_xarray()["inverse_temperature"].shape == (1,)
     u, v, c = best.matrices()
     assert_allclose(np.diag(u), numbers[0, 0] / 5)
     assert pl.bayes_excess(pl.Layer(pl.SoftmaxAttention(u, v), c), FIGURE, math.inf).mse < 1e-6
@@ -278,7 +278,7 @@ def test_the_best_layer_of_infinite_prompts_is_bayes():
 
 def test_the_best_layer_has_the_printed_numbers():
     best = pl.best_layer(FIGURE, 100)
-    numbers = np.array([best.gate, best.gain, best.residual])
+    numbers = np.array([best.inverse_temperature, best.gain, best.residual])
     assert_allclose(numbers, [0.39137, 0.6612, 0.07694], atol=2e-5)
     assert_allclose(best.mse, 0.358098, rtol=2e-6)
 

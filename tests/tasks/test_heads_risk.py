@@ -27,6 +27,8 @@ TASK = pl.LinearRegression([[1.0, 0.3], [0.3, 0.6]], noise_variance=0.1, prior_v
 KEY_QUERIES, VALUES = 0.1 * RNG.normal(size=(2, 3, 3)), 0.7 * RNG.normal(size=(2, 1, 3))
 """Scores read labels: the last rows of the key-query matrices are not zero."""
 
+POINTS = 256
+
 
 def two_heads(key_queries=KEY_QUERIES, values=VALUES):
     pairs = zip(key_queries, values, strict=True)
@@ -101,11 +103,11 @@ def test_tables_agree_with_the_integrals(x64):
 
 def test_the_risk_and_its_gradient_agree_with_simulated_prompts():
     attention, key = two_heads(), jax.random.key(0)
-    exact = pl.risk(attention, TASK, 8, points=1024)
+    exact = pl.risk(attention, TASK, 8, points=POINTS)
     assert exact.kind == "exact"
     simulated = pl.risk(attention, TASK, 8, kind="estimate", key=key, samples=2**12)
     assert np.abs(exact.value - simulated.value) < 4.0 * np.hypot(exact.error, simulated.error)
-    slopes = pl.risk_gradient(attention, TASK, 8, points=1024)
+    slopes = pl.risk_gradient(attention, TASK, 8, points=POINTS)
     drawn = pl.risk_gradient(attention, TASK, 8, kind="estimate", key=key, samples=2**12)
     assert slopes.kind == "exact"
     for name, slope in slopes.value.items():
@@ -114,7 +116,7 @@ def test_the_risk_and_its_gradient_agree_with_simulated_prompts():
 
 
 def test_the_gradient_is_the_derivative_of_the_risk():
-    slopes, step = pl.risk_gradient(two_heads(), TASK, 8, points=256), 1e-4
+    slopes, step = pl.risk_gradient(two_heads(), TASK, 8, points=POINTS), 1e-4
     for name, place in (("key_query", (0, 1)), ("key_query", (2, 0)), ("value", (0, 2))):
         for head in (0, 1):
             ends = []
@@ -122,7 +124,7 @@ def test_the_gradient_is_the_derivative_of_the_risk():
                 arrays = {"key_query": KEY_QUERIES.copy(), "value": VALUES.copy()}
                 arrays[name][(head, *place)] += sign * step
                 moved = two_heads(arrays["key_query"], arrays["value"])
-                ends.append(pl.risk(moved, TASK, 8, points=256).value)
+                ends.append(pl.risk(moved, TASK, 8, points=POINTS).value)
             expected = (ends[0] - ends[1]) / (2.0 * step)
             found = slopes.value[f"heads[{head}].{name}"][place]
             assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)

@@ -189,7 +189,7 @@ def test_gradients_for_vector_labels_agree_with_finite_differences(x64, kernel):
     key_query, rows = 0.4 * rng.normal(size=(4, 4)), 0.5 * rng.normal(size=(2, 4))
     risk = pl.tasks.risk_function(task, 10, kernel=kernel, points=64, max_sharpness=8.0)
     value = eqx.filter_jit(risk)
-    slopes = jax.grad(risk, argnums=(0, 1))(jnp.asarray(key_query), jnp.asarray(rows))
+    slopes = jax.jit(jax.grad(risk, argnums=(0, 1)))(jnp.asarray(key_query), jnp.asarray(rows))
     for place, (matrix, slope) in enumerate(zip((key_query, rows), slopes, strict=True)):
         for index in [(0, 1), (1, 0), (matrix.shape[0] - 1, 0)]:
             step = np.zeros_like(matrix)

@@ -1,6 +1,6 @@
 """Stacks of layers over Gaussian tokens, on plain arrays, at every prompt length.
 
-Names load on first use: moments of Wishart matrices do not import jax.
+Names load on first use, so the moments of Wishart matrices can be used without importing jax.
 """
 
 import lazy_loader

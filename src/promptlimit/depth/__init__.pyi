@@ -2,7 +2,7 @@ from ._bias import fluctuation_bias as fluctuation_bias
 from ._bias import masked_bias_slope as masked_bias_slope
 from ._bias import square_error_slopes as square_error_slopes
 from ._continuous import depth_flow as depth_flow
-from ._fluctuations import StackKernel as StackKernel
+from ._fluctuations import InfluenceFunction as InfluenceFunction
 from ._fluctuations import fluctuation_cov as fluctuation_cov
 from ._fluctuations import too_many_terms as too_many_terms
 from ._gaussian_stack import GaussianStack as GaussianStack
@@ -12,9 +12,9 @@ from ._influence import Influence as Influence
 from ._influence import influence as influence
 from ._linear_stack import MOST_NODES as MOST_NODES
 from ._linear_stack import LinearStack as LinearStack
-from ._reach import REACHED as REACHED
-from ._reach import reached_length as reached_length
-from ._reach import reached_share as reached_share
+from ._reach import LEAST_RATIO as LEAST_RATIO
+from ._reach import leading_order_length as leading_order_length
+from ._reach import leading_order_ratio as leading_order_ratio
 from ._semi_exact import semi_exact_bias as semi_exact_bias
 from ._spectrum import MOST_STEPS as MOST_STEPS
 from ._spectrum import Spectrum as Spectrum

@@ -1,15 +1,18 @@
 r"""The bias of a softmax stack over finite prompts, to order 1/L.
 
-With b_l(z) the limit of L times the bias before layer l, C_l(z) = E_y K_l K_l' and
-c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y) of `_fluctuations` (derived here),
+`GaussianStack` defines M, P, U, V, m and G; `_fluctuations` defines N, t_l and the influences K_l
+and chi_l. Let b_l(z) be the limit of L times the bias of z before layer l,
+C_l(z) = E_y K_l(z,y) K_l(z,y)' and c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y). Then (derived here)
 
     b_{l+1}(z) = M_l b_l(z) + sum_h V^h grad_t { x_l(t) - c_ll(t,t)/2
                  + sum_{j<l} <grad_t, U_l N_jl grad_s> c_lj(t, s)|_{s=t_j(z)} }_{t=t_l(z)}
     x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
 
-c_ll/2 comes from the concavity of the logarithm, x_l from the errors of the tokens, and the last
-sum from the covariance of the error of the query with the field there. Each term is a derivative of
-$E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is the derivative in a covariance $\epsilon D$ of t and s.
+The term c_ll/2 comes from the concavity of the logarithm, and x_l from the errors of the tokens.
+The last sum comes from the covariance of the query's error with the error of the log-Laplace
+transform. Each term is a derivative of $E\exp(\tfrac12v'Jv)$ with a Gaussian vector v and a matrix
+J. In particular, <grad_t, D grad_s> is the derivative in $\epsilon$ at 0 if the parts t and s of v
+have the cross-covariance $\epsilon D$.
 """
 
 import dataclasses
@@ -31,37 +34,41 @@ from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
 from promptlimit.errors import KindUnavailableError
 
 Diagram: TypeAlias = tuple[float, Tilts, Array]
-r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""
+r"""A triple (factor, v, J), which represents a term of the bias.
+
+The term is the factor times the last coefficient (see `_tilts`) of $E\exp(\tfrac12v'Jv)$.
+"""
 
 _CHUNK = 256
-"""The number of laws at a time in `square_error_slopes`, which fit into a cache."""
+"""The number of laws that `square_error_slopes` processes at a time; they fit into a cache."""
 
 
 def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
-    r"""Return $\lim_LL\,E(\Phi_L(z)-\Phi(z))$, [..., e].
+    r"""Return $\lim_LL\,E(\Phi_L(z)-\Phi(z))$, [..., e], for outputs $\Phi_L$ with limit $\Phi$.
 
     Args:
         stack: the layers and the law of tokens.
         query: $z$, [..., d].
 
     Raises:
-        KindUnavailableError: a layer is too sharp, or there are too many paths.
+        KindUnavailableError: the scores of a layer are so sharp that the expansion in 1/L does not
+            exist, or the sum has too many paths (see `_fluctuations`).
     """
     _require_expansion(stack)
     return reading_bias(stack, query) + _own_error_bias(stack, query)
 
 
 def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
-    r"""Return $V_1\nabla x_1(t)$: the bias of two masked layers is $\ln L/L$ times it.
+    r"""Return $V_1\nabla x_1(t)$; the bias of two masked layers is this vector times $\ln L/L$.
 
-    Under a causal mask token k attends to k tokens and its error is of order 1/k, on average
-    $\ln L/L$. The next term, of order 1/L, depends on the first tokens.
+    Under a causal mask token k attends to k tokens, so its error is of order 1/k. The average over
+    the tokens is of order $\ln L/L$. The next term, of order 1/L, depends on the first tokens.
     """
     if stack.depth != 2:
         raise KindUnavailableError(
             "stack",
-            "must have two layers for its bias of order ln L / L under a mask, got "
-            f"{stack.depth}. Simulate prompts.",
+            "must have two layers for a bias of order ln L / L under a causal mask, got "
+            f"{stack.depth} layers. Simulate prompts.",
         )
     _require_expansion(stack)
     return _own_error_bias(stack, query)
@@ -80,7 +87,7 @@ def _own_error_bias(stack: GaussianStack, query: Array) -> Array:
 
 
 def reading_bias(stack: GaussianStack, query: Array) -> Array:
-    """Return the bias without the term for the errors of the tokens themselves."""
+    """Return the bias without x_l, the term for the errors of the tokens themselves."""
 
     def diagrams(level: int, head: int, tilts: Tilts) -> Iterator[Diagram]:
         yield from _concavity(stack, tilts, level)
@@ -95,7 +102,7 @@ def reading_bias(stack: GaussianStack, query: Array) -> Array:
 def _gradients(
     stack: GaussianStack, query: Array, diagrams: Callable[[int, int, Tilts], Iterator[Diagram]]
 ) -> Array:
-    r"""Return $\sum N\nabla_t$ of the diagrams of every head (l, h) at the query, [..., e]."""
+    r"""Return the sum over heads (l, h) of $N\nabla_t$ of their diagrams at the query, [..., e]."""
     require_few_terms(stack)
     total: Array | float = 0.0
     for level, head in stack.below(stack.depth):
@@ -110,7 +117,7 @@ def _gradients(
 
 
 def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
-    r"""Yield $x_l(t)$, the effect of the errors of the tokens themselves on the field at v = t."""
+    r"""Yield the diagrams of $x_l(t)$, the effect of the errors of the tokens, for v = t."""
     t = slice(0, stack.token_dims[level])
     token = slice(t.stop, t.stop + stack.mean.shape[-1])
     both = tilts.append(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m
@@ -139,7 +146,11 @@ def _read(
     token: slice,
     mark: tuple[int, slice] | None = None,
 ) -> Tilts:
-    r"""Return v with $t_j(z')$ appended, plus $\epsilon N_{jl}'t$ for a mark (l, rows of t)."""
+    r"""Return v with $t_j(z')$ appended.
+
+    If `mark` is a pair (l, rows of t), $\epsilon N_{jl}'t$ is added to $t_j(z')$, with a new
+    infinitesimal $\epsilon$ (see `_tilts`).
+    """
     j, h = head
     key_query = stack.layers[j].heads[h][0]
     marked = None if mark is None else (stack.carry(j, h, mark[0]).mT, mark[1])
@@ -151,14 +162,14 @@ def _read(
 def _pairs(
     stack: GaussianStack, tilts: Tilts, level: int, other: int, factor: float
 ) -> Iterator[Diagram]:
-    r"""Yield a factor times $c_{lj}(t,s)$, v = (t, s)."""
+    r"""Yield the diagrams of a factor times $c_{lj}(t,s)$, for v = (t, s)."""
     for first in descents(stack, tilts, level):
         for second in descents(stack, first.tilts, other):
             yield factor, second.tilts, pair_form(stack, first.layer, second.layer)
 
 
 def _concavity(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
-    r"""Yield $-c_{ll}(t,t)/2$, v = t."""
+    r"""Yield the diagrams of $-c_{ll}(t,t)/2$, for v = t."""
     t = slice(0, stack.token_dims[level])
     yield from _pairs(stack, tilts.select(t, t), level, level, -0.5)
 
@@ -166,7 +177,7 @@ def _concavity(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagr
 def _query_noise(
     stack: GaussianStack, tilts: Tilts, head: tuple[int, int], below: tuple[int, int]
 ) -> Iterator[Diagram]:
-    r"""Yield $\langle\nabla_t,U_lN_{jl}\nabla_s\rangle c_{lj}(t,s)$, v = (t, s)."""
+    r"""Yield the diagrams of $\langle\nabla_t,U_lN_{jl}\nabla_s\rangle c_{lj}(t,s)$, v = (t,s)."""
     (level, number), (j, h) = head, below
     t = slice(0, stack.token_dims[level])
     noise = stack.layers[level].heads[number][0] @ stack.carry(j, h, level)
@@ -175,7 +186,7 @@ def _query_noise(
 
 
 def _own_form(stack: GaussianStack, level: int) -> Array:
-    r"""Return J with $\tfrac12v'Jv=\langle x,P_py\rangle-\tfrac12x'G_px$, for v = (y, x)."""
+    r"""Return J with $\tfrac12v'Jv=\langle x,P_py\rangle-\tfrac12x'G_px$, v = (y,x), p = level."""
     path, dim = stack.paths[level], stack.mean.shape[-1]
     return symmetric_form(np.zeros((dim, dim)), path.mT, -path @ stack.cov @ path.mT)
 
@@ -185,14 +196,15 @@ def square_error_slopes(
 ) -> Array:
     r"""Return $\lim_LL\{E(e'\Phi_L-y)^2-(e'\Phi-y)^2\}=2(e'\Phi-y)\,e'b+e'Ce$, [n].
 
-    The mean over laws, queries and targets is the coefficient of 1/L in the mean squared error of
-    in-context predictions, where each prompt has its own law of tokens.
+    Here b is the bias and C the covariance of the output, both times L in the limit. In in-context
+    learning each prompt has its own law of tokens. The mean of the slopes over laws, queries and
+    targets is then the coefficient of 1/L in the mean squared error of the predictions.
 
     Args:
         stack: n laws of tokens under the same layers: mean [n, d], cov [n, d, d].
-        queries: [n, d].
-        readout: $e$, [e].
-        targets: $y$, [n].
+        queries: one query per law, [n, d].
+        readout: $e$, the vector whose inner product with the output is the prediction, [e].
+        targets: $y$, the true value for each query, [n].
 
     Raises:
         KindUnavailableError: a layer is too sharp for one of the laws.

@@ -1,14 +1,14 @@
 r"""Continuous depth: the limit of many thin residual layers, $z'=T[\mu_t](z)$.
 
-A residual layer of step $\epsilon$ is one step of Euler's method. Over a Gaussian the limit is an
-ordinary differential equation (Castin, Ablin, Carrillo and Peyré 2025): with $(M, c)$ the affine
-limit of the attention over $N(m,G)$,
+A residual layer $z+\epsilon\,T[\mu](z)$ is one step of Euler's method. Over a Gaussian prompt
+$N(m,G)$ attention is an affine map $z\mapsto Mz+c$, and the limit of thin layers is an ordinary
+differential equation (Castin, Ablin, Carrillo and Peyré 2025),
 
     m' = M m + c,      G' = M G + G M',       softmax: M = V G U, c = V m.
 
 If the heads are softmax and every $V_h=v_hI$, then $G(t)=G_0(I-tBG_0)^{-1}$ with
-$B=\sum_hv_h(U_h+U_h^\top)$ (derived here). It blows up at
-$t^*=1/\lambda_{\max}(G_0^{1/2}BG_0^{1/2})$ if that is positive, and never otherwise.
+$B=\sum_hv_h(U_h+U_h^\top)$ (derived here). With $\lambda$ the largest eigenvalue of
+$G_0^{1/2}BG_0^{1/2}$, it blows up at $t^*=1/\lambda$ if $\lambda>0$, and never otherwise.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _ROWS = 2**21
 
 
 _FINEST, _COARSEST = 1e-13, 1e-3
-"""The range of `rtol`; the solver also works at 100 times the largest."""
+"""The range of `rtol`. The error is measured with 100 times `rtol`, where the solver also works."""
 
 
 @numpy_only("Call it outside the compiled function and pass its result.")
@@ -49,18 +49,19 @@ def depth_flow(
 ) -> DepthFlow:
     r"""Return the flow of a prompt through continuous depth: $\mu_t$ with $z'=T[\mu_t](z)$.
 
-    A `Gaussian` stays Gaussian, and may blow up at a finite depth. A finite prompt does not: under
-    one softmax head its tokens grow at most by the factor $e^{\|V\|t}$.
+    A `Gaussian` stays Gaussian, and its covariance may become infinite at a finite depth (a
+    blow-up). A finite prompt does not blow up: under one softmax head its tokens grow at most by
+    the factor $e^{\|V\|t}$.
 
     Args:
-        attention: $T$, the same at every depth, with tokens, queries and outputs of one dimension
-            and without a residual, since Euler's step contains the identity.
+        attention: $T$, the same at every depth. Tokens, queries and outputs have the same
+            dimension. It has no residual, since Euler's step contains the identity.
         prompt: $\mu_0$.
-        times: the depths, increasing, from 0 on.
-        method: "closed" for the closed form of the covariance, "ode" for the equation, "auto" for
-            the closed form if it exists.
-        rtol: relative tolerance of the solver. The reported error is the change of the solution if
-            the tolerance is 100 times as large.
+        times: the depths $t\ge0$, in increasing order.
+        method: "closed" for the closed form of the covariance, "ode" for a numerical solution of
+            the equation, "auto" for the closed form if it exists.
+        rtol: relative tolerance of the solver. The reported error is the difference between this
+            solution and the one at a tolerance that is 100 times as large.
 
     >>> import numpy as np, promptlimit as pl
     >>> head = pl.SoftmaxAttention([[0.5]], [[1.0]])
@@ -91,8 +92,8 @@ def depth_flow(
         if method == "closed":
             raise ArgumentError(
                 "attention",
-                "must have softmax heads whose values are multiples of the identity for "
-                "method='closed', got other ones. Pass method='ode'.",
+                "must have softmax heads whose value matrices are multiples of the identity for "
+                "method='closed', got other heads. Pass method='ode'.",
             )
         return _solved_flow(heads, start, when, rtol)
     return _closed_flow(heads, start, symmetric, when, rtol)
@@ -121,17 +122,19 @@ def _require_problem(
     if not isinstance(prompt, Gaussian | Empirical):
         raise ArgumentError(
             "prompt",
-            "must be Gaussian or tokens in continuous depth, got "
+            "must be a Gaussian or an Empirical measure in continuous depth, got "
             f"{type(prompt).__name__}. Pass Empirical(law.sample(...)) for another law.",
         )
     if set(dims) != {prompt.dim}:
         raise ArgumentError(
             "attention",
-            f"must have inputs and outputs of dimension {prompt.dim} (that of `prompt`), "
+            f"must have inputs and outputs of dimension {prompt.dim}, as `prompt` has, "
             f"got tokens, queries and outputs of dimensions {dims}.",
         )
     if times.size == 0 or times[0] < 0 or (np.diff(times) <= 0).any():
-        raise ArgumentError("times", f"must increase from 0 on, got {times.tolist()}.")
+        raise ArgumentError(
+            "times", f"must be at least 0 and strictly increasing, got {times.tolist()}."
+        )
     return prompt
 
 
@@ -141,9 +144,9 @@ def _heads(attention: AbstractAttention) -> list[_Head]:
     if heads is None or attention.residual_matrix() is not None:
         raise ArgumentError(
             "attention",
-            "must be heads without a residual in continuous depth, got "
-            f"{type(attention).__name__}. Pass a head or a MultiHead: the residual is the identity "
-            "of the step.",
+            "must consist of heads without a residual in continuous depth, got "
+            f"{type(attention).__name__}. Pass a head or a MultiHead: each step adds the identity "
+            "itself.",
         )
     return [
         _Head(np.asarray(one.key_query), np.asarray(one.value), one.kernel == "softmax")
@@ -163,7 +166,7 @@ def _closed_matrix(heads: list[_Head]) -> Vector | None:
 
 
 def _motion(heads: list[_Head], state: _State) -> _State:
-    """Return m' and G'."""
+    """Return the derivatives m' and G'."""
     m, G = state
     M, c = np.zeros_like(G), np.zeros_like(m)
     for U, V, softmax in heads:
@@ -177,7 +180,7 @@ def _closed_flow(
 ) -> DepthFlow:
     r"""Return the flow with the covariance in closed form; a nonzero mean is integrated.
 
-    $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$ and $C=ABA$, in the axes of C.
+    $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$ and $C=ABA$, computed in the eigenvectors of C.
     """
     variances, axes = np.linalg.eigh(start.cov)
     root = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
@@ -205,9 +208,10 @@ def _closed_flow(
 
 
 def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
-    """Return the flow by the differential equation, until the covariance has grown 1e6 times.
+    """Solve the differential equation until the covariance has grown by a factor of 1e6.
 
-    There it grows as $1/(t^*-t)$, and $t^*-t$ is the covariance divided by its slope.
+    Near a blow-up at t* the covariance grows as $1/(t^*-t)$, so its size divided by the derivative
+    of its size is the remaining time $t^*-t$.
     """
     dim = start.mean.size
     limit = _BLOWN_UP * max(float(np.linalg.norm(start.cov)), np.finfo(float).tiny)
@@ -301,9 +305,10 @@ def _solved(
     tolerance: float,
     room: Callable[[float, Vector], float] | None,
 ) -> tuple[Vector, tuple[float, Vector] | None]:
-    """Return the solution at all times, NaN after `room` reaches zero, and that time and state.
+    """Return the solution at all times, and the time and state at which `room` reaches zero.
 
-    Dormand and Prince's method of order 8 in NumPy: the state is too small to gain from jax.
+    The solution is NaN after that time; without such a time the second part is None. The method is
+    Dormand and Prince's of order 8 in NumPy, because the state is too small to gain from jax.
     """
     from scipy.integrate import solve_ivp  # noqa: PLC0415  # half a second to load
 
@@ -323,8 +328,9 @@ def _solved(
     )
     if solution.status < 0:
         raise ArithmeticError(
-            f"the flow must be followed to time {times[-1]:g}, but its steps became too small "
-            "before: tokens of linear heads may grow without bound. Pass earlier times."
+            f"the flow must be integrated up to time {times[-1]:g}, but the steps of the solver "
+            "became too small before: tokens of linear heads may grow without bound. Pass smaller "
+            "`times`."
         )
     states[: len(solution.t)] = np.reshape(solution.y, (start.size, -1)).T
     if solution.status == 1:

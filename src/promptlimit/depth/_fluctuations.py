@@ -1,20 +1,23 @@
 r"""The influence of one token on the output of a stack, and the covariance over random prompts.
 
-A stack is a functional of the empirical measure. To first order its output changes by the mean over
-tokens of the influence $K(z,y)$, and L times its covariance tends to $E_yK(z,y)K(z',y)'$. Derived
-here:
+The output of a stack at a query z is a functional of the empirical measure of the tokens. To first
+order it changes by the mean over tokens y of the influence $K_l(z,y)$ on the output of l layers.
+The covariance of the outputs at z and z', times L, tends to $E_yK(z,y)K(z',y)'$. With Lambda_l the
+log-Laplace transform of the tokens before layer l, t_l(z) = U_l Z_l(z), and the other symbols of
+`GaussianStack` (derived here),
 
-    K_K(z,y) = sum_{l<K} N_lK grad_t chi_l(t_l(z), y),    N_lK = M_{K-1}...M_{l+1} V_l
+    K_l(z,y) = sum_{j<l} N_jl grad_t chi_j(t_j(z), y),    N_jl = M_{l-1}...M_{j+1} V_j
     chi_l(t,y) = e^{<t,Z_l y> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
 
-Unrolled, chi is a sum over paths of layers l = p_0 > p_1 > ... > p_k: a Gaussian tilt descends,
+Unrolled, chi_l is a sum over paths of layers l = p_0 > p_1 > ... > p_k. Along a path a Gaussian
+tilt s descends. A step from layer l to layer j is
 
     s_0 = t,   s_{i+1} = (A + eps_{i+1} N') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
 
-from layer l to j, and the term of the path is $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$
-of $E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$. With several heads there is a path for
-each choice of heads. Under a causal mask the product of paths of k and k' steps has the weight
-$\binom{k+k'}k$.
+and the term of the path is $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
+$E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$, with P that of layer p_k. With several
+heads there is one path for each choice of heads. Under a causal mask the product of paths of k and
+k' steps has the weight $\binom{k+k'}k$.
 """
 
 import dataclasses
@@ -41,7 +44,7 @@ AnyArray = Any
 """A NumPy array, or a jax array while jax traces."""
 
 MOST_TERMS = 1500
-"""The largest number of coefficients in all paths: six layers of one head."""
+"""The largest number of coefficients in all paths; six layers of one head have 1365."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +52,9 @@ class Descent:
     """A path of layers, and the tilt at its end.
 
     Attributes:
-        tilts: the tilt at the end of the path.
-        layer: its last layer.
-        steps: the number of its steps.
+        tilts: the remaining entries of the vector v, then the tilt at the end of the path.
+        layer: the last layer of the path.
+        steps: the number of steps of the path.
     """
 
     tilts: Tilts
@@ -60,7 +63,10 @@ class Descent:
 
 
 def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
-    """Yield every path down from a layer, for the first tilt of v; its end comes last in v."""
+    """Yield every path down from a layer, which starts at the first tilt of v.
+
+    The tilt at the end of the path replaces the first tilt, as the last part of v.
+    """
     first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
     yield Descent(tilts.select(others, first), level, 0)
     for j, h in stack.below(level):
@@ -93,7 +99,7 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
 
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
-    """Return every path from a head at the query, with N from that head to the output."""
+    """Return every path that starts at the query, with the matrix N from its head to the output."""
     require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)
@@ -108,7 +114,8 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
     Args:
         stack: the layers and the law of tokens.
         query: $z$, [..., d].
-        causal: whether tokens attend only to tokens before them; the query attends to all.
+        causal: whether each token attends only to itself and the tokens before it; the query
+            attends to all tokens.
 
     Raises:
         KindUnavailableError: the covariance is infinite, or there are too many paths.
@@ -128,7 +135,11 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
 
 
 def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
-    r"""Raise an error if the square of a path has no mean: $C G_p$ has an eigenvalue above 1."""
+    r"""Raise an error if the square of the term of a path has no mean.
+
+    With C the covariance of the tilt at the end of the path, at layer p, the mean is infinite if
+    an eigenvalue of $C G_p$ is 1 or more.
+    """
     across = stack.paths[descent.layer] @ stack.root
     spread = across.mT @ descent.tilts.cov[0] @ across
     largest = float(np.max(np.linalg.eigvalsh(spread)))
@@ -136,7 +147,8 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
         raise KindUnavailableError(
             "stack",
             f"must have a finite covariance to order 1/L, got a path to layer {descent.layer} "
-            f"whose tilt has variance {largest:.4g}, not below 1. Simulate prompts.",
+            f"whose whitened tilt has variance {largest:.4g}, which must be below 1. Simulate "
+            "prompts.",
         )
 
 
@@ -158,13 +170,16 @@ def require_few_terms(stack: GaussianStack) -> None:
     if (obstacle := too_many_terms(stack)) is not None:
         raise KindUnavailableError(
             "stack",
-            f"must have few paths, got one in which {obstacle}. Simulate prompts, or compute the "
-            "`influence` of one long prompt.",
+            f"must have few paths, got a stack in which {obstacle}. Simulate prompts, or compute "
+            "the `influence` of one long prompt.",
         )
 
 
-class KernelPart(eqx.Module):
+class InfluenceTerm(eqx.Module):
     r"""The term of one path in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
+
+    The method `of` defines F. The gradient $\nabla$ is in the tilt at the query, and
+    $\partial_\epsilon$ is the derivative in all n infinitesimals of the path.
 
     Attributes:
         carry: $N$, [e, q].
@@ -185,7 +200,7 @@ class KernelPart(eqx.Module):
     turn: AnyArray
 
     @staticmethod
-    def of(stack: GaussianStack, carry: Array, descent: Descent) -> "KernelPart":
+    def of(stack: GaussianStack, carry: Array, descent: Descent) -> "InfluenceTerm":
         r"""Return the term of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
 
         F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
@@ -198,7 +213,7 @@ class KernelPart(eqx.Module):
         ahead = product(inverted, tilts.mean)
         drawn = cov @ ahead
         slope = np.ascontiguousarray(tilts.slope.mT)
-        return KernelPart(
+        return InfluenceTerm(
             carry=carry,
             steps=descent.steps,
             constant=-0.5 * (log_det + product(tilts.mean.mT, drawn)[..., 0, 0]),
@@ -218,11 +233,12 @@ class KernelPart(eqx.Module):
         return last @ self.carry.T
 
 
-class StackKernel(eqx.Module):
+class InfluenceFunction(eqx.Module):
     r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
 
-    It has mean zero, and its mean over the tokens of a prompt is the first-order change of the
-    output: a control variate that reduces the noise of a simulation by $L^{-1/2}$.
+    Under the law of a token it has mean zero. Its mean over the tokens of a prompt is the
+    first-order change of the output. As a control variate, this mean reduces the noise of a
+    simulation by the factor $L^{-1/2}$.
 
     Attributes:
         mean: the mean of a token, [d].
@@ -230,13 +246,15 @@ class StackKernel(eqx.Module):
     """
 
     mean: AnyArray
-    parts: tuple[KernelPart, ...]
+    parts: tuple[InfluenceTerm, ...]
 
     @staticmethod
-    def of(stack: GaussianStack, query: Array) -> "StackKernel":
-        """Return the kernel at one query, [d]."""
+    def of(stack: GaussianStack, query: Array) -> "InfluenceFunction":
+        """Return the function at one query, [d]."""
         paths = query_descents(stack, query)
-        return StackKernel(stack.mean, tuple(KernelPart.of(stack, *path) for path in paths))
+        return InfluenceFunction(
+            stack.mean, tuple(InfluenceTerm.of(stack, *path) for path in paths)
+        )
 
     def __call__(self, tokens: AnyArray) -> AnyArray:
         """Return $K(z,y)$ for tokens y, [n, d] to [n, e]."""

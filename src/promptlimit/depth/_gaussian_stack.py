@@ -1,8 +1,10 @@
 r"""A stack of softmax layers over Gaussian tokens: the limit of every layer is affine.
 
-Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$. Tokens attend to all tokens,
-themselves included, and the query to the tokens. Over $N(m_l,G_l)$ the layer is
-$z\mapsto M_lz+c_l$, so tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
+Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$, with $R_l$ the residual, $U_l^h$
+and $V_l^h$ the key-query and value matrices of head h, and $\Lambda_\mu$ the log-Laplace transform.
+Each token attends to all tokens, itself included, and the query attends to the tokens. Over tokens
+$N(m_l,G_l)$ the layer is $z\mapsto M_lz+c_l$, so tokens stay Gaussian (Castin, Ablin, Carrillo and
+Peyré 2025).
 """
 
 import dataclasses
@@ -17,10 +19,12 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import sqrtm_psd
 
 SHARPEST = 0.5
-r"""The $\tau^2$ from which a layer below another has no expansion in 1/L."""
+r"""A layer that is followed by another has an expansion in 1/L only if its $\tau^2$ (see
+`GaussianStack.squared_tau`) is below this number."""
 
 SLOWEST = 0.25
-"""The q from which the bias approaches its leading order more slowly than 1/L."""
+"""If the q of a layer (see `GaussianStack.own_exponent`) is at least this number, the bias
+approaches its leading order more slowly than 1/L."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +51,13 @@ class GaussianStack:
         M_l = R_l + sum_h V_l^h G_l U_l^h,    c_l = sum_h V_l^h m_l,    P_l = M_{l-1}...M_0,
         m_{l+1} = M_l m_l + c_l,    G_l = P_l G P_l',    Z_l(z) = m_l + P_l (z - m)
 
-    Leading axes of mean, cov and queries are several laws of tokens under the same layers.
+    Tokens before layer l are $N(m_l,G_l)$; $Z_l(z)$ is the position of a token or query z there.
+    Leading axes of `mean`, `cov` and queries hold several laws of tokens under the same layers.
 
     Attributes:
-        mean: $m$, [..., d].
-        cov: $G$, [..., d, d].
-        layers: from the first to the last.
+        mean: $m=m_0$, [..., d].
+        cov: $G=G_0$, [..., d, d].
+        layers: the matrices of the layers, from the first to the last.
     """
 
     mean: Array
@@ -61,7 +66,7 @@ class GaussianStack:
 
     @staticmethod
     def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
-        """Return a stack over Gaussian tokens; `unread_layer` must return None for the layers."""
+        """Return a stack over Gaussian tokens; the caller checks the layers with `unread_layer`."""
         with jax.enable_x64(True):
             return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
 
@@ -124,29 +129,31 @@ class GaussianStack:
         return matrix
 
     def below(self, level: int) -> list[tuple[int, int]]:
-        """Return (layer, index) of every head below a layer."""
+        """Return (layer, index) of every head of the layers before this one."""
         return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
 
     def whitened_key_query(self, level: int, head: int) -> Array:
         r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, [..., d, d].
 
-        Its norm $\tau$ is that of $G_l^{1/2}U_l^hG_l^{1/2}$: the largest standard deviation of a
-        token's scores in the layer, over the tokens that attend.
+        Its norm $\tau$ equals the norm of $G_l^{1/2}U_l^hG_l^{1/2}$: if the mean is zero, the
+        scores at a token $G_l^{1/2}x$ that attends have a standard deviation of at most
+        $\tau|x|$.
         """
         across = self.paths[level] @ self.root
         return across.mT @ self.layers[level].heads[head][0] @ across
 
     def squared_tau(self, level: int) -> float:
-        r"""Return $\tau_l^2$, the largest over heads and laws."""
+        r"""Return $\tau_l^2$, the largest squared norm of $\omega$ over the heads and the laws."""
         heads = range(len(self.layers[level].heads))
         norms = [np.linalg.norm(self.whitened_key_query(level, h), 2, axis=(-2, -1)) for h in heads]
         return float(np.max(norms, initial=0.0)) ** 2
 
     def own_exponent(self, level: int) -> float:
-        r"""Return q, the growth $e^{q|\xi|^2}$ of a token's weight on itself.
+        r"""Return q: a token's weight on itself grows at most as $e^{q|\xi|^2}$.
 
-        The largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$, over heads and laws. The bias
-        approaches its leading order as $L^{-(1/2-q)/q}$: no faster than 1/L where $q\ge1/4$.
+        Here $\xi$ is the standardised token, and q the largest eigenvalue of
+        $(I-(I-\omega)'(I-\omega))/2$ over heads and laws. The bias approaches its leading order as
+        $L^{-(1/2-q)/q}$, which is no faster than 1/L if $q\ge1/4$.
         """
         heads = range(len(self.layers[level].heads))
         eye = np.eye(self.mean.shape[-1])
@@ -157,7 +164,7 @@ class GaussianStack:
         return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
 
     def sharp_layer(self) -> str | None:
-        r"""Return an obstacle that names a layer below the last with $\tau_l^2\ge1/2$, or None."""
+        r"""Return a message about a layer before the last with $\tau_l^2\ge1/2$, or None."""
         for level in range(self.depth - 1):
             if (sharpness := self.squared_tau(level)) >= SHARPEST:
                 return (
@@ -167,7 +174,7 @@ class GaussianStack:
         return None
 
     def slow_layer(self) -> str | None:
-        """Return an obstacle that names a layer below the last with q of 1/4 or more, or None."""
+        """Return a message about a layer before the last with q of 1/4 or more, or None."""
         for level in range(self.depth - 1):
             if (exponent := self.own_exponent(level)) >= SLOWEST:
                 return (

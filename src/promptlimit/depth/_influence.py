@@ -1,4 +1,4 @@
-"""The influence of each token of a prompt on the output: the derivative in its weight."""
+"""The influence of each token: the derivative of the output with respect to its weight."""
 
 import dataclasses
 
@@ -31,12 +31,12 @@ class Influence:
 
     @property
     def cov(self) -> Array:
-        r"""$E_yKK'$ over the tokens: L times the covariance of the output over prompts of L."""
+        r"""$E_yKK'$ over the tokens y: L times the covariance over prompts of length L."""
         return (self.weights[:, None] * self.kernel).T @ self.kernel
 
     @property
     def error(self) -> Array:
-        r"""The standard error of `cov`, entry by entry, for tokens drawn independently."""
+        r"""The standard error of each entry of `cov`, for tokens drawn independently."""
         squares = self.kernel[:, :, None] * self.kernel[:, None, :]
         spread = np.einsum("n,nef->ef", self.weights, (squares - self.cov) ** 2)
         return np.sqrt(spread * np.sum(self.weights**2))
@@ -45,14 +45,15 @@ class Influence:
 def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike) -> Influence:
     r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$.
 
-    The infinitesimal jackknife, by reverse mode, for any attention. For tokens drawn from a law,
-    `cov` estimates L times the covariance of the output over prompts of L tokens, to leading order,
-    from one prompt; for the atoms of a quadrature rule it is that covariance.
+    This is the infinitesimal jackknife, computed by reverse-mode differentiation for any attention.
+    For tokens drawn from a law, `cov` estimates, from one prompt, L times the covariance of the
+    output over prompts of L tokens to leading order. For the atoms of a quadrature rule of the law,
+    `cov` equals this covariance up to the error of the rule.
 
     Args:
         attention: any attention, such as a `Stack`.
         prompt: tokens of a law, or the atoms of a quadrature rule with their weights.
-        query: $z$, not a token of the prompt.
+        query: $z$; it is not added to the prompt.
 
     >>> import jax, promptlimit as pl
     >>> head = pl.SoftmaxAttention([[0.2]], [[0.6]])

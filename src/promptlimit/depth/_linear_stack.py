@@ -1,16 +1,17 @@
 r"""A stack of linear layers over L Gaussian tokens, exact at every L.
 
-A linear layer multiplies all tokens and the query by one matrix, so the stack is a polynomial in
-the second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
+A linear layer multiplies all tokens and the query by one matrix M_l, so the output of K layers at a
+query z is a polynomial in the second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
 
     M_l = R_l + sum_h V_l^h P_l S P_l' U_l^h,     P_{l+1} = M_l P_l,     P_0 = I,     output P_K z
 
-of degree $D_K=(3^K-1)/2$. With $z_i=m+Bx_i$, $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$, S is a
-function of $g\sim N(0,I)$ and of $\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$, which
-are independent; for m = 0 of a $\mathrm{Wishart}_r(L,I)$ alone. A Wishart matrix of n degrees is
-$TT^\top$, T lower trapezoidal with normals below its diagonal and $T_{jj}^2\sim\chi^2_{n-j}$, j
-from 0 (Bartlett). A prompt is thus $r(r+1)/2$ random numbers, and a product of Gauss rules in these
-numbers is exact for polynomials. Derived here.
+Its degree is $D_K=(3^K-1)/2$. Write $z_i=m+Bx_i$ with $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$.
+Then S is a function of two independent parts, $g\sim N(0,I)$ and
+$\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$. If m = 0, it is a function of a
+$\mathrm{Wishart}_r(L,I)$ matrix alone. A Wishart matrix with n degrees of freedom is $TT^\top$,
+with T lower trapezoidal, normals below the diagonal and $T_{jj}^2\sim\chi^2_{n-j}$ for
+j = 0, 1, ... (Bartlett). A prompt with m = 0 is thus determined by at most $r(r+1)/2$ random
+numbers, and a product of Gauss rules in these numbers is exact for polynomials. Derived here.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ _CHUNK = 2**13
 """The number of prompts that are processed at a time."""
 
 _MANY = 1e8
-"""Degrees of freedom from which a chi-square is approximated by a skewed normal."""
+"""With at least this many degrees of freedom, a chi-square is approximated by a skewed normal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,8 @@ class BartlettDraws:
     Attributes:
         length: $L$.
         mean_normals: $g$, [n, r]; None when the tokens are centred.
-        excess: $y_j=(T_{jj}^2-f)/\sqrt{2f}$, $f$ the degrees of freedom, [n, columns].
+        excess: $y_j=(T_{jj}^2-f)/\sqrt{2f}$ with $f$ the degrees of freedom of $T_{jj}^2$,
+            [n, columns].
         normals: the entries of T below its diagonal, row by row, [n, below].
     """
 
@@ -55,7 +57,11 @@ class BartlettDraws:
     def second_moment_error(self, root: Array, mean: Array) -> Array:
         r"""Return $S-E\,S$, [n, d, d], without cancellation.
 
-        `B (sum xx'/L - I) B' + m (B g)'/sqrt L + (B g) m'/sqrt L`.
+        It is `B (sum xx'/L - I) B' + m (B g)'/sqrt L + (B g) m'/sqrt L`.
+
+        Args:
+            root: $B$, [d, r].
+            mean: $m$, [d].
         """
         spread = self._wishart_error(root.shape[1])
         if self.mean_normals is None:
@@ -66,7 +72,7 @@ class BartlettDraws:
         return root @ spread @ root.T + across + across.swapaxes(1, 2)
 
     def _wishart_error(self, dim: int) -> Array:
-        r"""Return $TT^\top-nI$, [n, r, r]."""
+        r"""Return $TT^\top-fI$, [n, r, r], with f the degrees of freedom of $TT^\top$."""
         count, columns = self.excess.shape
         freedom = _freedom(self.length, self.mean_normals is not None)
         steps = np.arange(columns)
@@ -95,7 +101,7 @@ class LinearStack:
     r"""Linear layers over tokens $N(m, BB^\top)$, at one query.
 
     Attributes:
-        layers: from the first to the last.
+        layers: the matrices of the layers, from the first to the last.
         mean: $m$, [d].
         root: $B$, [d, r].
         query: $z$, [d].
@@ -131,14 +137,15 @@ class LinearStack:
     def deviations(self, second_error: Array) -> tuple[Array, Array]:
         r"""Return the outputs minus their limit in two parts, [n, e], for second moments $S+E$.
 
-        The first part is linear in E, with mean zero; the bias is the mean of the second. With
-        $\delta=\delta^1+\rho$ the deviation of $P_l$ from its limit, $P_lSP_l^\top$ deviates from
-        its own by
+        In this formula S and P are the limits, and E is `second_error`. The first part is linear in
+        E and has mean zero, so the bias is the mean of the second part. If
+        $P+\delta^1+\rho$ is the matrix $P_l$ of a finite prompt, with $\delta=\delta^1+\rho$, then
+        $P_lSP_l^\top$ of the prompt minus its limit has the two parts
 
             delta1 S P' + P E P' + P S delta1'    and    rho S P' + delta (E (P+delta)' + S delta')
                                                          + P E delta' + P S rho'
 
-        (S and P the limits), so nothing cancels.
+        in which nothing cancels.
         """
         second, maps, paths = self._limits
         first = np.zeros((second_error.shape[0], *second.shape))
@@ -172,8 +179,8 @@ class LinearStack:
     def _shape(self, length: float) -> tuple[int, int, int, int, int]:
         """Return the nodes per chi-square and per normal, and the numbers of these variables.
 
-        Second moments have degree $2D$ in a chi-square and $4D$ in a normal. Odd powers of
-        $T_{jj}$ multiply odd powers of normals, whose mean is zero.
+        The second moments of the output have degree $2D$ in a chi-square and $4D$ in a normal. Odd
+        powers of $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
         """
         with_mean = bool(self.mean.any())
         rank = self.root.shape[1]
@@ -182,7 +189,7 @@ class LinearStack:
         return self.degree + 1, 2 * self.degree + 1, columns, below, rank * with_mean
 
     def _nodes(self, length: float) -> Iterator[tuple[BartlettDraws, Array]]:
-        """Yield nodes and weights of the product of all rules in chunks."""
+        """Yield the nodes and weights of the product of all Gauss rules, in chunks."""
         chi2, normal, columns, below, with_mean = self._shape(length)
         freedom = _freedom(length, with_mean > 0)
         rules = [chi2_gauss(freedom - step, chi2) for step in range(columns)]

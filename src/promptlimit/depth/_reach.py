@@ -1,15 +1,16 @@
 r"""The length from which the bias of a softmax stack is near its leading order.
 
-Over Gaussian tokens the bias of one layer is exactly proportional to $E\,S_2(\sigma,L)$, which the
-leading order replaces by $e^{\sigma^2}/L$ at every token, however sharp. Along the sharpest
-direction of a layer $\sigma=\tau|x|$ with $x\sim N(s,1)$ over the tokens that attend, whose errors
-have the weight $x^2$. The exact bias is then the share
+Over Gaussian tokens the bias of one layer is exactly proportional to $E\,S_2(\sigma,L)$, the mean
+sum of squared weights at the sharpness $\sigma$. The leading order replaces it by
+$e^{\sigma^2}/L$ at every token, at every sharpness. Along the sharpest direction of a layer
+$\sigma=\tau|x|$, where $x\sim N(s,1)$ over the tokens that attend and the error of a token has the
+weight $x^2$. The exact bias is then the share
 
     rho(L) = L E[x^2 S_2(tau |x|, L)] / E[x^2 exp(tau^2 x^2)]
 
-of the leading order. Numerator and denominator differ where $\sigma^2$ exceeds half of $\ln L$:
-$1-\rho$ decreases as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$, which is 1/L up to $\tau^2=1/6$, and does
-not decrease at $\tau^2=1/2$. Derived here.
+of the leading order. The integrands differ where $\sigma^2$ exceeds half of $\ln L$. Therefore
+$1-\rho$ decreases as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$. This is 1/L for $\tau^2\le1/6$, and at
+$\tau^2=1/2$ it does not decrease. Derived here.
 """
 
 import numpy as np
@@ -19,14 +20,14 @@ from promptlimit.depth._fluctuations import query_tilt
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.weights import MAX_SHARPNESS, some_statistics
 
-REACHED = 0.8
-"""The smallest share at which the leading order is used."""
+LEAST_RATIO = 0.8
+r"""The leading order is used if the share $\rho(L)$ is at least this number."""
 
 _STEP = 0.5
 _TAIL = 8.0
 
 
-def reached_share(stack: GaussianStack, query: Array, lengths: Array) -> Array:
+def leading_order_ratio(stack: GaussianStack, query: Array, lengths: Array) -> Array:
     r"""Return the smallest $\rho_l(L)$ over the layers below the last, [n]; 1 at infinity.
 
     Args:
@@ -42,11 +43,14 @@ def reached_share(stack: GaussianStack, query: Array, lengths: Array) -> Array:
     return least
 
 
-def reached_length(stack: GaussianStack, query: Array) -> float:
-    """Return the smallest power of two with `reached_share` at least `REACHED`; inf beyond 1e30."""
+def leading_order_length(stack: GaussianStack, query: Array) -> float:
+    """Return the smallest power of two with `leading_order_ratio` at least `LEAST_RATIO`.
+
+    If no length up to 1e30 reaches this ratio, the result is infinity.
+    """
 
     def is_reached(power: int) -> bool:
-        return bool(reached_share(stack, query, np.array([2.0**power]))[0] >= REACHED)
+        return bool(leading_order_ratio(stack, query, np.array([2.0**power]))[0] >= LEAST_RATIO)
 
     if is_reached(0):
         return 1.0
@@ -60,7 +64,7 @@ def reached_length(stack: GaussianStack, query: Array) -> float:
 
 
 def _sharp_directions(stack: GaussianStack, query: Array) -> set[tuple[float, float]]:
-    r"""Return $\tau$ and s for each head below the last layer and each head above it."""
+    r"""Return $\tau$ and s for each pair of a head and a head of a later layer."""
     found = set()
     for level, head in stack.below(stack.depth - 1):
         key_query = stack.layers[level].heads[head][0]

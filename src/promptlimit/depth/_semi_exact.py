@@ -1,12 +1,14 @@
 r"""The bias of two layers whose tokens attend strongly to themselves.
 
-The bias is then far from its leading order. The term for the errors of the tokens themselves,
-$x_1(t)$ of `_bias`, is a mean over tokens z' of moments of one layer at a token of its own prompt,
-which are known exactly at every length:
+The bias of such a stack is far from its leading order. The term $x_1(t)$ of `_bias`, for the errors
+of the tokens themselves, depends on the first layer F_0 only. It is a mean over tokens z' of
+moments of the error d(z') of this layer at z', over prompts that contain z'. These moments are
+known exactly at every length:
 
     x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ],   d = F_0[mu_L](z') - F_0[mu](z')
 
-over prompts of z' and L - 1 other tokens. The remaining terms are to leading order. Derived here.
+The inner expectations are over prompts mu_L that consist of z' and L - 1 other tokens. The
+remaining terms of the bias are computed to leading order. Derived here.
 """  # noqa: E501  # a formula stays on one line
 
 import numpy as np
@@ -23,17 +25,18 @@ _NODES = {1: 48, 2: 24, 3: 12}
 """Nodes per axis of a tensor rule, by dimension."""
 
 _POINTS = 2**15
-"""Points of a Sobol' sequence in more dimensions, each with its mirror image."""
+"""Points of the Sobol' sequence that is used in higher dimensions, each with its mirror image."""
 
 _TABLE = (20, 56)
-"""Chebyshev nodes in the sharpness and in the own score from which statistics are interpolated."""
+"""Numbers of Chebyshev nodes, in the sharpness and in a token's score on itself, from which the
+statistics are interpolated."""
 
 
 def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
     r"""Return L times the bias at a length, with the exact term $x_1(t)$, [e].
 
     Args:
-        stack: two layers, the first of one head.
+        stack: two layers, the first with one head.
         query: $z$, [d].
         length: $L$, at least 2.
     """
@@ -41,8 +44,8 @@ def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
         heads = len(stack.layers[0].heads)
         raise KindUnavailableError(
             "stack",
-            "must have two layers, the first of one head, for its tokens' own errors to be "
-            f"exact, got {stack.depth} layers and {heads} heads. Simulate prompts.",
+            "must have two layers, the first with one head, for an exact term of the tokens' "
+            f"errors, got {stack.depth} layers, the first with {heads} heads. Simulate prompts.",
         )
     total = reading_bias(stack, query)
     for head, (_, value) in enumerate(stack.layers[1].heads):
@@ -65,10 +68,10 @@ def _own_error_gradient(stack: GaussianStack, tilt: Array, length: float) -> Arr
 def _own_errors(
     stack: GaussianStack, tokens: Array, tilt: Array, length: float
 ) -> tuple[Array, Array]:
-    r"""Return $E\,d$ and $E[dd']t$ of a token among L - 1 others, [n, e] each.
+    r"""Return $E\,d$ and $E[dd']t$ for each token z' among L - 1 others, [n, e] each.
 
-    With $B=VG^{1/2}$, e along $G^{1/2}Uz'$, $r=V(z'-m-GUz')$ and the statistics of
-    `own_token_statistics`,
+    Let $B=VG^{1/2}$, $\sigma=|G^{1/2}Uz'|$, e the unit vector along $G^{1/2}Uz'$ and
+    $r=V(z'-m-GUz')$. With the statistics P0, P00, S2, B2 and X of `own_token_statistics`,
 
         E d   = P0 r - sigma S2 Be
         E dd' = S2 BB' + (B2 - S2) Be (Be)' + X (Be r' + r (Be)') + P00 rr'.
@@ -94,7 +97,7 @@ def _own_errors(
 
 
 def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    """Return `own_token_statistics`; logarithms are interpolated if there are many points."""
+    """Return `own_token_statistics`; for many points, interpolate their logarithms in a table."""
     if sharpness.size <= _TABLE[0] * _TABLE[1] or length == 0.0:
         return own_token_statistics(sharpness, own_score, length)
     rows, left = _chebyshev(sharpness, _TABLE[0])

@@ -1,20 +1,22 @@
 r"""Averages of polynomials of a random matrix, by Gauss quadrature of its spectrum.
 
-A stack of linear layers is a polynomial $p(S)$, $p(0)=1$, of the prompt's second moment $S$, and
-its risk depends on
+In regression with hidden weights w, a stack of linear layers predicts with the weights $w-p(S)w$
+if there is no noise. Here $S$ is the second moment of the covariates of a prompt of length L, and p
+is a polynomial with $p(0)=1$ that the layers determine. With the number
+$c\ge0$, called the ridge, which is zero without noise, the risk of the stack depends on p through
 
-$$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)},$$
+$$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)}.$$
 
-c the ridge. With $q=(1-p)/\lambda$ and $d\nu=\lambda\,d\mu$ this is $\mu_0-\int(2q-(\lambda+c)q^2)
-d\nu$, so that n Gauss nodes of $\nu$ with weights W are enough for degrees up to n, and there
-(derived here)
+With $q=(1-p)/\lambda$, $d\nu=\lambda\,d\mu$ and $\mu_0$ the mass of $\mu$, this is
+$\mu_0-\int(2q-(\lambda+c)q^2)d\nu$. Therefore n Gauss nodes $\lambda_j$ of $\nu$ with weights $W_j$
+are enough for polynomials p of degree up to n. For them (derived here)
 
 $$F(p)=\underbrace{\mu_0-\sum_j\frac{W_j}{\lambda_j+c}}_{F_n}+\sum_j\frac{W_j}{\lambda_j+c}
 \Big(\frac{c-(\lambda_j+c)\,p(\lambda_j)}{\lambda_j}\Big)^2 .$$
 
-$F_n$ is the minimum over all polynomials of degree n, and the other terms are not negative: nothing
-cancels, at any L. Nodes are ill-conditioned functions of moments, so moments and the Jacobi matrix
-are rational numbers.
+$F_n$ is the minimum over all polynomials of degree n, and the other terms are not negative, so
+no digits cancel in the sum. The nodes are ill-conditioned functions of the moments; therefore the
+moments and the Jacobi matrix are computed as exact rational numbers.
 """
 
 import dataclasses
@@ -31,17 +33,23 @@ from promptlimit._quadrature import sobol_sets
 _SEED = 20_240_207
 
 MOST_STEPS = 16
-"""The largest degree n for which 2n moments of a Wishart matrix take less than a second."""
+"""The largest degree n of p for which 2n moments of a Wishart matrix take less than a second.
+
+If each layer performs one step of gradient descent, n is the number of steps.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    r"""A measure $\mu$ on $[0,\infty)$: the Jacobi matrix of $d\nu=\lambda\,d\mu$ in $\lambda-1$.
+    r"""A measure $\mu$ on $[0,\infty)$, given by its mass and a Jacobi matrix.
+
+    The matrix is that of $d\nu=\lambda\,d\mu$ as a measure in the variable $\lambda-1$. If $\nu$
+    has fewer atoms than the requested number of nodes, `diagonal` and `squares` end early.
 
     Attributes:
         mass: $\mu_0$.
         diagonal: the diagonal of the Jacobi matrix.
-        squares: $\nu_0$ and the squares of its off-diagonal. Both end early for a finite $\nu$.
+        squares: $\nu_0$, the mass of $\nu$, then the squares of the off-diagonal entries.
     """
 
     mass: Fraction
@@ -54,7 +62,10 @@ class Spectrum:
         return len(self.diagonal)
 
     def least(self, ridge: Fraction) -> Fraction:
-        r"""Return $F_n$, by the continued fraction $\nu_0/(a_0+c-b_1^2/(a_1+c-\dots))$."""
+        r"""Return $F_n=\mu_0-\nu_0/(a_0+c-b_1^2/(a_1+c-\dots))$, a continued fraction.
+
+        The $a_j$ are the diagonal entries plus 1, and the $b_j^2$ the squares.
+        """
         tail = Fraction(0)
         for diagonal, square in zip(self.diagonal[::-1], self.squares[::-1], strict=True):
             tail = square / (1 + diagonal + ridge - tail)
@@ -62,7 +73,7 @@ class Spectrum:
 
     @functools.cached_property
     def nodes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        r"""The Gauss nodes of $\nu$ minus 1, and their weights."""
+        r"""The Gauss nodes of $\nu$, each minus 1, and their weights."""
         diagonal = np.array([float(entry) for entry in self.diagonal])
         beside = np.array([_root(square) for square in self.squares[1:]])
         offsets, vectors = np.linalg.eigh(
@@ -75,14 +86,19 @@ class Spectrum:
         return Spectrum(self.mass, self.diagonal[:degree], self.squares[:degree])
 
     def misfits(self, ridge: float, residuals: NDArray[np.inexact]) -> NDArray[np.inexact]:
-        r"""Return the square roots of the terms of $F(p)-F_n$ from $p(\lambda_j)$, one per node."""
+        r"""Return the square roots of the terms of $F(p)-F_n$, up to their signs, one per node.
+
+        Args:
+            ridge: $c$.
+            residuals: $p(\lambda_j)$ at the nodes.
+        """
         offsets, weights = self.nodes
         points = 1 + offsets
         beyond = (ridge - (points + ridge) * residuals) / points
         return np.sqrt(weights / (points + ridge)) * beyond
 
     def mean(self, ridge: Fraction, residuals: NDArray[np.float64]) -> float:
-        r"""Return $F(p)$ from $p(\lambda_j)$, exact for degrees up to that of the spectrum."""
+        r"""Return $F(p)$ from the $p(\lambda_j)$, exact if the degree of p is at most `degree`."""
         squares = self.misfits(float(ridge), residuals) ** 2
         return float(self.least(ridge)) + float(squares.sum())
 
@@ -93,10 +109,10 @@ def _root(square: Fraction) -> float:
 
 
 def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
-    r"""Return the spectrum with these moments $\mu_0,\dots,\mu_{2n}$, of at most n nodes.
+    r"""Return the spectrum of at most n nodes with the moments $\mu_0,\dots,\mu_{2n}$.
 
-    Chebyshev's algorithm on the moments of $\lambda-1$ under $\nu$; it ends early if $\nu$ has
-    fewer atoms.
+    This is Chebyshev's algorithm for the moments of $\lambda-1$ under $\nu$. It ends early if $\nu$
+    has fewer than n atoms.
     """
     count = len(moments) // 2
     previous = [Fraction(0)] * (2 * count)
@@ -120,7 +136,7 @@ def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
 
 @functools.lru_cache(maxsize=64)
 def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
-    r"""Return the spectrum of $S=W/L$, $W\sim\mathrm{Wishart}_d(L,I)$, for a degree."""
+    r"""Return the spectrum of $S=W/L$, $W\sim\mathrm{Wishart}_d(L,I)$, with `degree` nodes."""
     traces = trace_moments(dim, length, 2 * degree)
     return spectrum_of([Fraction(trace, length**k) for k, trace in enumerate(traces)])
 
@@ -129,7 +145,8 @@ def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
 def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
     r"""Return $E\,\mathrm{tr}W^k$, k from 0 to `order`, $W\sim\mathrm{Wishart}_d(L,I)$: integers.
 
-    By Stein's identity, with $t_k=\mathrm{tr}W^k$ and $t_0=d$, for any product f of traces,
+    They follow from Stein's identity: with $t_k=\mathrm{tr}W^k$ and $t_0=d$, for any product f of
+    traces $t_m$,
 
     $$E\,f\,t_k=E\Big[f\Big((L+k-1)t_{k-1}+\sum_{a=0}^{k-2}t_at_{k-1-a}\Big)
     +\sum_{t_m\text{ of }f}2m\,t_{k+m-1}\frac f{t_m}\Big].$$
@@ -142,7 +159,7 @@ def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
     means: dict[tuple[int, ...], int] = {(): 1}
 
     def mean(*powers: int) -> int:
-        """Return the mean of a product of traces of powers; $t_0=d$."""
+        """Return the mean of the product of the traces $t_k$ for k in `powers`."""
         traces = tuple(sorted((power for power in powers if power), reverse=True))
         if traces not in means:
             k, others = traces[0], traces[1:]
@@ -159,15 +176,17 @@ def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
 def bartlett_factors(
     dim: int, length: float, points: int, replicate: int, *, extra: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return T, [points, d, min(L, d)], with $TT^\top$ Wishart of L degrees, and extra normals.
+    r"""Return random factors T of Wishart matrices, and extra standard normals.
 
-    Lower trapezoidal: independent normals below the diagonal, and $T_{jj}^2\sim\chi^2_{L-j}$,
-    j from 0. The points are those of a scrambled Sobol' sequence.
+    The factors, [points, d, min(L, d)], satisfy $TT^\top\sim\mathrm{Wishart}_d(L,I)$. The normals
+    are [points, extra]. T is lower trapezoidal, with independent normals below the diagonal and
+    $T_{jj}^2\sim\chi^2_{L-j}$ for j = 0, 1, ... The random numbers come from a scrambled Sobol'
+    sequence.
 
     Args:
         dim: $d$.
         length: $L$, finite; the cost does not depend on it.
-        points: a power of two.
+        points: the number of matrices T, a power of two.
         replicate: the index of an independent scrambling of the sequence.
         extra: the number of extra standard normals per factor.
     """

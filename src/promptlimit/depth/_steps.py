@@ -1,10 +1,11 @@
 r"""The best step sizes of linear layers: $p(\lambda)=\prod_l(1-\beta_l\lambda)$ of smallest mean F.
 
-The minimum over all polynomials with $p(0)=1$ is $F_n$ of `_spectrum`. Without a ridge its
-minimiser has the Gauss nodes as roots, $\beta_j=1/\lambda_j$. With a ridge c it has
-$p(\lambda_j)=c/(\lambda_j+c)$, which a product of real factors attains only while c is small
-compared with the spread of the spectrum. For larger c some steps coincide in pairs, and the minimum
-over real steps is larger (derived here).
+`_spectrum` defines F, its minimum $F_n$ over all polynomials of degree n with $p(0)=1$, and the
+Gauss nodes $\lambda_j$. Without a ridge the roots of the minimiser are the nodes, so
+$\beta_j=1/\lambda_j$. With a ridge c the minimiser has $p(\lambda_j)=c/(\lambda_j+c)$. A product of
+real factors attains these values only while c is small compared with the spread of the spectrum.
+For larger c some steps coincide in pairs, and the minimum over real steps is above $F_n$ (derived
+here).
 """
 
 import functools
@@ -38,8 +39,8 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
     r"""Return the real steps, one per node of the spectrum, that minimise $F(p)$.
 
     They attain the best polynomial if its roots are real. Otherwise F has several local minima,
-    which differ in the number of steps that exceed $1/\lambda$. One descent starts near each of
-    them, and one from the best steps for one layer less.
+    which differ in the number of steps that exceed $1/\lambda$. One descent starts near each local
+    minimum, and one more from the best steps of one layer less.
     """
     bound = spectrum.least(ridge)
     offsets, _ = spectrum.nodes
@@ -51,7 +52,7 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
 
 @functools.lru_cache(maxsize=128)
 def _least(spectrum: Spectrum, ridge: float) -> _Descent:
-    """Return the best descent; if it ends above F_n, also start from one layer less."""
+    """Return the best descent; if it ends above F_n, also try a start with one layer less."""
     starts = _starts(spectrum.nodes[0], ridge)
     best = min((_descend(spectrum, ridge, start) for start in starts), key=lambda one: one[0])
     if spectrum.degree == 1 or best[0] <= _MET * float(spectrum.mass):
@@ -61,10 +62,10 @@ def _least(spectrum: Spectrum, ridge: float) -> _Descent:
 
 
 def _starts(offsets: Vector, ridge: float) -> list[Vector]:
-    r"""Return starts for the shortfalls $1-\beta_l$: the optimum without a ridge, and all signs.
+    r"""Return starts for the shortfalls $1-\beta_l$: the optimum without a ridge, and others.
 
-    An even number of shortfalls is negative, as $p(\lambda_j)>0$. Large shortfalls have their own
-    basins of attraction.
+    The other starts have every even number of negative shortfalls; the number is even because
+    $p(\lambda_j)>0$. Large negative shortfalls have their own basins of attraction.
     """
     count = offsets.size
     size = max(ridge ** (1 / count), float(np.sqrt(np.mean(offsets**2))))
@@ -80,7 +81,7 @@ def _starts(offsets: Vector, ridge: float) -> list[Vector]:
 def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
     """Return a local minimum of $F-F_n$ and its shortfalls.
 
-    Damped Newton's method with the absolute values of the curvature's eigenvalues.
+    This is a damped Newton method that uses the absolute values of the curvature's eigenvalues.
     """
     problem = _Misfits(spectrum, ridge)
     here, damping = start, 1e-3
@@ -106,8 +107,8 @@ def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
 class _Misfits:
     r"""$F-F_n$ in units of its value at p = 0, as a function of the shortfalls $1-\beta_l$.
 
-    $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$ does not cancel where the whole spectrum
-    is close to 1.
+    The factors are computed as $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$, which is
+    accurate also if the whole spectrum is close to 1.
     """
 
     def __init__(self, spectrum: Spectrum, ridge: float):
@@ -120,16 +121,16 @@ class _Misfits:
         self.rate = at_one - self.constant
 
     def expansion(self, shortfalls: Vector) -> tuple[float, Vector, Vector]:
-        """Return value, slope and curvature."""
+        """Return the value, the gradient and the Hessian."""
         factors = shortfalls[:, None] * self.points - self.offsets
         count = shortfalls.size
         every = np.arange(count)
         without = np.repeat(factors[None], count, axis=0)
         without[every, every] = self.points
-        ones = without.prod(axis=1)  # the slopes of p
+        ones = without.prod(axis=1)  # the first derivatives of p
         pairs = np.repeat(without[None], count, axis=0)
         pairs[every, :, every] = self.points[None, None]
-        twos = pairs.prod(axis=2)  # its second slopes, which are 0 for l = m
+        twos = pairs.prod(axis=2)  # the second derivatives of p, which are 0 for l = m
         twos[every, every] = 0.0
         misfits = self.constant + self.rate * factors.prod(axis=0)
         slopes = self.rate * ones
@@ -138,7 +139,7 @@ class _Misfits:
 
 
 def moving_degree(depth: int) -> int:
-    """Return the degree of p after K layers that move the covariates too: (3^K - 1) / 2."""
+    """Return (3^K - 1) / 2, the degree of p after K layers that also move the covariates."""
     return (3**depth - 1) // 2
 
 
@@ -147,12 +148,13 @@ def best_moving_steps(
 ) -> tuple[BestSteps, NDArray[np.float64]]:
     r"""Return the best steps $b_l$ of labels and $a_l$ of covariates (GD++), one per layer.
 
-    $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$ and $a_{K-1}=0$, as
-    no layer follows the last. The result is the best of the descents that start from all orders of
-    the best steps with fixed covariates.
+    The polynomial is $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_0=\lambda$ and
+    $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$. The last $a_l$ is 0, since no layer follows. One
+    descent starts from each order of the best steps with fixed covariates, and the best descent is
+    returned.
 
     Args:
-        spectrum: of degree `moving_degree(depth)`.
+        spectrum: a spectrum of degree `moving_degree(depth)`.
         ridge: $c$.
         depth: $K$.
     """

@@ -1,12 +1,13 @@
-r"""Jointly Gaussian tilts, and means of exponentials of quadratic forms of them.
+r"""Jointly Gaussian tilts, and means of exponentials of their quadratic forms.
 
-Bias and covariance of a stack, to leading order, are derivatives of $E\exp(\tfrac12v'Jv)$ in
-parameters of the mean and the covariance of a Gaussian vector v.
+To leading order, bias and covariance of a stack are derivatives of $E\exp(\tfrac12v'Jv)$ with
+respect to parameters of the mean and the covariance of a Gaussian vector v.
 
-Derivatives are computed with infinitesimals $\epsilon_i$, $\epsilon_i^2=0$. A number
-$x=\sum_Sx_S\prod_{i\in S}\epsilon_i$ has a coefficient for every subset S, and the derivative of a
-function once in each of $\epsilon_1,\dots,\epsilon_n$ is the last coefficient of its value. Arrays
-have the coefficients along their first axis, $x_S$ at the index whose binary digits are S.
+Derivatives are computed with infinitesimals $\epsilon_1,\dots,\epsilon_n$ that satisfy
+$\epsilon_i^2=0$. A number $x=\sum_Sx_S\prod_{i\in S}\epsilon_i$ has a coefficient for every subset
+S of 1, ..., n. The derivative of a function once in each $\epsilon_i$ is the last coefficient of
+its value. Arrays have the coefficients along their first axis, of length $2^n$: $x_S$ is at the
+index whose binary digits are S.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from promptlimit._arrays import Array, as_float64
 
 @functools.cache
 def _splits(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return all pairs of disjoint S and S', grouped by their union, and the starts of groups."""
+    """Return all pairs of disjoint sets S and S', sorted by their union, and where unions start."""
     pairs = [
         (part, whole ^ part) for whole in range(count) for part in range(count) if not part & ~whole
     ]
@@ -40,7 +41,7 @@ def product(x: Array, y: Array, multiply: Callable[[Array, Array], Array] = np.m
 
 
 def last_of_product(x: Array, y: Array) -> Array:
-    r"""Return the last coefficient of $xy$, x numbers and y matrices."""
+    r"""Return the last coefficient of $xy$ for numbers x and matrices y."""
     return np.sum(x[..., None, None] * y[::-1], axis=0)
 
 
@@ -80,7 +81,9 @@ def inverse(x: Array) -> tuple[Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Tilts:
-    r"""A Gaussian vector v, a stack of one tilt or several, with infinitesimals.
+    r"""A Gaussian vector v that stacks one or several tilts, with infinitesimals.
+
+    Sizes are k of v, q of the initial tilts, and n infinitesimals.
 
     Attributes:
         mean: the mean of v, columns [2^n, ..., k, 1].
@@ -94,7 +97,7 @@ class Tilts:
 
     @staticmethod
     def start(tilt: Array) -> "Tilts":
-        """Return one deterministic tilt, a column [..., k, 1], as the initial one."""
+        """Return v for one deterministic initial tilt, a column [..., k, 1]."""
         size, batch = tilt.shape[-2], tilt.shape[:-2]
         slope = np.broadcast_to(np.eye(size), (*batch, size, size))
         return Tilts(tilt[None], slope[None], np.zeros((1, *batch, size, size)))
@@ -114,14 +117,14 @@ class Tilts:
         noise: Array | float = 0.0,
         mark: tuple[Array, slice] | None = None,
     ) -> "Tilts":
-        r"""Return v with $Av_{of}+c+N(0,\text{noise})$ appended, plus $\epsilon Bv_{at}$ if marked.
+        r"""Return v with $Av_{of}+c+N(0,\text{noise})$ appended; a mark adds $\epsilon Bv_{at}$.
 
         Args:
-            matrix: A, [..., k', k_of].
+            matrix: $A$, [..., k', k_of].
             of: the rows of v that A multiplies.
-            shift: c, a column.
-            noise: the covariance of an independent term.
-            mark: B and the rows that it multiplies, with a new infinitesimal $\epsilon$.
+            shift: $c$, a column.
+            noise: the covariance of the independent Gaussian term.
+            mark: $B$ and the rows of v that B multiplies; $\epsilon$ is a new infinitesimal.
         """
         mean, slope = (matrix @ numbers[..., of, :] for numbers in (self.mean, self.slope))
         across = matrix @ self.cov[..., of, :]
@@ -150,7 +153,7 @@ class Tilts:
     def correlate(self, cov: Array, first: slice, second: slice) -> "Tilts":
         r"""Return v with $\epsilon D$ added to the covariance of two of its parts.
 
-        Its derivative is $E\langle\nabla_1,D\nabla_2\rangle f(v)$.
+        The derivative of $E f(v)$ in $\epsilon$ is $E\langle\nabla_1,D\nabla_2\rangle f(v)$.
         """
         added = np.zeros_like(self.cov)
         added[0][..., first, second] = cov
@@ -159,7 +162,7 @@ class Tilts:
         return Tilts(mean, slope, np.concatenate([self.cov, added]))
 
     def join(self, other: "Tilts") -> "Tilts":
-        """Return both vectors stacked, independent, each with its own initial tilt."""
+        """Return both vectors stacked, as independent vectors with their own initial tilts."""
         own, others = len(self.mean), len(other.mean)
 
         def blocks(first: Array, second: Array) -> Array:
@@ -218,11 +221,14 @@ class GaussianMean:
         return GaussianMean(exponential(0.5 * (square - log_det)), gradient, tilts.slope, precision)
 
     def derivative(self) -> Array:
-        """Return the gradient of the mean, last coefficient, columns [..., q, 1]."""
+        """Return the last coefficient of the gradient of the mean, columns [..., q, 1]."""
         return last_of_product(self.value, self.gradient)
 
     def mixed_derivative(self, first: int) -> Array:
-        r"""Return $\nabla_t\nabla_s'$, last coefficient, t the `first` entries of the start."""
+        r"""Return the last coefficient of $\nabla_t\nabla_s'$ of the mean.
+
+        Of the initial tilts, t is the first `first` entries and s the rest.
+        """
         left, right = self.gradient[..., :first, :], self.gradient[..., first:, :]
         onward = product(self.precision, self.slope[..., first:])
         curvature = product(np.ascontiguousarray(self.slope[..., :first].mT), onward)

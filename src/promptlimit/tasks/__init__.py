@@ -2,6 +2,7 @@
 
 from promptlimit.tasks._abstract import AbstractTask as AbstractTask
 from promptlimit.tasks._bigram import InContextBigram as InContextBigram
+from promptlimit.tasks._bigram import InductionHead as InductionHead
 from promptlimit.tasks._objectives import SHARPNESS_RANGES as SHARPNESS_RANGES
 from promptlimit.tasks._objectives import AbstractObjective as AbstractObjective
 from promptlimit.tasks._objectives import Estimate as Estimate

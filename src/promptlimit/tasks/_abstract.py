@@ -7,13 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from promptlimit._arrays import Number
 from promptlimit._inputs import require_dimension
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.measures import AbstractMeasure
+from promptlimit.measures import AbstractMeasure, Empirical
 
 
 class AbstractTask(eqx.Module):
@@ -80,8 +80,8 @@ class AbstractTask(eqx.Module):
         return query.shape[0]
 
     @property
-    def least_outputs(self) -> int:
-        """How many coordinates of the output the loss needs; 1 by default."""
+    def min_output_dim(self) -> int:
+        """The number of output coordinates that the loss requires; 1 by default."""
         return 1
 
     @abc.abstractmethod
@@ -96,7 +96,23 @@ class AbstractTask(eqx.Module):
     def loss(
         self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
     ) -> Float[Array, ""]:
-        r"""Return $\ell(\text{output}, z)$, $z$ the whole target token."""
+        r"""Return $\ell(\text{output}, z)$, where $z$ is the whole target token."""
+
+    def draw_prompt(
+        self, length: int, *, keys: Key[Array, " 3"]
+    ) -> tuple[AbstractMeasure, Float[Array, " token_dim"]]:
+        """Return the tokens of a prompt, as a measure, and its target token.
+
+        By default tokens are independent, with the law that `draw` returns. A task with other
+        prompts overrides this method; then `draw` describes infinite prompts.
+
+        Args:
+            length: the number L of tokens.
+            keys: three random keys: for `draw`, for the target token and for the tokens.
+        """
+        law, queries = drawn(self, keys[0])
+        token = queries.sample(1, key=keys[1])[0]
+        return Empirical(law.sample(length, key=keys[2])), token
 
     def closed_risk(
         self,

@@ -1,68 +1,147 @@
-r"""In-context bigrams: a chain whose transitions are drawn for each prompt, and an induction head.
+r"""In-context bigrams: the risk of an induction head on Markov chains over n symbols.
 
-The last symbol q of a prompt is the query. The head gives the score $\beta$ to the symbols that
-follow an earlier q, the score 0 to the others, and returns the weighted frequencies of symbols.
-With $x_{ij}=e^{u+\beta[i=q]}$, $y_{ij}=e_j-P_q$ and
-$M_{ij}=P_{ij}e^{-x_{ij}(1-\langle a,y_{ij}\rangle)}$,
+Each prompt is a chain of L symbols with its own transition matrix P, whose rows are
+Dirichlet($\alpha$). The last symbol q of a prompt is the query. The induction head gives the score
+$\beta$ to the symbols that follow an earlier q and the score 0 to the others. Its output T contains
+the weighted frequencies of the symbols, an estimate of the row $P_q$ of P. Let
+$x_{ij}=e^{u+\beta[i=q]}$, $y_{ij}=e_j-P_q$ and
+$M_{ij}=P_{ij}e^{-x_{ij}(1-\langle a,y_{ij}\rangle)}$, with $[i=q]$ equal to 1 if i is q and 0
+otherwise, and let $\nu$ be the law of the first symbol. For given P, exactly,
 
-    E|T - P_q|^2 = sum_q int tr d^2/da^2  nu' M^{L-1} e_q  du     at a = 0,
+    E|T - P_q|^2 = sum_q int tr d^2/da^2  nu' M^{L-1} e_q  du     at a = 0.
 
-exactly, for given P. A sink of weight $\kappa$ relative to a match, with the uniform distribution
-as its value, multiplies the functional by $e^{-x_s(1-\langle a,y_s\rangle)}$; at infinite $\beta$
-and $\kappa=n\alpha$ the head is the posterior mean for Dirichlet($\alpha$) rows.
+A sink is a further value of the head, the uniform distribution, with the weight $\kappa$ relative
+to a match. It multiplies the integrand, before differentiation, by a factor
+$e^{-x_s(1-\langle a,y_s\rangle)}$, with $x_s$ and $y_s$ the numbers of the sink. At infinite
+$\beta$ and $\kappa=n\alpha$ the head is the posterior mean.
 """
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 from scipy.special import gammaincinv, roots_jacobi
 
 from promptlimit._arrays import Array as HostArray
-from promptlimit._arrays import ArrayLike, as_float64, numpy_only
+from promptlimit._arrays import ArrayLike, Number, as_float64
+from promptlimit._inputs import to_device
 from promptlimit._quadrature import sobol_sets, standard_error
+from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.results import Risk
-from promptlimit.tasks._objectives import Estimate
-from promptlimit.tasks._problem import Lengths, require_lengths, require_points, risk_at_lengths
+from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.rules import Effort
+from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._objectives import Estimate, to_tolerance
+from promptlimit.tasks._problem import BAYES_RISK, RISK, BayesProblem, RiskProblem, on
 from promptlimit.weights import EPSILON, NEGLIGIBLE, STEP, nodes_of
 
 _MOST_EXACT = 256
-"""The longest prompt of two symbols whose average over P is a sum over Gauss points."""
+"""The longest prompt, for two symbols, whose average over P is a sum over Gauss points."""
 
 _LONGEST = 1e6
 _REPLICATES = 8
+_FEWEST_POINTS, _MOST_POINTS = 256, 1024
 _ENTRIES_AT_ONCE = 2**19
 
 _MOST_COUNTED = 1024
 """The longest prompt whose matches are counted one by one at infinite beta."""
 
 
-class InContextBigram(eqx.Module):
-    r"""Prompts from a Markov chain whose rows are Dirichlet, new for each prompt.
+class InductionHead(AbstractAttention):
+    r"""The mean of the symbols that follow earlier copies of the query.
 
-    The first symbol is uniform. The risk is half of $E|T-P_q|^2$, P_q the law of the symbol after
-    the query q.
+    A token $(e_i,e_j)$ is a symbol i and the next symbol j. Its value is $e_j$, and its weight is 1
+    if i is the query and $e^{-\beta}$ otherwise. The sink is a further token with the weight
+    $\kappa$, whose value is the uniform distribution. The prompt must be an `Empirical`. If it has
+    weights, they are the shares of the tokens of an infinite prompt, where a sink has no effect.
 
     Args:
-        symbols: n, at least 2.
-        concentration: $\alpha$ of the Dirichlet law, positive.
+        symbols: the number n of symbols.
+        inverse_temperature: the inverse temperature $\beta$, positive, possibly infinite.
+        sink: the weight $\kappa$ of the sink, at least 0, and positive if $\beta$ is infinite.
+    """
 
-    >>> import math
+    symbols: int = eqx.field(static=True)
+    inverse_temperature: Float[Array | np.ndarray, ""]
+    sink: Float[Array | np.ndarray, ""]
+
+    def __init__(self, symbols: int, inverse_temperature: ArrayLike, sink: ArrayLike):
+        beta, weight = as_float64(inverse_temperature).item(), as_float64(sink).item()
+        if not beta > 0.0:
+            raise ArgumentError("inverse_temperature", f"must be positive, got {beta}.")
+        if not (0.0 <= weight < math.inf) or (weight == 0.0 and math.isinf(beta)):
+            raise ArgumentError(
+                "sink",
+                f"must be finite and at least 0, and positive at infinite "
+                f"`inverse_temperature`, got {sink}. A prompt may have no match.",
+            )
+        self.symbols = symbols
+        self.inverse_temperature, self.sink = np.asarray(beta), np.asarray(weight)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: two symbols."""
+        return 2 * self.symbols
+
+    @property
+    def query_dim(self) -> int:
+        """The number of symbols."""
+        return self.symbols
+
+    @property
+    def output_dim(self) -> int:
+        """The number of symbols."""
+        return self.symbols
+
+    def attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        """Return the weighted mean of the next symbols and the sink."""
+        if not isinstance(prompt, Empirical):
+            raise ArgumentError("prompt", f"must be an Empirical, got {type(prompt).__name__}.")
+        matches, sink = prompt.tokens[:, : self.symbols] @ query, self.sink
+        weights = matches + (1.0 - matches) * jnp.exp(-self.inverse_temperature)
+        if prompt.weights is not None:  # shares of an infinite prompt, where a sink has no effect
+            weights, sink = weights * prompt.weights, 0.0 * sink
+        total = weights @ prompt.tokens[:, self.symbols :] + sink / self.symbols
+        return total / (weights.sum() + sink)
+
+
+class InContextBigram(AbstractTask):
+    r"""Prediction of the next symbol of a Markov chain whose transitions are new for each prompt.
+
+    The rows of the transition matrix P are Dirichlet($\alpha$), and the first symbol is uniform. A
+    prompt of L symbols has L - 1 tokens $(e_i,e_j)$, each a symbol and the next one. The query is
+    the last symbol q. The loss of an output T is $\frac12|T-P_q|^2$, where the row $P_q$ is the law
+    of the symbol after q.
+
+    Args:
+        symbols: the number n of symbols, at least 2.
+        concentration: the parameter $\alpha$ of the Dirichlet law, positive.
+        transitions: the matrix P, shape `[n, n]`, if it is the same for all prompts; if None, each
+            prompt has a new one.
+
+    >>> import promptlimit as pl
     >>> task = InContextBigram(2, 1.0)
-    >>> print(task.bayes_risk([8, 50]).mse.round(8), task.risk([8], sink=0.5).mse.round(8))
-    [0.05858166 0.01233503] [0.07312559]
+    >>> print(pl.bayes_risk(task, [8, 50]).mse.round(8))
+    [0.05858166 0.01233503]
+    >>> print(pl.risk(task.head(sink=0.5), task, [8]).mse.round(8))
+    [0.07312559]
     """
 
     symbols: int
     concentration: float
+    transitions: Float[np.ndarray, "n n"] | None
 
-    def __init__(self, symbols: int, concentration: float = 1.0):
+    def __init__(
+        self, symbols: int, concentration: float = 1.0, transitions: ArrayLike | None = None
+    ):
         whole = isinstance(symbols, int | np.integer) and not isinstance(symbols, bool)
         if not (whole and symbols >= 2):
             raise ArgumentError(
@@ -73,76 +152,88 @@ class InContextBigram(eqx.Module):
             raise ArgumentError(
                 "concentration", f"must be positive and finite, got {concentration}."
             )
+        self.transitions = None if transitions is None else self._checked(transitions)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: two symbols."""
+        return 2 * self.symbols
+
+    @property
+    def min_output_dim(self) -> int:
+        """The number of symbols."""
+        return self.symbols
 
     @property
     def bayes_sink(self) -> float:
-        r"""$n\alpha$: the weight of the sink that makes the head the posterior mean."""
+        r"""The weight $n\alpha$ of the sink for which the head is the posterior mean."""
         return self.symbols * self.concentration
 
-    @numpy_only("Call it outside the compiled function and pass its result.")
-    def risk(
-        self,
-        lengths: Lengths,
-        *,
-        inverse_temperature: float = math.inf,
-        sink: float | None = None,
-        transitions: ArrayLike | None = None,
-        points: int = 256,
-    ) -> Risk:
-        r"""Return the risk of the induction head over prompts of L symbols.
-
-        Exact for two symbols up to 256 symbols long, and for given transitions; otherwise averaged
-        over Sobol' points for P, in eight replicates whose spread is the error.
+    def head(
+        self, inverse_temperature: Number = math.inf, *, sink: Number | None = None
+    ) -> InductionHead:
+        r"""Return an induction head.
 
         Args:
-            lengths: L, whole numbers from 2 to 1e6; one or many.
-            inverse_temperature: $\beta$, positive; infinite by default: only matches count.
-            sink: $\kappa$, the weight of a sink relative to a match; `bayes_sink` when None at
-                infinite $\beta$, no sink when None at a finite one.
-            transitions: P, shape `[n, n]`; averaged over when None.
-            points: a power of two, in each replicate.
+            inverse_temperature: $\beta$, positive. By default it is infinite, and only tokens that
+                match the query have a positive weight.
+            sink: the weight $\kappa$ of the sink relative to a match. None means `bayes_sink` if
+                $\beta$ is infinite, and no sink otherwise.
         """
-        beta = float(inverse_temperature)
-        if not beta > 0.0:
-            raise ArgumentError("inverse_temperature", f"must be positive, got {beta}.")
-        weight = (self.bayes_sink if math.isinf(beta) else 0.0) if sink is None else float(sink)
-        if not (0.0 <= weight < math.inf) or (weight == 0.0 and math.isinf(beta)):
-            raise ArgumentError(
-                "sink",
-                f"must be finite and at least 0, and positive at infinite "
-                f"`inverse_temperature`, got {sink}. A prompt may have no match.",
-            )
-        tokens = require_lengths(lengths)
-        wrong = tokens[~((tokens >= 2.0) & (tokens <= _LONGEST))]
-        if wrong.size:
-            raise ArgumentError(
-                "lengths", f"must be between 2 and {_LONGEST:g}, got {wrong.flat[0]:g}."
-            )
-        count = require_points(points)
-        given = None if transitions is None else self._checked(transitions)
-        risks = [self._risk(int(L), beta, weight, given, count) for L in tokens.ravel()]
-        return risk_at_lengths(risks, tokens, "exact")
+        if sink is None:
+            sink = self.bayes_sink if math.isinf(float(inverse_temperature)) else 0.0
+        return InductionHead(self.symbols, float(inverse_temperature), float(sink))
 
-    @numpy_only("Call it outside the compiled function and pass its result.")
-    def bayes_risk(self, lengths: Lengths, *, points: int = 256) -> Risk:
-        """Return the smallest risk of any predictor: the head with the sink `bayes_sink`."""
-        return self.risk(lengths, sink=self.bayes_sink, points=points)
+    def draw(self, *, key: PRNGKeyArray) -> tuple[Empirical, Empirical]:
+        """Return the law of a token of an infinite prompt, and that of the target token."""
+        transitions = self._rows(key)
+        system = jnp.concatenate(
+            [transitions.T - jnp.eye(self.symbols), jnp.ones_like(transitions)]
+        )
+        right = jnp.concatenate([jnp.zeros(self.symbols), jnp.ones(self.symbols)])
+        share = jnp.maximum(jnp.linalg.lstsq(system, right)[0], 0.0)
+        share /= share.sum()
+        symbols = jnp.eye(self.symbols)
+        first, second = (
+            jnp.repeat(symbols, self.symbols, axis=0),
+            jnp.tile(symbols, (self.symbols, 1)),
+        )
+        pairs = jnp.concatenate([first, second], axis=1)
+        targets = jnp.concatenate([symbols, transitions], axis=1)
+        return (
+            Empirical(pairs, (share[:, None] * transitions).ravel()),
+            Empirical(targets, share),
+        )
 
-    def sample(
-        self, length: int, *, key: PRNGKeyArray
-    ) -> tuple[Int[Array, " length"], Float[Array, "n n"]]:
-        """Return the symbols of one prompt, and its transitions."""
-        row_key, first_key, step_key = jax.random.split(key, 3)
-        weights = jax.random.gamma(row_key, self.concentration, (self.symbols, self.symbols))
-        transitions = weights / weights.sum(axis=1, keepdims=True)
-        first = jax.random.randint(first_key, (), 0, self.symbols)
+    def draw_prompt(
+        self, length: int, *, keys: Key[Array, " 3"]
+    ) -> tuple[Empirical, Float[Array, " pair"]]:
+        """Return the pairs of neighbours in a chain of L symbols, and the token $(e_q,P_q)$."""
+        transitions = self._rows(keys[0])
+        first = jax.random.randint(keys[1], (), 0, self.symbols)
 
         def step(state: Array, own: Array) -> tuple[Array, Array]:
-            found = jax.random.categorical(own, jnp.log(transitions[state]))
-            return found.astype(state.dtype), found.astype(state.dtype)
+            found = jax.random.categorical(own, jnp.log(transitions[state])).astype(state.dtype)
+            return found, found
 
-        _, others = jax.lax.scan(step, first, jax.random.split(step_key, length - 1))
-        return jnp.concatenate([first[None], others]), transitions
+        last, others = jax.lax.scan(step, first, jax.random.split(keys[2], length - 1))
+        path = jnp.eye(self.symbols)[jnp.concatenate([first[None], others])]
+        target = jnp.concatenate([path[-1], transitions[last]])
+        return Empirical(jnp.concatenate([path[:-1], path[1:]], axis=1)), target
+
+    def query_of(self, token: Float[Array, " pair"]) -> Float[Array, " n"]:
+        """Return the last symbol of the prompt, which is the first half of the target token."""
+        return token[: self.symbols]
+
+    def loss(self, output: Float[Array, " n"], token: Float[Array, " pair"]) -> Float[Array, ""]:
+        """Return half the squared distance from the law of the next symbol."""
+        return 0.5 * jnp.sum((output[-self.symbols :] - token[self.symbols :]) ** 2)
+
+    def _rows(self, key: PRNGKeyArray) -> Array:
+        if self.transitions is not None:
+            return to_device(self.transitions, jnp.result_type(float))
+        weights = jax.random.gamma(key, self.concentration, (self.symbols, self.symbols))
+        return weights / weights.sum(axis=1, keepdims=True)
 
     def _checked(self, transitions: ArrayLike) -> HostArray:
         matrix = as_float64(transitions)
@@ -155,28 +246,83 @@ class InContextBigram(eqx.Module):
             raise ArgumentError("transitions", "must have rows of probabilities that sum to one.")
         return matrix / matrix.sum(axis=1, keepdims=True)
 
-    def _risk(
-        self, length: int, beta: float, sink: float, given: HostArray | None, points: int
-    ) -> Estimate:
-        if given is not None:
-            ends = range(self.symbols)
-            value = sum(float(_errors(given[None], q, length, beta, sink)[0]) for q in ends)
-            return Estimate(0.5 * value, length * EPSILON * value, 0)
-        means = []
-        if self.symbols == 2 and length <= _MOST_EXACT:
-            sets = iter([_gauss_rows(length // 2 + 1, self.concentration)])
-        else:
-            sets = _sobol_rows(self.symbols, self.concentration, points)
-        for matrices, weights in sets:  # all ends have the same average
-            means.append(self.symbols * weights @ _errors(matrices, 0, length, beta, sink))
-        values = 0.5 * np.array(means)
-        if len(means) == 1:
-            return Estimate(float(values[0]), float(length * EPSILON * values[0]), 0)
-        return Estimate(float(values.mean()), float(standard_error(values)), points * len(means))
+
+def _obstacle_of_lengths(problem: RiskProblem | BayesProblem) -> str | None:
+    outside = (problem.lengths < 2.0) | (problem.lengths > _LONGEST)
+    return f"a length is not between 2 and {_LONGEST:g}" if outside.any() else None
+
+
+def _other_head(problem: RiskProblem) -> str | None:
+    if not isinstance(problem.attention, InductionHead):
+        return "the attention is not an induction head, `task.head(...)`"
+    return _obstacle_of_lengths(problem)
+
+
+_METHOD = (
+    "sum over Gauss points for P with two symbols and at most 256 of them in the prompt, or given "
+    "transitions; otherwise an average over Sobol' points"
+)
+
+
+@RISK.rule(
+    kind="exact",
+    scope="`InContextBigram`, an induction head",
+    method=_METHOD,
+    obstacle=on(InContextBigram, obstacle=_other_head),
+)
+def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    head = cast(InductionHead, problem.attention)
+    return [_risk(problem.task, head, int(L), effort) for L in problem.lengths]
+
+
+def _known_rows(problem: BayesProblem) -> str | None:
+    if problem.task.transitions is not None:
+        return "the transitions are given, so that the Bayes risk is 0"
+    return _obstacle_of_lengths(problem)
+
+
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="`InContextBigram`",
+    method="the risk of the induction head with the sink `bayes_sink`",
+    obstacle=on(InContextBigram, obstacle=_known_rows),
+)
+def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
+    task = problem.task
+    head = task.head(sink=task.bayes_sink)
+    return [_risk(task, head, int(L), effort) for L in problem.lengths]
+
+
+def _risk(task: InContextBigram, head: InductionHead, length: int, effort: Effort) -> Estimate:
+    """Return the risk at one length, for given transitions or averaged over them."""
+    beta, sink, symbols = float(head.inverse_temperature), float(head.sink), task.symbols
+    if task.transitions is not None:
+        rows = np.asarray(task.transitions)[None]
+        value = sum(float(_errors(rows, q, length, beta, sink)[0]) for q in range(symbols))
+        return Estimate(0.5 * value, length * EPSILON * value, 0)
+
+    def mean(sets: Iterable[tuple[HostArray, HostArray]]) -> HostArray:
+        # The average over P is equal for all last symbols q.
+        return np.array(
+            [
+                0.5 * symbols * weights @ _errors(rows, 0, length, beta, sink)
+                for rows, weights in sets
+            ]
+        )
+
+    if symbols == 2 and length <= _MOST_EXACT:
+        value = float(mean([_gauss_rows(length // 2 + 1, task.concentration)])[0])
+        return Estimate(value, length * EPSILON * value, 0)
+
+    def over_points(points: int) -> Estimate:
+        values = mean(_sobol_rows(symbols, task.concentration, points))
+        return Estimate(float(values.mean()), float(standard_error(values)), points * len(values))
+
+    return to_tolerance(over_points, effort, _FEWEST_POINTS, _MOST_POINTS)
 
 
 def _gauss_rows(count: int, alpha: float) -> tuple[HostArray, HostArray]:
-    """Return Gauss points for two independent Dirichlet rows of two symbols, and their weights."""
+    """Return Gauss points for P with two independent Dirichlet rows, and their weights."""
     nodes, weights = roots_jacobi(count, alpha - 1.0, alpha - 1.0)
     p, w = 0.5 * (1.0 + nodes), weights / weights.sum()
     first, second = (grid.ravel() for grid in np.meshgrid(p, p, indexing="ij"))
@@ -185,7 +331,7 @@ def _gauss_rows(count: int, alpha: float) -> tuple[HostArray, HostArray]:
 
 
 def _sobol_rows(symbols: int, alpha: float, points: int) -> Iterator[tuple[HostArray, HostArray]]:
-    """Yield point sets for Dirichlet rows, as ratios of gamma quantiles."""
+    """Yield sets of transition matrices with Dirichlet rows, and weights, from Sobol' points."""
     sets = sobol_sets(symbols**2, points, 42)
     for _, uniform in zip(range(_REPLICATES), sets, strict=False):
         gammas = np.maximum(gammaincinv(alpha, uniform), 1e-300).reshape(-1, symbols, symbols)
@@ -193,7 +339,10 @@ def _sobol_rows(symbols: int, alpha: float, points: int) -> Iterator[tuple[HostA
 
 
 def _errors(matrices: HostArray, end: int, length: int, beta: float, sink: float) -> HostArray:
-    r"""Return $E[|T-P_q|^2;x_L=q]$ for many transitions, [b, n, n] to [b], and one q."""
+    r"""Return the mean of $|T-P_q|^2$ over prompts that end in q, times the probability of q.
+
+    The result has one entry for each of the b transition matrices, [b, n, n]; `end` is q.
+    """
     symbols = matrices.shape[1]
     if math.isinf(beta) and length <= _MOST_COUNTED:
         block = max(1, _ENTRIES_AT_ONCE // (length * symbols))
@@ -209,11 +358,12 @@ def _errors(matrices: HostArray, end: int, length: int, beta: float, sink: float
 
 
 def _counted_errors(matrices: HostArray, end: int, length: int, sink: float) -> HostArray:
-    r"""Return the errors at infinite $\beta$, step by step along the chain.
+    r"""Return the errors of `_errors` at infinite $\beta$, step by step along the chain.
 
-    The head has counted m matches, and for one output the sum S of their y. Arrays hold the
-    probabilities of the state and m with the moments 1, S and $S^2$, [3, state, m, b], and
-    $T-P_q=(S+\kappa y_s)/(m+\kappa)$.
+    Let m be the number of matches so far, and S the sum of their $y_{qj}$ for one output
+    coordinate. The array `moments`, [3, state, m, b], contains the means of 1, S and $S^2$ over
+    prompts with a given state and m. At the end $T-P_q=(S+\kappa y_s)/(m+\kappa)$ in this
+    coordinate.
     """
     symbols, count = matrices.shape[1], len(matrices)
     matches = np.arange(float(length))[:, None]
@@ -246,7 +396,7 @@ def _counted_errors(matrices: HostArray, end: int, length: int, sink: float) -> 
 def _integrated_errors(  # noqa: PLR0917
     matrices: HostArray, end: int, length: int, u: HostArray, beta: float, sink: float
 ) -> HostArray:
-    """Return the errors at any beta, by the integral over u of the functional."""
+    """Return the errors of `_errors` at any beta, by the integral of the module docstring."""
     symbols, count = matrices.shape[1], len(matrices)
     scores = np.where(np.arange(symbols) == end, 0.0, -beta)
     x = np.exp(u + scores[:, None])[:, None, None]  # [i, 1, 1, u]
@@ -268,7 +418,7 @@ def _integrated_errors(  # noqa: PLR0917
 
 
 _Jet = tuple[HostArray, HostArray, HostArray]
-"""A function of one number a at a = 0 with its first two derivatives: matrices [i, j, b, u]."""
+"""The value and two derivatives at a = 0 of a matrix function of a number, [i, j, b, u] each."""
 
 
 def _times(left: _Jet, right: _Jet) -> _Jet:
@@ -282,12 +432,12 @@ def _times(left: _Jet, right: _Jet) -> _Jet:
 
 
 def _product(left: HostArray, right: HostArray) -> HostArray:
-    """Return the product of many small matrices, [i, k, b, u] and [k, j, b, u]."""
+    """Return the products of many pairs of small matrices, [i, k, b, u] and [k, j, b, u]."""
     return functools.reduce(np.add, [left[:, k, None] * right[None, k] for k in range(len(right))])
 
 
 def _powered(row: _Jet, matrix: _Jet, count: int) -> _Jet:
-    """Return the row times a power of the matrix, step by step or by squaring."""
+    """Return the row times the power `count` of the matrix, step by step or by squaring."""
     size = len(matrix[0])
     if count <= 2 * size * math.log2(count + 1):
         for _ in range(count):

@@ -37,7 +37,7 @@ def denoising_report(
     at each length. `missing` gives the reason if a predictor does not exist for the task.
 
     Args:
-        task: the mixture.
+        task: the denoising task.
         lengths: whole numbers from 1 to 1e30; an infinite length is added.
         two_heads: whether to include the two heads, which takes about 15 seconds.
         best: whether to include the best layer, which takes about ten seconds per length.
@@ -72,7 +72,7 @@ def denoising_report(
             tell(len(attentions) + place)
             layers.append(best_layer(task, length))
         value["best"], error["best"] = _column(layers, "mse"), _column(layers, "mse_error")
-        gate = _column(layers, "gate")
+        gate = _column(layers, "inverse_temperature")
         cold = np.divide(1.0, gate, out=np.full(gate.shape, np.inf), where=gate > 0.0)
         tuned = {"gate": gate, "temperature": cold}
         tuned |= {name: _column(layers, name) for name in ("gain", "residual")}

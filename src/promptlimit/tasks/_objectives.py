@@ -23,7 +23,7 @@ SHARPNESS_RANGES = (16.0, 40.0)
 
 
 class Estimate(NamedTuple):
-    """A value, its error, and the number of points of the average; 0 for a closed form."""
+    """A value, its error, and the number of points; a closed form has 0 points."""
 
     value: float
     error: float
@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
 
 
 ArrayMoments: TypeAlias = tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]
-"""Several arrays, such as the gradients of a risk, and their errors."""
+"""A list of arrays, such as the gradients of a risk, and a list of their errors."""
 
 MatrixRisk: TypeAlias = Callable[
     [Float[Array, "token_dim query_dim"], Float[Array, "output_dim token_dim"]], Float[Array, ""]
@@ -103,7 +103,7 @@ class Objectives:
 
     @classmethod
     def formula(cls, formula: Formula, task: AbstractTask, length: float) -> "Objectives":
-        """Return a risk by a formula, at one length."""
+        """Return the risk at one length that a formula gives."""
         return cls.closed(FormulaObjective(formula, task, to_device(length, jnp.float64)))
 
     def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
@@ -189,5 +189,5 @@ def gradient_moments(
 
 @eqx.filter_jit
 def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
-    """Return the gradients of a risk; its length is an array, so that this is compiled once."""
+    """Return the gradients of a risk; all lengths share one compiled program."""
     return jax.tree.leaves(eqx.filter_grad(risk)(attention))

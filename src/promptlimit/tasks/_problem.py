@@ -1,4 +1,4 @@
-"""Problems of risk, the quantities that rules compute for them, and checks of arguments."""
+"""Validated risk problems, the quantities that rules compute for them, and argument checks."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ LARGEST_POINTS = 2**20
 """The largest number of points of one set; the sequence itself ends at 2**30."""
 
 Lengths: TypeAlias = Number | ArrayLike
-"""One prompt length, or many."""
+"""One prompt length, or several."""
 
 
 BatchGradient: TypeAlias = Callable[
@@ -78,7 +78,7 @@ class RiskProblem:
 
     @property
     def kernels(self) -> set[str]:
-        """The kernels of those heads."""
+        """The kernels of `heads`; empty if the heads are not known."""
         return {head.kernel for head in self.heads or ()}
 
 
@@ -202,7 +202,7 @@ def batch_gradient(problem: BatchProblem) -> BatchGradient | None:
 
 
 def some_finite(problem: RiskProblem | BayesProblem) -> str | None:
-    """Return the obstacle of a rule for infinite prompts."""
+    """Return the reason why a rule for infinite prompts does not apply, or None."""
     return None if np.isinf(problem.lengths).all() else "a length is finite"
 
 
@@ -257,18 +257,17 @@ def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
 
 
 def require_task(task: object) -> None:
-    """Raise an error for an object that is not a task."""
+    """Raise an error if an object is not a task."""
     if not isinstance(task, AbstractTask):
-        suggestion = "Pass a LinearRegression, or an instance of your own subclass of AbstractTask."
-        if callable(getattr(task, "bayes_risk", None)):
-            suggestion = "Call its own methods `risk` and `bayes_risk`."
         raise ArgumentError(
-            "task", f"must be an in-context task, got {type_name(task)}. {suggestion}"
+            "task",
+            f"must be an in-context task, got {type_name(task)}. Pass a LinearRegression, or an "
+            "instance of your own subclass of AbstractTask.",
         )
 
 
 def require_fitting_task(name: str, attention: AbstractAttention, task: AbstractTask) -> None:
-    """Raise an error for an attention that does not fit the tokens and queries of a task."""
+    """Raise an error if an attention does not fit the tokens and queries of a task."""
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError(name, f"must be an attention, got {type_name(attention)}.")
     for owner in (attention, task):
@@ -286,10 +285,10 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
             f"must take queries of dimension {task.query_dim} (that of the task's queries), got "
             f"{attention.query_dim}.",
         )
-    if attention.output_dim < task.least_outputs:
+    if attention.output_dim < task.min_output_dim:
         raise ArgumentError(
             name,
-            f"must have at least {task.least_outputs} output coordinates (one per label), got "
+            f"must have at least {task.min_output_dim} output coordinates (one per label), got "
             f"{attention.output_dim}.",
         )
 

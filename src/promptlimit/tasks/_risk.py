@@ -184,8 +184,8 @@ def bayes_excess(
 ) -> Risk:
     r"""Return the risk of an attention minus the Bayes risk, computed without a subtraction.
 
-    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` is twice that. It is accurate even at
-    1e-30.
+    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` is twice that. It is accurate even if
+    it is as small as 1e-30.
 
     Args:
         attention: $T$.

@@ -1,4 +1,9 @@
-"""Monte Carlo over tasks and prompts: the rules for any task and any attention."""
+r"""Monte Carlo estimates of risks, gradients and gaps for any task and any attention.
+
+Each sample draws a prompt of $L$ tokens and a query token from the task. The risk is the mean loss
+over these draws. The functions marked `rule` are methods for computing one quantity; the library
+selects them when no exact rule applies.
+"""
 
 import math
 from functools import partial
@@ -15,7 +20,7 @@ from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration import TASK_GAPS, GapValues, TaskGapProblem
 from promptlimit.errors import ArgumentError, OutsideDomainError
-from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.measures import AbstractMeasure
 from promptlimit.parallel import Program, in_chunks
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._abstract import AbstractTask, drawn, loss_of
@@ -31,9 +36,9 @@ _LARGEST = 2**31  # bytes of the tokens of an objective
 
 
 class RiskSimulation(eqx.Module):
-    """An attention on prompts of a task at one length, as an argument of compiled programs.
+    """The problem to simulate: an attention, a task and a prompt length.
 
-    At infinite length a prompt is its law.
+    Compiled programs take it as one argument. A prompt of infinite length is the law of its tokens.
     """
 
     attention: AbstractAttention
@@ -43,14 +48,17 @@ class RiskSimulation(eqx.Module):
 
 @RISK.rule(kind="estimate", scope="every problem", method="simulated prompts")
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the mean loss over prompts and its standard error, at each length."""
+    """Return the mean loss over simulated prompts, and its standard error, at each length."""
     found = (_over_prompts(_losses, problem, length, effort) for length in problem.lengths.tolist())
     return [Estimate(float(means[0]), float(errors[0]), count) for (means, errors), count in found]
 
 
 @RISK_GRADIENT.rule(kind="estimate", scope="every problem", method="simulated prompts")
 def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
-    """Return means and standard errors of the gradient in each array of the attention."""
+    """Return the mean gradient of the loss and its standard error, at each length.
+
+    The gradient has one entry per array of the attention.
+    """
     return [
         _over_prompts(_gradients, problem, length, effort) for length in problem.lengths.tolist()
     ]
@@ -58,7 +66,10 @@ def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMom
 
 @TASK_GAPS.rule(kind="estimate", scope="every task", method="simulated prompts")
 def _gaps(problem: TaskGapProblem, effort: Effort) -> GapValues:
-    """Return the mean squared distance from the limit and its standard error, at each length."""
+    """Return the mean squared norm of finite minus limit, and its standard error, at each length.
+
+    The result concerns the outputs, or their derivative in the array that `problem.wrt` names.
+    """
     if problem.wrt is not None and not hasattr(problem.attention, problem.wrt):
         raise ArgumentError(
             "wrt",
@@ -75,7 +86,10 @@ def _gaps(problem: TaskGapProblem, effort: Effort) -> GapValues:
 def _squared_gaps(
     wrt: str | None, simulation: RiskSimulation, keys: Key[Array, "prompts 3"]
 ) -> list[Array]:
-    """Return squared distances from the limit, and squared limits, of outputs or a gradient."""
+    r"""Return $|T_L-T|^2$ and $|T|^2$ for each prompt, with T the limit of $T_L$.
+
+    $T_L$ is the output over a prompt of length L, or its derivative in the array named `wrt`.
+    """
     attention, task = simulation.attention, simulation.task
 
     def output(array: Array | None, prompt: AbstractMeasure, query: Array) -> Array:
@@ -90,8 +104,8 @@ def _squared_gaps(
         return jax.jacobian(output)(getattr(attention, wrt), prompt, query)
 
     def one(own: Key[Array, " 3"]) -> tuple[Array, Array]:
-        law, token = _draw(task, math.inf, own)
-        prompt, _ = _draw(task, simulation.length, own)
+        law, _ = _draw(task, math.inf, own)
+        prompt, token = _draw(task, simulation.length, own)
         query = task.query_of(token)
         limit = read(law, query)
         return jnp.sum((read(prompt, query) - limit) ** 2), jnp.sum(limit**2)
@@ -102,9 +116,10 @@ def _squared_gaps(
 def _over_prompts(
     program: Program, problem: RiskProblem | TaskGapProblem, length: float, effort: Effort
 ) -> tuple[ArrayMoments, int]:
-    """Return means over prompts, their standard errors, and the number of prompts.
+    """Return the means of a program's outputs over prompts, their errors and the prompt count.
 
-    Prompt i is drawn from `split(fold_in(key, i), 3)`, so the result does not depend on the chunks.
+    Prompt i is drawn from `split(fold_in(key, i), 3)`, so the result does not depend on how prompts
+    are divided into chunks.
     """
     samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     simulation = RiskSimulation(problem.attention, problem.task, length)
@@ -114,7 +129,7 @@ def _over_prompts(
     chunks = in_chunks(program, simulation, chunk, key=unwrap(effort.key), draws=3)
     for start, arrays in zip(range(0, samples, chunk), chunks, strict=False):
         columns = [array[: samples - start] for array in arrays]
-        if not origin:  # sums around the first means do not cancel
+        if not origin:  # sums of differences from the first means lose no digits
             origin = [np.asarray(column.mean(axis=0)) for column in columns]
             sums, squares = [0.0] * len(columns), [0.0] * len(columns)
         for i, column in enumerate(columns):
@@ -137,7 +152,10 @@ def _over_prompts(
 
 
 def _chunk(simulation: RiskSimulation, samples: int) -> int:
-    """Return the number of prompts per chunk, a power of two; raise an error for long prompts."""
+    """Return the number of prompts that are simulated at a time, a power of two.
+
+    Prompts that do not fit in memory raise an error.
+    """
     length, dim = simulation.length, simulation.task.token_dim
     most = _LARGEST_PROMPT // (8 * dim * _COPIES)
     count = 1 if math.isinf(length) else length
@@ -155,7 +173,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
 def _loss(
     attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
 ) -> Array:
-    """Return the loss on one prompt, from the keys of its law, its query and its tokens."""
+    """Return the loss on one prompt; `keys` are the keys of its law, its query and its tokens."""
     task = simulation.task
     prompt, token = _draw(task, simulation.length, keys)
     return loss_of(task, attention(prompt, task.query_of(token)), token)
@@ -164,13 +182,11 @@ def _loss(
 def _draw(
     task: AbstractTask, length: float, keys: Key[Array, " 3"]
 ) -> tuple[AbstractMeasure, Array]:
-    """Return a prompt, its law at infinite length, and its query token."""
-    law_key, query_key, token_key = keys
-    law, queries = drawn(task, law_key)
-    token = queries.sample(1, key=query_key)[0]
-    if math.isinf(length):
-        return law, token
-    return Empirical(law.sample(int(length), key=token_key)), token
+    """Return a prompt and its query token; at infinite length the prompt is the law of tokens."""
+    if math.isfinite(length):
+        return task.draw_prompt(int(length), keys=keys)
+    law, queries = drawn(task, keys[0])
+    return law, queries.sample(1, key=keys[1])[0]
 
 
 def _losses(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:
@@ -188,7 +204,7 @@ class SimulatedObjective(AbstractObjective):
     """The mean loss over fixed prompts, as a function of the attention.
 
     Attributes:
-        task: the task.
+        task: the task that defines the loss.
         prompts: the prompts, stacked along the first axis of every array.
         tokens: the query token of each prompt, [samples, token_dim].
     """
@@ -198,7 +214,11 @@ class SimulatedObjective(AbstractObjective):
     tokens: Float[Array, "samples token_dim"]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\mathrm{query}(z_i)), z_i)$."""
+        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\mathrm{query}(z_i)), z_i)$.
+
+        Here $T$ is the attention, $\ell$ the loss, $\mu_i$ the i-th prompt and $z_i$ its query
+        token.
+        """
 
         def loss(prompt: AbstractMeasure, token: Array) -> Array:
             output = attention.attend(prompt, self.task.query_of(token))
@@ -211,7 +231,7 @@ class SimulatedObjective(AbstractObjective):
     kind="estimate", scope="every problem", method="prompts that are simulated once and then kept"
 )
 def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the mean loss over prompts drawn once, one set per replicate."""
+    """Return, for each length, the mean loss over fixed prompts; each replicate has its own set."""
     samples = USUAL_POINTS if effort.samples is None else effort.samples
 
     def make(length: float, _sharpness: float, replicate: int) -> AbstractObjective:

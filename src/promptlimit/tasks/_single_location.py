@@ -1,7 +1,8 @@
 r"""Single-location regression: one token of the prompt has the answer, and its score is larger.
 
-With $x=e^{s+u}$, $\varphi=E\,e^{-x}$ and $F_k=E[x^ke^{-x}]$ of the scores of other tokens, and
-$\varphi_0$ of the informative one,
+The informative token is token 0, its weight is $p_0$, and the weights of the L - 1 other tokens are
+$p_l$. Write s for a score and $x=e^{s+u}$. Let $\varphi=E\,e^{-x}$ and $F_k=E[x^ke^{-x}]$ for the
+score of another token, and $\varphi_0=E\,e^{-x}$ for the score of the informative token. Then
 
     E(1 - p_0)^2 + E sum_{l>0} p_l^2 = int phi_0 {2(L-1) F_2 phi^{L-2} + (L-1)(L-2) F_1^2 phi^{L-3}} du
     1 - E p_0                        = int phi_0 (L-1) F_1 phi^{L-2} du.
@@ -9,36 +10,42 @@ $\varphi_0$ of the informative one,
 
 import math
 
-import equinox as eqx
-import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from promptlimit._arrays import Array as HostArray
-from promptlimit._arrays import numpy_only
+from promptlimit._arrays import Number
+from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.results import Risk
+from promptlimit.measures import Empirical, Gaussian
+from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._abstract import AbstractTask, drawn
 from promptlimit.tasks._objectives import Estimate
-from promptlimit.tasks._problem import Lengths, kind_of, require_lengths, risk_at_lengths
+from promptlimit.tasks._problem import BAYES_RISK, RISK, BayesProblem, RiskProblem, on
 from promptlimit.weights import EPSILON, STEP, GaussianScore, nodes_of, rule_error, score_window
 
 _LARGEST = 40.0
 
 
-class SingleLocation(eqx.Module):
+class SingleLocation(AbstractTask):
     r"""One of L tokens has the label as its value, and its score is shifted by the signal.
 
-    Scores are $\beta(\sqrt\nu+g_0)$ of the informative token and $\beta g_l$ of the others, g
-    standard normal; values are independent standard normal, and the label is the value of the
-    informative token. A softmax head returns $\sum_lp_lv_l$, and its mean squared error is
-    $E(1-p_0)^2+E\sum_{l>0}p_l^2$. At $\beta=\sqrt\nu$ the head is the posterior mean.
+    A token is $(s_l,v_l)$, a score and a value, both standard normal, except that the score of the
+    informative token is $\sqrt\nu+g_0$. The label is the value of the informative token. The query
+    is the number 1, so that `head(beta)` returns $\sum_lp_lv_l$ with weights proportional to
+    $e^{\beta s_l}$. Its mean squared error is $E(1-p_0)^2+E\sum_{l>0}p_l^2$. At
+    $\beta=\sqrt\nu$ it is the posterior mean.
 
     Args:
-        signal: $\nu$, positive: the squared distance of the informative score.
+        signal: the positive signal $\nu$, the squared mean of the informative score.
 
+    >>> import promptlimit as pl
     >>> task = SingleLocation(9.0)
-    >>> print(task.risk(1.5, [10, 100]).mse.round(6), task.bayes_risk([10, 100]).mse.round(6))
-    [0.182537 0.5816  ] [0.142649 0.437694]
+    >>> print(pl.risk(task.head(1.5), task, [10, 100]).mse.round(6))
+    [0.182537 0.5816  ]
+    >>> print(pl.bayes_risk(task, [10, 100]).mse.round(6))
+    [0.142649 0.437694]
     """
 
     signal: float
@@ -50,41 +57,98 @@ class SingleLocation(eqx.Module):
                 "signal", f"must be positive and at most {_LARGEST**2:g}, got {signal}."
             )
 
-    @numpy_only("Call it outside the compiled function and pass its result.")
-    def risk(self, inverse_temperature: float, lengths: Lengths) -> Risk:
-        r"""Return the risk of the head, half its mean squared error, exactly.
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: a score and a value."""
+        return 2
+
+    def head(self, inverse_temperature: Number) -> SoftmaxAttention:
+        r"""Return the softmax head with scores $\beta s_l$ and values $v_l$.
 
         Args:
-            inverse_temperature: $\beta$, from 0 to 40.
-            lengths: L, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+            inverse_temperature: the inverse temperature $\beta$.
         """
-        beta = float(inverse_temperature)
-        if not 0.0 <= beta <= _LARGEST:
-            raise ArgumentError(
-                "inverse_temperature", f"must be between 0 and {_LARGEST:g}, got {beta}."
-            )
-        return self._integrated(beta, require_lengths(lengths), square=True)
+        return SoftmaxAttention([[float(inverse_temperature)], [0.0]], [[0.0, 1.0]])
 
-    @numpy_only("Call it outside the compiled function and pass its result.")
-    def bayes_risk(self, lengths: Lengths) -> Risk:
-        r"""Return the smallest risk of any predictor: `mse` is $1-E\,p_0$ at $\beta=\sqrt\nu$."""
-        return self._integrated(math.sqrt(self.signal), require_lengths(lengths), square=False)
+    def draw(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002  # one law
+        """Return the law of the other tokens, and the law of the informative token."""
+        return (
+            Gaussian(np.zeros(2), np.eye(2)),
+            Gaussian(np.array([math.sqrt(self.signal), 0.0]), np.eye(2)),
+        )
 
-    def sample(
-        self, length: int, *, key: PRNGKeyArray
-    ) -> tuple[Float[Array, " length"], Float[Array, " length"]]:
-        r"""Return the scores at $\beta=1$ and the values of one prompt, the informative first."""
-        score_key, value_key = jax.random.split(key)
-        scores = jax.random.normal(score_key, (length,)).at[0].add(math.sqrt(self.signal))
-        return scores, jax.random.normal(value_key, (length,))
+    def draw_prompt(
+        self, length: int, *, keys: Key[Array, " 3"]
+    ) -> tuple[Empirical, Float[Array, " 2"]]:
+        """Return the tokens of one prompt, the informative one first, and the informative token."""
+        law, informative = drawn(self, keys[0])
+        token = informative.sample(1, key=keys[1])
+        others = law.sample(length, key=keys[2])[1:]
+        return Empirical(jnp.concatenate([token, others])), token[0]
 
-    def _integrated(self, beta: float, lengths: HostArray, *, square: bool) -> Risk:
-        found = [_error(beta, beta * math.sqrt(self.signal), L, square) for L in lengths.ravel()]
-        risks = [Estimate(0.5 * value, 0.5 * error, 0) for value, error in found]
-        return risk_at_lengths(risks, lengths, kind_of("exact", lengths))
+    def query_of(self, token: Float[Array, " 2"]) -> Float[Array, " 1"]:
+        """Return the query, which is 1 for every prompt."""
+        return jnp.ones_like(token[:1])
+
+    def loss(self, output: Float[Array, " 1"], token: Float[Array, " 2"]) -> Float[Array, ""]:
+        """Return half the squared distance from the value of the informative token."""
+        return 0.5 * (output[-1] - token[1]) ** 2
 
 
-def _error(beta: float, shift: float, length: float, square: bool) -> tuple[float, float]:
+def _matrices(problem: RiskProblem) -> tuple[float, float]:
+    r"""Return $\beta$ and the factor b of a head that returns $b\sum_lp_lv_l$."""
+    head = unwrap(problem.head)
+    return float(head.key_query[0, 0]), float(head.value[-1, 1])
+
+
+def _other_head(problem: RiskProblem) -> str | None:
+    head = problem.head
+    if head is None or head.kernel != "softmax":
+        return "the attention is not one softmax head"
+    if float(head.key_query[1, 0]) != 0.0 or float(head.value[-1, 0]) != 0.0:
+        return "scores depend on values, or outputs on scores"
+    beta, _ = _matrices(problem)
+    if not 0.0 <= beta <= _LARGEST:
+        return f"the inverse temperature is not between 0 and {_LARGEST:g}"
+    return None
+
+
+@RISK.rule(
+    kind="exact",
+    scope="`SingleLocation`, a softmax head that weights by scores and averages values",
+    method="one integral for the error, one for the weight of the informative token",
+    obstacle=on(SingleLocation, obstacle=_other_head),
+)
+def _risks(problem: RiskProblem, _effort: Effort) -> list[Estimate]:
+    r"""Return $\frac12E(b\sum_lp_lv_l-v_0)^2=\frac12((b-1)^2-2b(b-1)E(1-p_0)+b^2e)$.
+
+    Here $e$ is the mean squared error at b = 1.
+    """
+    (beta, b), signal, risks = _matrices(problem), problem.task.signal, []
+    for length in problem.lengths.tolist():
+        value, error = _error(beta, beta * math.sqrt(signal), length, square=True)
+        value, error = b**2 * value, b**2 * error
+        if b != 1.0:
+            missed, doubt = _error(beta, beta * math.sqrt(signal), length, square=False)
+            value += (b - 1.0) ** 2 - 2.0 * b * (b - 1.0) * missed
+            error += abs(2.0 * b * (b - 1.0)) * doubt
+        risks.append(Estimate(0.5 * value, 0.5 * error, 0))
+    return risks
+
+
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="`SingleLocation`",
+    method=r"$\frac12(1-E\,p_0)$ at $\beta=\sqrt\nu$, one integral",
+    obstacle=on(SingleLocation),
+)
+def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
+    signal = problem.task.signal
+    found = (_error(math.sqrt(signal), signal, L, square=False) for L in problem.lengths.tolist())
+    return [Estimate(0.5 * value, 0.5 * error, 0) for value, error in found]
+
+
+def _error(beta: float, shift: float, length: float, *, square: bool) -> tuple[float, float]:
     """Return the mean squared error, or 1 - E p_0, and its numerical error."""
     if length == 1.0:
         return 0.0, 0.0

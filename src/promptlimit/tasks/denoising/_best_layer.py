@@ -1,8 +1,13 @@
-r"""The best layer $f_L(z)=cz+vA_L$ at each length, $A_L$ a softmax head with $U=(u/s)I$, $V=I$.
+r"""The best layer $f_L(z)=cz+vA_L(z)$ for denoising a Gaussian mixture, at each prompt length L.
 
-At infinite length, and for means of equal norm, $u=1$, $v=a$, $c=1-2a$ is the Bayes predictor
-(Proposition 4.4 of the paper on mixtures). For finite prompts the best gate u is smaller. The
-excess is quadratic in $(v,c)$, which solve a linear system; a search finds u.
+$A_L$ is the output of a softmax head with $U=(u/s)I$ and $V=I$, where $s$ is the variance of a
+query within its component and $u$ is the inverse temperature, which the code calls `gate`. The
+excess is the mean squared error minus that of the Bayes predictor $f^*$.
+
+Let $a=x/s$, with $x$ the noise variance. At infinite length, and for means of equal norm, the layer
+with $u=1$, $v=a$ and $c=1-2a$ is the Bayes predictor (Gabet, Boursier and Boyer, Proposition 4.4).
+For finite prompts the best u is smaller. At a given u the excess is quadratic in $(v,c)$, so the
+best $(v,c)$ solves a linear system. A search finds u.
 """
 
 import math
@@ -30,30 +35,33 @@ from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
 _FIRST_GATES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
-"""Gates at which the search starts; their range bounds it."""
+"""Inverse temperatures u that the search compares first; it stays within their range."""
 LARGEST_GATE = _FIRST_GATES[-1]
 
 _NEAR = 0.004
-"""Width of the parabola that ends the search."""
+"""Distance in u between the three points of the parabola whose minimum refines the search."""
 
 
 @numpy_only("Call it outside the compiled function and pass its result.")
 def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
-    r"""Return the best layer $cz+vA_L$ at each length, $A_L$ at tilt $(u/s)z$: u, v, c and excess.
+    r"""Return the layer $cz+vA_L(z)$ with the smallest risk at each length, and its excess.
 
-    Such a layer commutes with rotations, so `InContextDenoising` has the same best layer as
-    `Denoising`. The excess is exact; no prompt is drawn. Gates are searched from 0 to 1.6. In one
-    dimension, where a gate only selects a sign, larger gates can be even better.
+    $A_L$ is the output of a softmax head with tilt $(u/s)z$, where $s$ is the variance of a query
+    within its component. The result contains the inverse temperature u, the gain v, the residual c
+    and the excess over the Bayes risk. The excess is computed without drawing prompts.
+
+    Such a layer commutes with rotations, so `InContextDenoising` and `Denoising` have the same best
+    layer. The search covers u from 0 to 1.6. In one dimension the best u can be larger.
 
     Args:
-        task: the mixture.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Each takes seconds,
-            half a minute for three components in more than two dimensions.
+        task: the denoising task, which provides the mixture.
+        lengths: one or several prompt lengths $L$, whole numbers from 1 to 1e30 or `math.inf`. Each
+            length takes seconds, or half a minute for three components in more than two dimensions.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
     >>> best = pl.best_layer(task, math.inf)
-    >>> print(f"{best.gate:.2f} {best.gain:.2f} {best.residual:.2f}")
+    >>> print(f"{best.inverse_temperature:.2f} {best.gain:.2f} {best.residual:.2f}")
     1.00 0.80 -0.60
     """
     require_denoising(task)
@@ -66,7 +74,7 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
     )
     return TunedLayers(
         lengths=tokens if tokens.ndim else tokens.item(),
-        gate=gate,
+        inverse_temperature=gate,
         gain=gain,
         residual=residual,
         value=0.5 * mse,
@@ -78,7 +86,10 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
 
 
 def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, float, float]:
-    """Return u, v, c, the excess and its error: search with few queries, refine with many."""
+    """Return u, v, c, the excess and its error at one length.
+
+    The search uses a coarse average over queries, and the refinement a fine one.
+    """
     coarse, fine = (_scalar_rule(task, step, length) for step in (_COARSE, _FINE))
 
     def excess(gate: float, rule: QueryRule = coarse) -> float:
@@ -100,7 +111,10 @@ def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, 
 
 
 def _gates_in_reach(task: AbstractDenoising, rule: QueryRule) -> tuple[float, ...]:
-    """Return the gates to try, without large ones if means are very far apart."""
+    """Return the values of u to compare first.
+
+    Large values are left out if the sharpness at the farthest query exceeds the tables.
+    """
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
     gates = tuple(gate for gate in _FIRST_GATES if gate * sharpness <= 0.6 * SHARPEST)
@@ -129,11 +143,13 @@ def _scalar_rule(task: AbstractDenoising, step: float, length: float) -> QueryRu
 def _solved(
     task: AbstractDenoising, gate: float, length: float, rule: QueryRule
 ) -> tuple[float, float, float]:
-    r"""Return the best v and c at a gate, and their excess.
+    r"""Return the best v and c at the inverse temperature `gate`, and their excess.
 
-    Around the Bayes values $v_0=a$, $c_0=1-2a$, where $r=c_0z+v_0A-f^*$ is small, the excess is
-    $E|r+\delta_vA+\delta_cz|^2+2vE\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$ with
-    $b=E\varepsilon$, $n=E|\varepsilon|^2$. No large numbers cancel in long prompts.
+    Let $A$ be the limit of $A_L$, and let $b=E[A_L-A]$ and $n=E|A_L-A|^2$ be means over prompts at
+    one query. Write $v=v_0+\delta_v$ and $c=c_0+\delta_c$ with the Bayes values $v_0=a$ and
+    $c_0=1-2a$, for which $r=c_0z+v_0A-f^*$ is small. The excess is the mean over queries of
+    $|r+\delta_vA+\delta_cz|^2+2v\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$. In this form no
+    large numbers cancel for long prompts.
     """
     eye, share = np.eye(task.token_dim), task.noise_variance / task.query_variance
     tilt = gate / task.query_variance * eye
@@ -150,7 +166,7 @@ def _solved(
     drift = np.array([mean(column, bias) for column in design])
     square = np.array([[mean(x, y) for y in design] for x in design])
     noise = float(rule.weights @ spread)
-    # Half the Hessian and half the slope in (delta_v, delta_c), at the start.
+    # Half the Hessian and half the gradient in (delta_v, delta_c), at the Bayes values.
     hessian = square + np.array([[2.0 * drift[0] + noise, drift[1]], [drift[1], 0.0]])
     slope = np.array([mean(missed, column) for column in design]) + start[0] * drift
     slope[0] += mean(missed, bias) + start[0] * noise

@@ -1,4 +1,8 @@
-"""Attentions that denoise over infinite prompts: the Bayes heads and layer, and a linear head."""
+r"""Attentions that denoise over infinite prompts: the Bayes heads and layer, and a linear head.
+
+Clean tokens X have components with means $m_k$ and within variance g, noisy tokens Z have the noise
+variance x, and $s=g+x$. Theorem 4.1 and Proposition 4.4 are those of Gabet, Boursier and Boyer.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +17,7 @@ from promptlimit.tasks.denoising._task import (
 )
 
 _EQUAL = 1e-10
-"""The relative difference up to which norms are equal."""
+"""The relative difference up to which norms are considered equal."""
 
 Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
@@ -21,11 +25,12 @@ Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 def bayes_heads(task: AbstractTask) -> MultiHead:
     r"""Return two heads whose sum is the Bayes predictor over an infinite prompt (Theorem 4.1).
 
-    For two means of equal norm, noisy prompts, any weights and $d\ge2$. With $a=x/s$,
-    $\delta=m_1-m_2$ and $P$ the projection on the span of the means, head i has
-    $V_i=a\,\Pi_i+\frac a2(I-P)$, $\Pi_i$ the projection on $m_i$ along $m_j$, and
+    The task must have two components with means of equal norm, noisy prompts and $d\ge2$; the
+    weights are arbitrary. Let $a=x/s$ and $\delta=m_1-m_2$, let $P$ be the projection on the span
+    of the means, and let $\Pi_i$ be the projection on $m_i$ along the other mean $m_j$. Head i has
+    $V_i=a\,\Pi_i+\frac a2(I-P)$ and
     $U_i=\frac g{xs}I+\frac{x-g}{xs}\,m_j\delta^\top/\langle m_j,\delta\rangle$. Opposite means span
-    a line and need one more direction.
+    only a line, so the heads use one further direction.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -47,7 +52,7 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
 
 
 def _spanning_heads(task: AbstractDenoising) -> Matrices:
-    """Return (U, V) of both heads for means that span a plane."""
+    """Return (U, V) of both heads if the means span a plane."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     a, eye, delta = x / s, np.eye(task.token_dim), task.means[0] - task.means[1]
     dual = np.linalg.pinv(task.means).T  # <dual_i, m_j> = 1 where i = j, else 0
@@ -61,9 +66,9 @@ def _spanning_heads(task: AbstractDenoising) -> Matrices:
 
 
 def _opposite_heads(task: AbstractDenoising) -> Matrices:
-    r"""Return (U, V) of both heads for the means $\pm m$.
+    r"""Return (U, V) of both heads if the means are $\pm m$.
 
-    With $e=m/|m|$ and a unit vector n across it, $U=(I\pm ne^\top)/s$ and
+    With $e=m/|m|$, a unit vector n orthogonal to e and $a=x/s$, $U=(I\pm ne^\top)/s$ and
     $V=\frac a2ee^\top+\frac{1-a}2(I-ee^\top)\pm\frac{g-x}{2s}en^\top$.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
@@ -85,9 +90,9 @@ def _opposite_heads(task: AbstractDenoising) -> Matrices:
 def bayes_layer(task: AbstractTask) -> Layer:
     r"""Return a head and a residual equal to the Bayes predictor at $L=\infty$ (Proposition 4.4).
 
-    For any number of means of equal norm: $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with
-    $U=I/s$, $V=I$, which do not depend on the means. Over prompts of noisy tokens $c=1-2a$, over
-    clean ones $c=(g/s)^2$.
+    The task may have any number of means of equal norm. The layer is $f(z)=cz+a\,A(z)$ with
+    $a=x/s$, where A is the softmax head with $U=I/s$ and $V=I$. These parameters do not depend on
+    the means. For prompts of noisy tokens $c=1-2a$, and for prompts of clean tokens $c=(g/s)^2$.
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -106,9 +111,10 @@ def bayes_layer(task: AbstractTask) -> Layer:
 def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
     r"""Return the linear head closest to the Bayes predictor over infinite prompts, for any means.
 
-    Over infinite prompts linear attention of any depth is a map $z\mapsto Az$. The closest one to
-    the Bayes predictor is $A^*=E[XX^\top]E[ZZ^\top]^{-1}$; by Theorem 4.1 it is not equal to it.
-    With $M$ the second moment of a token of the prompt, $V=I$ and $U=M^{-1}A^*$.
+    Over infinite prompts linear attention of any depth is a map $z\mapsto Az$. The map closest to
+    the Bayes predictor is $A^*=E[XX^\top]E[ZZ^\top]^{-1}$. By Theorem 4.1 no such map equals the
+    Bayes predictor. The head has $V=I$ and $U=M^{-1}A^*$, with $M$ the second moment of a token of
+    the prompt.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -125,7 +131,7 @@ def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
 
 
 def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
-    """Raise an error for means of different norms, whose offsets a head cannot represent."""
+    """Raise an error if the means have different norms, which a head cannot represent."""
     norms = np.linalg.norm(task.means, axis=1)
     if np.ptp(norms) > _EQUAL * norms.max():
         raise ArgumentError(
@@ -136,7 +142,7 @@ def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
 
 
 def _require_theorem(task: Denoising) -> None:
-    """Raise an error for tasks that Theorem 4.1 does not cover."""
+    """Raise an error if Theorem 4.1 does not apply to the task."""
     if task.weights.size != 2:
         raise ArgumentError(
             "task",

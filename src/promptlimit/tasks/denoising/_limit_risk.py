@@ -1,7 +1,9 @@
 r"""Denoising over an infinite prompt: queries, the Bayes risk, and the excess over it.
 
+Let Z be the query, X its clean token, f a predictor and $f^*$ the Bayes predictor. Then
 $E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged directly, so
-it is accurate even if it is much smaller than the second.
+it is accurate even if it is much smaller than the second term. The variances are g (within
+components), x (noise) and $s=g+x$.
 """
 
 import dataclasses
@@ -42,12 +44,12 @@ AnyArray: TypeAlias = NDArray[np.float64] | Array
 
 
 class QueryPoints(NamedTuple):
-    r"""Queries $z_i$ with weights of sum one: $E\,h(Z)\approx\sum_iw_ih(z_i)$.
+    r"""A rule for averages over queries: $E\,h(Z)\approx\sum_iw_ih(z_i)$.
 
     Attributes:
-        points: $z_i$, [n, d].
-        weights: $w_i$, [n].
-        bayes: $f^*(z_i)$, [n, d].
+        points: the queries $z_i$, [n, d].
+        weights: their weights $w_i$, with sum one, [n].
+        bayes: the Bayes predictions $f^*(z_i)$, [n, d].
     """
 
     points: Any
@@ -62,13 +64,13 @@ class QueryPoints(NamedTuple):
 def query_points(
     task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = LATTICE_RADIUS
 ) -> QueryPoints:
-    """Return queries, the same number around each mean.
+    """Return a rule for averages over queries, with equally many queries around each mean.
 
     Args:
-        task: the mixture.
-        count: number of queries, rounded down to a multiple of the number of components.
+        task: the denoising task.
+        count: the number of queries, rounded down to a multiple of the number of components.
         replicate: the index of a point set; sets differ by a shift or a scrambling.
-        radius: extent of lattices around each mean, in standard deviations of a query.
+        radius: the extent of lattices around each mean, in standard deviations of a query.
     """
     share = max(1, count // task.weights.size)
     nodes, masses = normal_rule(task.token_dim, share, replicate=replicate, radius=radius)
@@ -82,8 +84,8 @@ def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
     $C_\beta$ is the covariance of the means under the posterior of the component. The posterior
-    depends on the query only along differences of means, so two components require one integral in
-    every dimension.
+    depends on the query only along differences of means, so for two components the expectation is a
+    single integral in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]
@@ -116,10 +118,11 @@ class LimitObjective(AbstractObjective):
     r"""The limit risk $R^*+\frac12\sum_iw_i|Q_i^\top T[Q_i\mu](Q_iz_i)-f^*(z_i)|^2$.
 
     Attributes:
-        task: the mixture $\mu$.
-        queries: $z_i$, $w_i$ and $f^*(z_i)$.
-        bayes_risk: $R^*$.
-        rotations: orthogonal $Q_i$, if each prompt has its own rotation; None for one mixture.
+        task: the denoising task; $\mu$ is the law of its tokens.
+        queries: the queries $z_i$, their weights $w_i$ and the Bayes predictions $f^*(z_i)$.
+        bayes_risk: the Bayes risk $R^*$.
+        rotations: the orthogonal matrices $Q_i$ if each prompt has its own rotation; None if all
+            prompts have the same mixture.
     """
 
     task: AbstractDenoising
@@ -143,7 +146,7 @@ class LimitObjective(AbstractObjective):
 
 
 def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> LimitObjective:
-    """Return the risk over one set of queries and, for `InContextDenoising`, of rotations."""
+    """Return the risk over one set of queries, and of rotations for `InContextDenoising`."""
     if isinstance(task, InContextDenoising):
         rotations, queries = _rotated_queries(task, points, replicate)
     else:
@@ -154,7 +157,7 @@ def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> Lim
 def _rotated_queries(
     task: AbstractDenoising, points: int, replicate: int
 ) -> tuple[Array, QueryPoints]:
-    """Return Sobol' points for the rotation and the query together."""
+    """Return rotations and queries from joint Sobol' points."""
     d, parts = task.token_dim, task.weights.size
     normals, weights = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
     rotations = haar_rotations(normals[:, d : d + d * d], d)
@@ -172,8 +175,9 @@ def bayes_risk_array(task: AbstractDenoising) -> Float[Array, ""]:
 def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     """Return half the mean squared distance to the Bayes predictor over an infinite prompt.
 
-    Point sets grow fourfold until their means agree to the tolerance. Heads are averaged in few
-    dimensions (`projected_excess`); other attentions are evaluated at every query.
+    Point sets grow fourfold until their means agree to the tolerance. For attentions that consist
+    of heads, the average is over few dimensions (`projected_excess`). Other attentions are
+    evaluated at every query.
     """
     attention, task = problem.attention, problem.task
     rotated = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
@@ -196,12 +200,14 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
 class LimitMap:
     r"""The map of heads over an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
-    NumPy arrays, or jax arrays while jax traces them.
+    The softmax weights of the components are
+    $\alpha_{hk}(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. The arrays are NumPy
+    arrays, or jax arrays while jax traces them.
 
     Attributes:
-        matrix: $A$, the residual and every other linear term, [d, d].
-        tilts: $U_h$ of the softmax heads, [d, d] each.
-        values: their $V_h$, [d, d] each.
+        matrix: the matrix $A$, which contains the residual and all other linear terms, [d, d].
+        tilts: the key-query matrices $U_h$ of the softmax heads, [d, d] each.
+        values: the value matrices $V_h$ of the softmax heads, [d, d] each.
     """
 
     matrix: AnyArray
@@ -221,9 +227,10 @@ class LimitMap:
 def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
     r"""Return the map of an attention over the infinite prompt; None if its heads are not known.
 
-    With one covariance $tI$ for all components a softmax head is $tV_hU_hz$ plus $V_h$ times the
-    mean of the $m_k$ with weights $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear
-    head is $V_hE[z'z'^\top]U_hz$.
+    All components have the covariance $tI$. The output of a softmax head is $tV_hU_hz$ plus $V_h$
+    times the mean of the $m_k$ with weights
+    $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. The output of a linear head is
+    $V_hE[z'z'^\top]U_hz$.
     """
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
@@ -244,18 +251,20 @@ def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap
 
 
 def _host(matrix: Array) -> AnyArray:
-    """Return a matrix in NumPy, unless jax is tracing it."""
+    """Return a matrix as a NumPy array, unless jax is tracing it."""
     return matrix if is_traced(matrix) else as_float64(matrix)
 
 
 def projected_excess(
     limit: LimitMap, task: AbstractDenoising, points: int, replicate: int
 ) -> float:
-    r"""Return $\frac12E|f-f^*|^2$ over one point set in the span of the directions of the gates.
+    r"""Return $\frac12E|f-f^*|^2$ as an average over points in a subspace.
 
-    $f-f^*=Bz+c(Pz)$ with $B=A-\frac gsI$ and P the projection on the span of all $m_k-m_1$ and
-    $U_h^\top(m_k-m_1)$; the part of the query orthogonal to it adds $s\,|B(I-P)|^2$. For two
-    components and heads with the Bayes gate, one integral remains in every dimension.
+    Let P be the projection on the span of all $m_k-m_1$ and $U_h^\top(m_k-m_1)$, the directions on
+    which the softmax weights of components depend. Then $f-f^*=Bz+c(Pz)$ for a function c, with
+    $B=A-\frac gsI$. The part of the query orthogonal to the span adds $s\,|B(I-P)|^2$ to the mean
+    square. For two components and heads whose weights are those of the Bayes predictor, the average
+    is a single integral in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]
@@ -274,7 +283,7 @@ def projected_excess(
 
 
 def is_rotation_invariant(attention: AbstractAttention) -> bool:
-    """Return whether all matrices are multiples of the identity."""
+    """Return whether all matrices of an attention are multiples of the identity."""
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
         return False

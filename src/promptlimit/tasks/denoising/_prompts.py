@@ -1,13 +1,15 @@
-r"""The risk of softmax heads that denoise over prompts of L tokens, exactly.
+r"""The exact risk of softmax heads that denoise over prompts of L tokens.
 
-The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, with $A_L^h$ the output of head h before its value matrix.
-With $\varepsilon_h=A_L^h-A^h$, its deviation from the limit, and prompt and query independent,
+The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, where $A_L^h$ is the output of head h before its value
+matrix $V_h$ is applied. Let $\varepsilon_h=A_L^h-A^h$ be its deviation from the limit $A^h$, f the
+limit of $f_L$, and $f^*$ the Bayes predictor. Prompt and query are independent, so
 
 $$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon_h\rangle
 +\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}$$
 
-(derived here). Heads with equal tilts are added. The terms of one head follow from the moments of
-selection; those of two heads are double integrals, and vanish if $V_h^\top V_j=0$.
+(derived here). Heads with equal tilts are added up. The terms of one head follow from the moments
+of the total weights of the mixture components, computed by `weights.selection`. The terms of two
+heads are double integrals, and vanish if $V_h^\top V_j=0$.
 """
 
 import math
@@ -41,13 +43,13 @@ from promptlimit.weights import (
 )
 
 _REACH = 6.5
-"""The least extent of lattices around each mean, in standard deviations of a query."""
+"""The smallest extent of a lattice around each mean, in standard deviations of a query."""
 
 _LIGHT = 1e-4
 """Weight of a query below which the cross moments of two heads are computed roughly."""
 
 _SELDOM = 1e-6
-"""Weight of a query below which these cross moments, most of the work, are omitted."""
+"""Weight of a query below which the cross moments are omitted; they are most of the work."""
 
 _SAME = 1e-12
 _MOST_PLACES = 2e6
@@ -56,7 +58,13 @@ _ANGLES = 24
 
 
 class TiltedHeads(NamedTuple):
-    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], with distinct tilts, and a residual $C$."""
+    r"""Softmax heads with distinct matrices $U_h$, and a residual.
+
+    Attributes:
+        tilts: the key-query matrices $U_h$, [heads, d, d].
+        values: the value matrices $V_h$, [heads, d, d].
+        residual: the residual $C$, [d, d].
+    """
 
     tilts: Array
     values: Array
@@ -64,7 +72,7 @@ class TiltedHeads(NamedTuple):
 
 
 def tilted_heads(attention: AbstractAttention) -> TiltedHeads:
-    """Return the heads of an attention; all of them must be softmax heads."""
+    """Return the heads of an attention, all softmax heads; heads with equal $U_h$ are added up."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     by_tilt: dict[bytes, list[Array]] = {}
     for head in heads:
@@ -79,14 +87,14 @@ def tilted_heads(attention: AbstractAttention) -> TiltedHeads:
 
 
 class QueryRule(NamedTuple):
-    """A quadrature rule for averages over queries, in two halves that are rules themselves.
+    """A quadrature rule for averages over queries; each of its two halves is also a rule.
 
     Attributes:
         points: queries, [n, d].
-        weights: the weights, of sum one, [n].
+        weights: the weights of the queries, with sum one, [n].
         half: the half to which each query belongs, 0 or 1, [n].
-        doubt: the error of the whole rule divided by the difference of the halves; a whole lattice
-            is much more accurate than its halves.
+        doubt: the estimated error of the whole rule as a multiple of the difference between the
+            halves. It is small for a lattice, which is much more accurate than its halves.
     """
 
     points: Array
@@ -98,17 +106,18 @@ class QueryRule(NamedTuple):
 def query_rule(
     task: AbstractDenoising, heads: TiltedHeads, step: float, longest: float = 1.0
 ) -> QueryRule:
-    r"""Return queries for averages over the outputs of these heads.
+    r"""Return a quadrature rule for averages over queries of functions of the outputs of `heads`.
 
-    In one and two dimensions it is a lattice. In more dimensions, for heads that are multiples of
-    the identity orthogonal to the span of the means, it is the product of a lattice in the span and
-    of radii orthogonal to it; for other heads it consists of Sobol' points. For long prompts the
-    excess comes from queries about $\sqrt{0.9\log L}$ standard deviations from the mean.
+    In one and two dimensions the rule is a lattice. In more dimensions it is the product of a
+    lattice in the span of the means and of radii orthogonal to it, if all matrices of the heads are
+    multiples of the identity orthogonal to that span. Otherwise it consists of Sobol' points. For
+    long prompts the excess comes from queries about $\sqrt{0.9\log L}$ standard deviations from
+    the mean.
 
     Args:
-        task: the mixture.
+        task: the denoising task.
         heads: the softmax heads.
-        step: spacing of lattices, in standard deviations of a query.
+        step: the spacing of lattices, in standard deviations of a query.
         longest: the largest number of tokens of a prompt.
     """
     reach = max(_REACH, 4.0 + math.sqrt(0.9 * math.log(min(longest, 1e40))))
@@ -133,7 +142,10 @@ def query_rule(
 
 
 def _is_scalar_across(matrix: Array, among: Array) -> bool:
-    """Return whether a matrix is block diagonal and a multiple of the identity across a span."""
+    """Return whether a matrix preserves a span and is a multiple of the identity orthogonal to it.
+
+    The rows of `among` are an orthonormal basis of the span.
+    """
     across = np.eye(len(matrix)) - among.T @ among
     number = np.trace(across @ matrix) / np.trace(across)
     mixed = np.abs([across @ matrix - number * across, matrix @ across - number * across])
@@ -147,10 +159,10 @@ def _lattice(
     step: float,
     reach: float,
 ) -> QueryRule:
-    """Return the product of a lattice in the span of a basis and of a rule across it.
+    """Return the product of a lattice in the span of a basis and of a rule orthogonal to it.
 
-    Each half of the lattice has its own rule across, points and masses, so the difference of the
-    halves measures the error of both factors.
+    `across` contains two orthogonal rules, each as points and masses, one for each half of the
+    lattice. The difference of the halves therefore measures the error of both factors.
     """
     sd = math.sqrt(task.query_variance)
     centres = task.means @ basis.T / sd
@@ -182,10 +194,12 @@ def _too_far(task: AbstractDenoising) -> ValueError:
 def _polar_rule(task: AbstractDenoising, step: float, reach: float) -> QueryRule:
     r"""Return queries for heads that are multiples of the identity.
 
-    Their outputs depend on $(\langle z,e\rangle,|z|)$ alone, e along the difference of the means.
-    Polar coordinates in the plane of n, the midpoint's direction across e, and of the norm r of the
-    rest make the moments of selection depend on the radius alone: 4 to 5 times as fast as with
-    `_lattice` and radii (`benchmarks/special_paths.py`).
+    There are two components. Let e be the unit vector along the difference of their means, and n
+    the direction of their midpoint orthogonal to e. The outputs depend on
+    $(\langle z,e\rangle,|z|)$ alone. The rule uses polar coordinates for $(\langle z,n\rangle,r)$,
+    with r the norm of the part of z orthogonal to e and n, so that the moments of selection depend
+    on the radius alone. It is 4 to 5 times as fast as `_lattice` with radii
+    (`benchmarks/special_paths.py`).
     """
     first, second = task.means
     distance = float(np.linalg.norm(first - second))
@@ -206,8 +220,9 @@ def _polar_plane(
 ) -> tuple[Array, Array, Array]:
     r"""Return a rule for $(x, r)$, $x\sim N(\text{shift},s)$ and $r/\sqrt s\sim\chi_{d-2}$.
 
-    Radii $\sqrt{x^2+r^2}$ are about `step` standard deviations apart and reach `reach` from the
-    centre; `more` of them are added. Returns x, r and weights, each [radii, angles].
+    Radii $\sqrt{x^2+r^2}$ are about `step` standard deviations apart and extend to `reach` standard
+    deviations from the centre, and `more` is added to their number. The function returns x, r and
+    weights, each [radii, angles].
     """
     s, freedom = task.query_variance, task.token_dim - 2
     sd = math.sqrt(s)
@@ -235,11 +250,11 @@ def prompt_excess(
     r"""Return $E|f_L-f^*|^2$ at each length, and its error from the two halves of the rule.
 
     Args:
-        task: the mixture.
+        task: the denoising task.
         heads: the softmax heads.
-        lengths: L, [l], which may be infinite.
-        rule: queries, from `query_rule`.
-        spacing: of the rules for two heads, a name among `weights.SPACINGS`.
+        lengths: the prompt lengths L, [l], which may be infinite.
+        rule: the rule for averages over queries, from `query_rule`.
+        spacing: the spacing of the integrals for two heads, a name in `weights.SPACINGS`.
     """
     readings = [
         head_reading(task, tilt, value, lengths, rule.points)
@@ -288,7 +303,13 @@ def _cross_moments(
 
 
 class HeadReading(NamedTuple):
-    r"""The limit of one head at n queries, $VE\varepsilon$ and $E|V\varepsilon|^2$."""
+    r"""Moments of one head at n queries, with $\varepsilon$ its deviation from the limit before V.
+
+    Attributes:
+        limit: the output over an infinite prompt, [n, d].
+        bias: $V\,E\varepsilon$ at each length, [n, l, d].
+        square: $E|V\varepsilon|^2$ at each length, [n, l].
+    """
 
     limit: Array
     bias: Array
@@ -298,7 +319,7 @@ class HeadReading(NamedTuple):
 def head_reading(
     task: AbstractDenoising, tilt: Array, value: Array, lengths: Array, queries: Array
 ) -> HeadReading:
-    """Return the moments of one head at queries [n, d]: U = `tilt`, V = `value`."""
+    """Return the moments of the head with U = `tilt` and V = `value` at queries [n, d]."""
     variance, means = task.token_variance, task.means
     tilts = queries @ tilt.T
     sizes = np.linalg.norm(tilts, axis=1)

@@ -1,8 +1,9 @@
-r"""The rules for the risks of denoising.
+r"""The rules that select the method for each risk of a denoising task.
 
-`_limit_risk` computes risks over infinite prompts, `_prompts` those over L tokens. At finite L, the
-risk of one softmax head with a residual on two components is differentiable; it uses fixed queries
-and tables of selection moments. Linear heads have a closed form.
+`_limit_risk` computes risks over infinite prompts, and `_prompts` risks over prompts of L tokens.
+Linear heads have a closed form. For gradients at finite L, `PromptObjective` is a differentiable
+risk of one softmax head with a residual on two components. It uses fixed queries and tables of
+selection moments, the moments of the total softmax weight of each component.
 """
 
 import math
@@ -48,19 +49,19 @@ from promptlimit.tasks.denoising._task import (
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
-"""Spacings of lattices of queries, in standard deviations, refined until two halves agree."""
+"""Spacings of lattices of queries, in standard deviations, tried until two halves agree."""
 
 _ROUGH = 1e-3
-"""The tolerance from which rough cross moments of two heads are accurate enough."""
+"""The smallest tolerance for which cross moments of two heads are computed roughly."""
 
 _QUERY_RADIUS = 6.0
-"""Extent of the queries of gradients, in standard deviations."""
+"""Extent of the queries for gradients around each mean, in standard deviations."""
 
 _FARTHEST = 25.0
-"""Largest distance of means, in standard deviations of a token: tables grow with it."""
+"""Largest distance between means, in standard deviations of a token; tables grow with it."""
 
 _REACH_SHARE = 0.5
-"""Range of tables of selection, as a share of that of one Gaussian, since they have two axes."""
+"""Range of the two-dimensional selection tables, as a share of the range for one Gaussian."""
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
@@ -78,7 +79,7 @@ def _no_limit(problem: RiskProblem) -> str | None:
 
 
 def _not_alike(problem: RiskProblem) -> str | None:
-    """Return why the attention is not a sum of heads with one kernel and a residual.
+    """Return the reason why the attention is not a sum of heads with one kernel and a residual.
 
     On `InContextDenoising` it must also commute with rotations.
     """
@@ -97,7 +98,7 @@ def _not_linear(problem: RiskProblem) -> str | None:
 
 
 def _not_tabulated(problem: RiskProblem) -> str | None:
-    """Return why tables do not apply; they require one head and two distinct components."""
+    """Return the reason why tables do not apply; they require one head and two components."""
     if (obstacle := _not_alike(problem)) is not None:
         return obstacle
     task = problem.task
@@ -203,7 +204,7 @@ def _linear_risk_at(problem: RiskProblem, length: float) -> float:
 def _prompt_excesses(
     problem: RiskProblem, lengths: list[float], effort: Effort
 ) -> dict[float, Estimate]:
-    """Return the excess at each finite length, over finer lattices until two halves agree."""
+    """Return the excess at each finite length; lattices are refined until two halves agree."""
     task, heads = problem.task, tilted_heads(problem.attention)
     steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
     spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
@@ -271,13 +272,13 @@ def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 class PromptObjective(AbstractObjective):
-    r"""The risk of one softmax head and a residual, over L tokens of two components.
+    r"""The risk of one softmax head and a residual on a mixture of two components, over L tokens.
 
     Attributes:
-        table: the moments of selection at L.
-        task: the mixture.
-        queries: queries, their weights and the Bayes predictor.
-        bayes_risk: $R^*$.
+        table: the moments of the total weight of each component at length L.
+        task: the denoising task.
+        queries: the queries, their weights and the Bayes predictions.
+        bayes_risk: the Bayes risk $R^*$.
     """
 
     table: SelectionTable
@@ -301,7 +302,11 @@ class PromptObjective(AbstractObjective):
     def _excess(
         self, head: AbstractHead, residual: Array | None, query: Array, target: Array
     ) -> Array:
-        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ at a query."""
+        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ at a query.
+
+        Here f is the limit of the layer, $f^*$ the Bayes predictor, and $\varepsilon$ the deviation
+        of the head from its limit, before its value matrix V is applied.
+        """
         tilt, s = head.key_query @ query, self.task.token_variance
         first, second = to_device(self.task.means)
         prior = jnp.log(to_device(self.task.weights))
@@ -328,15 +333,16 @@ def _only_head(attention: AbstractAttention) -> AbstractHead:
 def linear_denoising_risk(
     task: AbstractDenoising, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
-    r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ mean of $zz^\top$.
+    r"""Return the risk of $f_L(Z)=(C+\sum_hV_h\hat MU_h)Z$: linear heads and a residual C.
 
-    With $M=E\,zz^\top$ over tokens and $A=C+\sum_hV_hMU_h$ (derived here),
+    $\hat M$ is the mean of $z'z'^\top$ over the L tokens of the prompt, M its expectation, and
+    $A=C+\sum_hV_hMU_h$. Then (derived here)
 
         E|f_L - X|^2 = E|AZ - X|^2 + (1/L) sum_{h,j} tr(K_hj U_j E[ZZ'] U_h')
         K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P M
 
-    for $P=V_h'V_j$, $P_s$ its symmetric part, $m=m_k$ and $G$ the covariance of a token within a
-    component.
+    with $P=V_h'V_j$, $P_s$ the symmetric part of P, $m=m_k$ and G the covariance of a token within
+    a component.
     """
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     dtype = heads[0].value.dtype

@@ -1,4 +1,9 @@
-r"""Denoising with a Gaussian mixture: prompts and queries are noisy tokens."""
+r"""Denoising tasks: a prompt and a query of noisy tokens from a Gaussian mixture.
+
+A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, with means $m_k$, weights $\pi_k$ and within variance
+g. Noise of variance x makes it a noisy token $Z$, whose variance within a component is $s=g+x$.
+Numbers such as (10) refer to equations of Gabet, Boursier and Boyer.
+"""
 
 import math
 from typing import Any
@@ -17,14 +22,15 @@ from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractTask
 
 _LARGEST = 1e60
-"""The largest means and variances: squares and products of larger ones overflow."""
+"""The largest mean or variance: squares and products of larger numbers overflow."""
 
 
 class AbstractDenoising(AbstractTask):
     r"""Denoising of a token of a Gaussian mixture.
 
-    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The query is $Z$, and
-    the loss is $\frac12|f(Z)-X|^2$. Parameters are stored in double precision.
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, and a noisy token is $Z=X+N(0,xI)$. The query is
+    $Z$, and the loss of a prediction $f(Z)$ is $\frac12|f(Z)-X|^2$. The parameters are stored in
+    double precision.
     """
 
     means: Float[np.ndarray, "components d"]
@@ -63,12 +69,12 @@ class AbstractDenoising(AbstractTask):
 
     @property
     def query_variance(self) -> float:
-        r"""The variance $s=g+x$ of a query within its component."""
+        r"""The variance $s=g+x$ of a query within its component of the mixture."""
         return self.within_variance + self.noise_variance
 
     @property
     def token_variance(self) -> float:
-        r"""The variance of the tokens of a prompt within their component, $s$."""
+        r"""The variance of a token of the prompt within its component: $s$."""
         return self.query_variance
 
     @property
@@ -90,33 +96,36 @@ class AbstractDenoising(AbstractTask):
         return _of_gaussians(self.weights, twice(self.means, (1, 2)), covariance)
 
     def query_of(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
-        """Return the noisy half of a pair."""
+        """Return the noisy token $Z$ of a pair $(Z, X)$."""
         return token[: self.token_dim]
 
     def loss(self, output: Float[Array, " d"], token: Float[Array, " pair"]) -> Float[Array, ""]:
-        r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
+        r"""Return $\frac12|\text{output}-X|^2$, with X the clean token of the pair $(Z, X)$."""
         return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
 
     def gates(self, queries: Any) -> Any:
-        r"""Return the posterior of the component of each query, [n, d] to [n, components] (11).
+        r"""Return the posterior probabilities of the components at each query (equation 11).
 
-        $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$, in NumPy or jax.
+        They are $\beta(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$. The
+        queries have the shape [n, d], and the result [n, components]. NumPy queries give NumPy
+        results, jax queries jax results.
         """
         means, weights, xp = self._arrays_like(queries)
         scores = queries @ means.T - 0.5 * (means**2).sum(axis=1)[None]
         return softmax_rows(xp.log(weights)[None] + scores / self.query_variance)
 
     def bayes_predictions(self, queries: Any) -> Any:
-        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$, [n, d] (10).
+        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ at queries, [n, d].
 
-        The best prediction from a query if the means are known, in NumPy or jax.
+        It is the best prediction from a query if the means are known (equation 10). NumPy queries
+        give NumPy results, jax queries jax results.
         """
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
         means, _, _ = self._arrays_like(queries)
         return (g / s) * queries + (x / s) * self.gates(queries) @ means
 
     def _arrays_like(self, queries: Any) -> tuple[Any, Any, Any]:
-        """Return means and weights in the namespace and dtype of the queries, and the namespace."""
+        """Return means and weights as arrays like `queries`, and `numpy` or `jax.numpy`."""
         if isinstance(queries, np.ndarray):
             return self.means, self.weights, np
         dtype = queries.dtype
@@ -129,13 +138,14 @@ class AbstractDenoising(AbstractTask):
 class Denoising(AbstractDenoising):
     r"""Denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
 
-    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The prompt consists of
-    noisy tokens, the query is one more, the loss is $\frac12|f(Z)-X|^2$, and `mse` $E|f(Z)-X|^2$.
-    All prompts have the same law, so the Bayes risk does not depend on the length.
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, and a noisy token is $Z=X+N(0,xI)$. The prompt
+    consists of noisy tokens, and the query is one more noisy token. The loss of a prediction $f(Z)$
+    is $\frac12|f(Z)-X|^2$, so `mse` is $E|f(Z)-X|^2$. All prompts have the same law, so the Bayes
+    risk does not depend on the length.
 
     Args:
-        means: $m_k$, one per row, shape `[components, d]`; at least two.
-        weights: $\pi_k$, positive, with sum one.
+        means: the means $m_k$, one per row, shape `[components, d]`; at least two rows.
+        weights: the positive weights $\pi_k$ of the components, with sum one.
         within_variance: $g=\gamma^2$, the variance of a clean token within its component; may be 0.
         noise_variance: $x=\xi^2$, the variance of the added noise; may be 0 if g is not.
         clean_prompt: whether the tokens of the prompt are clean; the query is noisy in any case.
@@ -164,12 +174,15 @@ class Denoising(AbstractDenoising):
 
     @property
     def token_variance(self) -> float:
-        r"""The variance of the tokens of a prompt within their component: $s$, or $g$ if clean."""
+        r"""The variance of a token of the prompt within its component: $s$, or $g$ if clean."""
         return self.within_variance if self.clean_prompt else self.query_variance
 
     @full_precision
     def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
-        r"""Return $f^*(z)$, the best denoiser, at one query, shape `[d]`; differentiable."""
+        r"""Return the best prediction $f^*(z)=E[X\mid Z=z]$ at one query $z$ of shape `[d]`.
+
+        The result is differentiable.
+        """
         z = float_array("query", query, rank=1)
         require_shape("query", z, (self.token_dim,), "that of a token")
         return self.bayes_predictions(z[None])[0]
@@ -192,14 +205,15 @@ def softmax_rows(logits: Any) -> Any:
 
 
 class InContextDenoising(AbstractDenoising):
-    r"""Denoising with a mixture that must be inferred from the prompt (section 4.4).
+    r"""Denoising with a mixture that must be inferred from the prompt.
 
-    As `Denoising`, but each prompt has its own means $Qm_k$, with Q a uniform orthogonal matrix, so
-    the parameters of an attention cannot depend on them.
+    This is the task of section 4.4 of Gabet, Boursier and Boyer. It differs from `Denoising` in the
+    means: each prompt has its own means $Qm_k$, with Q a uniform random orthogonal matrix. The
+    parameters of an attention are the same for all prompts, so they cannot depend on these means.
 
     Args:
-        means: $m_k$ before the rotation, one per row, shape `[components, d]`.
-        weights: $\pi_k$, positive, with sum one.
+        means: the means $m_k$ before the rotation, one per row, shape `[components, d]`.
+        weights: the positive weights $\pi_k$ of the components, with sum one.
         within_variance: $g=\gamma^2$, the variance of a clean token within its component.
         noise_variance: $x=\xi^2$, the variance of the added noise.
 
@@ -226,7 +240,7 @@ class InContextDenoising(AbstractDenoising):
         )
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Affine, Affine]:
-        """Return the laws of a token and of a query with its clean token, rotated by one Q."""
+        """Return the laws of a token and of a pair (query, clean token), rotated by the same Q."""
         dtype = jnp.result_type(float)
         turn = jax.random.orthogonal(key, self.token_dim, dtype=dtype)
         both = jnp.kron(jnp.eye(2, dtype=dtype), turn)
@@ -234,14 +248,14 @@ class InContextDenoising(AbstractDenoising):
 
 
 def require_denoising(task: object) -> AbstractDenoising:
-    """Return a denoising task, or raise an error for another object."""
+    """Return the task if it is a denoising task; otherwise raise an error."""
     if not isinstance(task, AbstractDenoising):
         raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
     return task
 
 
 def require_outputs(attention: AbstractAttention, dim: int) -> None:
-    """Raise an error for an attention whose outputs are not tokens."""
+    """Raise an error if the outputs of the attention do not have the dimension of a token."""
     if attention.output_dim != dim:
         raise ArgumentError(
             "attention",

@@ -1,13 +1,14 @@
-r"""Risks of a head on discrimination over L tokens: the law of its score, averaged over queries.
+r"""Risks of a softmax head on discrimination over L tokens.
 
-Given x the law of the score is exact (`output_law`), and one expectation gives the loss of both
-classes: $\log(1+e^f)=\log(1+e^{-f})+f$. The average over queries is a trapezoid rule up to two
-dimensions and a mean over scrambled Sobol' points beyond. A logistic loss takes about a twentieth
-of a second per query, an error rate less.
+The law of the score f of the head at a query with covariates x is exact (`output_law`). One
+expectation gives the loss of both classes $y=\pm1$, because $\log(1+e^f)=\log(1+e^{-f})+f$. The
+average over queries is a trapezoidal rule in one and two dimensions, and a mean over scrambled
+Sobol' points in more dimensions. A logistic loss takes about a twentieth of a second per query, and
+an error rate less.
 
-For the queries of smallest weight the third-order approximation is used, with its last term as the
-error. This makes `risk` at the default tolerance 2.3 to 4 times as fast in one dimension and 4 to 7
-times in two (`benchmarks/special_paths.py`).
+For the queries of smallest weight a third-order approximation of the loss is used, and its last
+term is the error. This makes `risk` at the default tolerance 2.3 to 4 times as fast in one
+dimension and 4 to 7 times in two (`benchmarks/special_paths.py`).
 """
 
 import math
@@ -56,7 +57,7 @@ QueryLoss = Callable[[ScoredValues, float, bool], tuple[float, float]]
 
 
 class QuerySet(NamedTuple):
-    """Covariates of queries, [n, d], and weights of sum one, [n]."""
+    """Covariates of queries, [n, d], and their weights with sum one, [n]."""
 
     covariates: Array
     weights: Array
@@ -74,7 +75,7 @@ def _not_softmax(problem: RiskProblem) -> str | None:
     obstacle=on(Discrimination, obstacle=_not_softmax),
 )
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the mean of the expected loss over queries."""
+    """Return the expected loss, averaged over queries, at each length."""
     task, attention, tolerance = problem.task, problem.attention, effort.tolerance
 
     def risk(length: float) -> Estimate:
@@ -102,7 +103,8 @@ def _third_order_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     r"""Return $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$, averaged over queries.
 
     G is normal with the exact mean and variance of the score, and $\kappa_3$ is its exact third
-    cumulant. Much cheaper than the exact risk, and within about a per cent of it. Derived here.
+    cumulant. The result is much cheaper than the exact risk and differs from it by about one per
+    cent. The formula is derived here.
     """
 
     def risk(length: float) -> Estimate:
@@ -124,14 +126,14 @@ def error_rate(
 ) -> Risk:
     r"""Return $P(yf_L\le0)$, the error rate of one softmax head over prompts of L tokens.
 
-    Exact up to the quadrature over queries, whose error is reported.
+    The result is exact up to the quadrature over queries, whose error is reported.
 
     Args:
         attention: one softmax head.
-        task: the classes.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: number of queries, a power of two, in each of eight replicates; a lattice in one or
-            two dimensions when None.
+        task: the discrimination task.
+        lengths: one or several prompt lengths $L$, whole numbers from 1 to 1e30 or `math.inf`.
+        points: the number of queries in each of eight replicates, a power of two. If it is None, a
+            lattice is used in one and two dimensions.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
@@ -158,7 +160,7 @@ def error_rate(
 
 
 def _third_order_loss(tokens: ScoredValues, length: float, positive: float) -> tuple[float, float]:
-    """Return the loss at a query to third order, and the size of the term of that order."""
+    """Return the loss at a query to third order, and the size of the third-order term."""
     mean, variance, third = _central(tokens, length)
     scores = mean + math.sqrt(variance) * _NORMAL
     right = 1.0 / (1.0 + np.exp(-scores))
@@ -186,9 +188,10 @@ def _error_rate(
 
 
 def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Estimate:
-    """Return the error rate of a score over infinite prompts: one integral, over the gate.
+    """Return the error rate of a score over infinite prompts.
 
-    Given its gate the score is normal. The error is the difference of two interleaved rules.
+    Given the value of the gate the score is normal, so the rate is one integral over the gate. The
+    error is the difference of two interleaved rules.
     """
     from scipy.special import ndtr  # noqa: PLC0415  # scipy loads slowly
 
@@ -246,13 +249,13 @@ def mean_over_queries(
     """Return the mean loss over queries, and its error from independent sets of queries.
 
     Args:
-        task: the classes.
+        task: the discrimination task.
         attention: one softmax head.
-        loss: the loss at one query.
-        points: queries in one set; a default when None.
+        loss: the function that returns the mean loss at one query and its error.
+        points: the number of queries in one set; a default when None.
         edge: the distance, in standard deviations of a query, over which the predicted class
             changes.
-        light: the total weight of the lightest queries, whose loss may be approximate.
+        light: the total weight of the queries of smallest weight, whose loss may be approximate.
     """
     head = as_head(attention)
     key_query, row = as_float64(head.key_query), as_float64(head.value)[-1]
@@ -300,7 +303,7 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
 
 
 def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> float:
-    """Return the standard deviation of the score over its slope along a whitened query."""
+    """Return the standard deviation of the score divided by its slope in a whitened query."""
     head = as_head(attention)
     parts, row = _token_parts(task), as_float64(head.value)[-1]
     tilt = as_float64(head.key_query)[:, :-1] @ task.means.mean(axis=0)

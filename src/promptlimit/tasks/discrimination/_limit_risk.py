@@ -1,9 +1,10 @@
 r"""The logistic risk of a score over the infinite prompt, as a number and as a function.
 
-The score depends on two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$, which are
-Gaussian given the class: the risk is $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an integral
-over the plane in every dimension. The trapezoidal rule is accurate to rounding if scores vary over
-a few units; a second rule, shifted by a part of the step, measures the error.
+The score depends on two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$, in the
+notation of `ScoreCoordinates`. They are Gaussian given the class y, which has the probability
+$\pi_y$. The risk is therefore $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an integral over the
+plane in every dimension. The trapezoidal rule is accurate to rounding if scores vary over a few
+units. A second rule, shifted by a part of the step, measures the error.
 """
 
 from collections.abc import Callable
@@ -75,16 +76,16 @@ def _price(function: PlaneFunction, primals: tuple, tangents: tuple) -> tuple[Ar
 
 
 def _logistic(p: Array, parameter: Array) -> Array:
-    r"""Return $\log(1+e^{-y(p_1+r\sigma(p_2))})$, the parameter being $(r, y)$."""
+    r"""Return $\log(1+e^{-y(p_1+r\sigma(p_2))})$ for the parameter $(r, y)$."""
     gain, label = parameter
     return jax.nn.softplus(-label * (p[0] + gain * jax.nn.sigmoid(p[1])))
 
 
 class ScoreObjective(AbstractObjective):
-    """The risk over the infinite prompt, by fixed nodes of the plane.
+    """The risk over the infinite prompt, as a sum over fixed nodes in the plane.
 
     Attributes:
-        task: the classes.
+        task: the discrimination task.
         nodes: nodes of the standard normal law, [n, 2], and their weights, [n].
     """
 
@@ -117,7 +118,7 @@ def _no_limit(problem: RiskProblem) -> str | None:
     obstacle=on(Discrimination, obstacle=_no_limit),
 )
 def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the risk as a function; replicates are shifted nodes."""
+    """Return the risk as a function; replicates differ by a shift of the nodes."""
 
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
         nodes, weights = normal_rule(2, unwrap(effort.points), replicate=replicate)
@@ -151,7 +152,7 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 def limit_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int | None = None
 ) -> Estimate:
-    """Return the risk of a score; accurate to rounding if the number of nodes is not given.
+    """Return the risk of a score, accurate to rounding unless the number of nodes is given.
 
     It is the mean of two shifted rules, and its error is their difference.
     """

@@ -1,4 +1,4 @@
-r"""Discrimination in context: tokens $(x, y)$ from two Gaussian classes, $y=\pm1$."""
+r"""Discrimination in context: tokens $(x, y)$ with x from two Gaussian classes $y=\pm1$."""
 
 import math
 from typing import NamedTuple
@@ -25,16 +25,17 @@ from promptlimit.tasks._abstract import AbstractTask
 class ScoreCoordinates(NamedTuple):
     r"""The score of an infinite prompt as a function of the covariates x.
 
-    $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$. These are the effective
-    coordinates of one head on `Discrimination`: its risk at $L=\infty$ depends on nothing else
-    (equations 6 and 7 of the paper on mixtures).
+    The score is $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$ with the logistic
+    function $\sigma$, called the gate. These are the effective coordinates of one head on
+    `Discrimination`: its risk at $L=\infty$ depends on nothing else (equations 6 and 7 of the paper
+    on mixtures).
 
     Attributes:
-        slope: $w$, [d].
-        intercept: $b$.
-        gain: $r$, the factor of the gate.
-        gate_slope: $s$, [d].
-        gate_intercept: $s_0=\log(\pi_+/\pi_-)$.
+        slope: the vector $w$, [d].
+        intercept: the number $b$.
+        gain: the factor $r$ of the gate.
+        gate_slope: the vector $s$ in the gate, [d].
+        gate_intercept: the number $s_0=\log(\pi_+/\pi_-)$ in the gate.
     """
 
     slope: Float[Array | np.ndarray, " d"]
@@ -63,9 +64,9 @@ class Discrimination(AbstractTask):
     The loss is not a squared error, so use `value` of a `Risk` and not `mse`.
 
     Args:
-        means: $m_{+1}$ and $m_{-1}$, in this order, shape `[2, d]`.
-        weights: $\pi_+$ and $\pi_-$.
-        cov: $\Gamma$, the same for both classes, positive definite, shape `[d, d]`.
+        means: the means $m_{+1}$ and $m_{-1}$ of the classes, in this order, shape `[2, d]`.
+        weights: the probabilities $\pi_+$ and $\pi_-$ of the classes.
+        cov: the covariance $\Gamma$ of x within each class, positive definite, shape `[d, d]`.
 
     >>> import math, numpy as np, promptlimit as pl
     >>> task = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
@@ -142,29 +143,29 @@ class Discrimination(AbstractTask):
         return Mixture(self.weights, classes)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:  # noqa: ARG002
-        """Return the law of a token twice: prompts and queries have the same law."""
+        """Return the law of a token, twice, because prompts and queries have the same law."""
         return self.prompt, self.prompt
 
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
-        """Return $(x, 0)$."""
+        """Return the query $(x, 0)$ of a target token $(x, y)$."""
         return token.at[-1].set(0.0)
 
     def loss(
         self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
     ) -> Float[Array, ""]:
-        r"""Return $\log(1+e^{-yf})$, f the last coordinate of the output."""
+        r"""Return $\log(1+e^{-yf})$, with f the last coordinate of the output."""
         return jax.nn.softplus(-token[-1] * output[-1])
 
     @property
     def log_odds(self) -> float:
-        r"""$s_0=\log(\pi_+/\pi_-)$."""
+        r"""The logarithm $s_0=\log(\pi_+/\pi_-)$ of the odds of the classes."""
         return math.log(self.weights[0] / self.weights[1])
 
     @property
     def bayes(self) -> ScoreCoordinates:
         r"""The score of smallest risk, $\log P(y=1\mid x)/P(y=-1\mid x)=\langle w_*,x\rangle+b_*$.
 
-        $w_*=\Gamma^{-1}(m_{+1}-m_{-1})$ and $b_*=s_0-\langle w_*,m_{+1}+m_{-1}\rangle/2$ (5).
+        Here $w_*=\Gamma^{-1}(m_{+1}-m_{-1})$ and $b_*=s_0-\langle w_*,m_{+1}+m_{-1}\rangle/2$.
         """
         slope = np.linalg.solve(self.cov, self.means[0] - self.means[1])
         intercept = self.log_odds - slope @ self.means.mean(axis=0)

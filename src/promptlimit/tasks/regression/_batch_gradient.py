@@ -33,7 +33,7 @@ from promptlimit.tasks.regression._token_sums import (
 
 
 class RegressionNumbers(eqx.Module):
-    r"""$C$, the root of $\Sigma_q$, $s$ and $\tau$, as arguments of compiled programs."""
+    r"""The matrices $C$ and the root of $\Sigma_q$, and $s$ and $\tau$, as program arguments."""
 
     root: Float[Array | np.ndarray, "d d"]
     query_root: Float[Array | np.ndarray, "d d"]
@@ -95,7 +95,7 @@ class RegressionGradient(eqx.Module):
 
 
 class Questions(NamedTuple):
-    """$w$, $x_q$ and $y_q$ of each prompt of a batch."""
+    """The weights $w$, the query $x_q$ and its label $y_q$ of each prompt of a batch."""
 
     weights: Float[Array, "members batch d"]
     query: Float[Array, "members batch d"]
@@ -120,7 +120,7 @@ def questions(
 
 
 def _root(covariance: np.ndarray) -> Float[np.ndarray, "d d"]:
-    r"""Return $C$ with $CC^\top=\Sigma$: Cholesky's, or the symmetric one when singular."""
+    r"""Return $C$ with $CC^\top=\Sigma$: the Cholesky factor, or the symmetric root if singular."""
     try:
         C = np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
@@ -137,7 +137,7 @@ def _times(matrix: Array | np.ndarray, vectors: Array, *, transposed: bool = Fal
 def to_normals(numbers: RegressionNumbers, weights: Array, directions: Array) -> Array:
     r"""Return $M^\top q$ for $z=M(g,\epsilon)$: $(C^\top(q_x+q_yw),\ s\,q_y)$.
 
-    Weights w are [..., d], directions q [..., d + 1], of the same rank.
+    Weights w have the shape [..., d] and directions q the shape [..., d + 1], with equal ranks.
     """
     C, s, last = numbers.root, numbers.noise, directions[..., -1:]
     covariates = _times(C, directions[..., :-1] + last * weights, transposed=True)

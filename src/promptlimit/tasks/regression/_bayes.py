@@ -1,4 +1,4 @@
-"""The Bayes risk of Gaussian regression: that of ridge regression."""
+"""The Bayes risk of Gaussian regression, which is the risk of ridge regression."""
 
 import math
 

@@ -1,8 +1,8 @@
-r"""Exact risks of softmax heads whose scores do not read labels: moments of the covariates.
+r"""Exact risks of softmax heads whose scores do not depend on labels, for any law of covariates.
 
-With $X_h=\sum_lp^h_lx_l$ and the last rows $(v_h,b_h)$ of the values and r of the residual, the
-weights $w\sim N(0,\tau^2I)$ and the noise of the labels integrate out for every law of the
-covariates and any number of heads (derived in docs/tasks.md):
+Let $p^h_l$ be the weight that head h gives to token l, $X_h=\sum_lp^h_lx_l$, $(v_h,b_h)$ the last
+row of its value matrix, and r the last row of the residual. The hidden weights $w\sim N(0,\tau^2I)$
+and the noise of the labels integrate out for any number of heads (derived in docs/tasks.md):
 
 $$2R_L=s^2+E_{x_q}\Big\{E\big(\textstyle\sum_hv_h^\top X_h+r^\top x_q\big)^2
 +\tau^2E\big|\sum_hb_hX_h-x_q\big|^2+s^2\sum_{h,k}b_hb_k\,E\sum_lp^h_lp^k_l\Big\}.$$
@@ -46,14 +46,14 @@ from promptlimit.tasks.regression._task import (
 from promptlimit.weights import SPACINGS, score_law
 
 _MOST_ATOMS = 1024
-"""The most listed queries that are summed over one by one."""
+"""The largest number of listed queries over which the risk is summed."""
 
 _RADII = (12, 9), (20, 16), (32, 26)
-"""Nodes of the rules for queries that matter by their norm alone: each rule and its check."""
+"""Numbers of nodes for queries that matter only by their norm: of each rule and its check."""
 
 _GRID_DIM = 3
 _GRIDS = (6, 5), (9, 8), (13, 12)
-"""Nodes per coordinate of the rules for Gaussian and uniform queries in few dimensions."""
+"""Numbers of nodes per coordinate for Gaussian and uniform queries in few dimensions."""
 
 _FIRST_RADII = 6
 _COARSE = 1e-4
@@ -67,10 +67,10 @@ class _Heads:
     r"""Softmax heads on regression, in double precision.
 
     Attributes:
-        scores: $A_h$, from the query to the tilt of the covariates, [h, d, d].
-        rows: $v_h$, [h, d].
-        gains: $b_h$, [h].
-        residual: r, [d].
+        scores: the matrices $A_h$ from the query to the tilt of the covariates, [h, d, d].
+        rows: the vectors $v_h$, [h, d].
+        gains: the numbers $b_h$, [h].
+        residual: the vector r, [d].
     """
 
     scores: Array
@@ -80,7 +80,7 @@ class _Heads:
 
     @staticmethod
     def of(problem: RiskProblem) -> "_Heads":
-        """Return the heads, those with the same scores combined."""
+        """Return the heads of a problem; heads with equal scores are added up."""
         dim, combined = problem.task.token_dim - 1, {}
         for head in unwrap(problem.heads):
             scores = as_float64(head.key_query)[:dim, :dim] + 0.0  # -0.0 is 0.0
@@ -93,7 +93,7 @@ class _Heads:
 
     @property
     def is_block(self) -> bool:
-        """Whether predictions are sums of labels alone."""
+        """Whether predictions are weighted sums of labels, without covariates."""
         return not (self.rows.any() or self.residual.any())
 
     @property
@@ -117,7 +117,7 @@ Task: TypeAlias = LinearRegression | CovariateRegression
 
 
 class _Queries(NamedTuple):
-    """Queries $x_q$, [n, d], and their weights, of sum one."""
+    """Queries $x_q$, [n, d], and their weights with sum one, [n]."""
 
     points: Array
     weights: Array
@@ -133,7 +133,7 @@ def _covariates(task: Task) -> tuple[AbstractMeasure, AbstractMeasure]:
 
 
 def _no_moments(problem: RiskProblem) -> str | None:
-    """Return why the covariates have no exact moments, judged at one query."""
+    """Return the reason why moments of the covariates are not exact, checked at one query."""
     if isinstance(problem.task, LinearRegression) and (problem.head or problem.is_limit):
         return "one head, and infinite prompts, have rules of their own"
     if (obstacle := several_labels(problem) or reads_labels(problem)) is not None:
@@ -192,10 +192,10 @@ class _MeanSquares:
 
     Attributes:
         task: the regression.
-        law: of the covariates.
-        heads: the attention.
-        lengths: L, [n].
-        tolerance: the relative error that is small enough.
+        law: the law of the covariates.
+        heads: the heads of the attention.
+        lengths: the prompt lengths L, [n].
+        tolerance: the relative error to which moments are computed.
     """
 
     task: Task
@@ -252,7 +252,7 @@ def _query_sets(
     heads: _Heads,
     effort: Effort,
 ) -> Iterator[list[_Queries]]:
-    """Yield sets of queries, finer and finer: one exact set, two rules, or replicates."""
+    """Yield increasingly accurate lists of query sets: one exact set, two rules or replicates."""
     parts = queries.gaussian_parts()
     if parts is not None and parts.covs is None and parts.weights.size <= _MOST_ATOMS:
         yield [_Queries(parts.means, parts.weights)]
@@ -282,7 +282,7 @@ def _grid(law: AbstractMeasure, parts: GaussianParts, count: int) -> _Queries:
     normal, weights = product_rule([normal_gauss(count)] * law.dim)
     if _is_even(law, parts):
         last = len(weights) // 2
-        normal, weights = normal[last:], 2.0 * weights[last:]  # the other half mirrors it
+        normal, weights = normal[last:], 2.0 * weights[last:]  # the other half is its mirror image
         weights[0] *= 0.5 if count % 2 else 1.0
     return _moved(parts, normal, weights)
 
@@ -331,7 +331,7 @@ def _replicate(
 
 
 def _is_even(law: AbstractMeasure, queries: GaussianParts) -> bool:
-    """Return whether risks and the law of the query are even: tokens and queries centred."""
+    """Return whether tokens and queries are centred Gaussians, so that risks are even in x_q."""
     tokens = law.gaussian_parts()
     laws = [tokens, queries]
     return all(one is not None and one.is_gaussian and not one.means.any() for one in laws)

@@ -1,14 +1,20 @@
 r"""Gaps of one softmax head, averaged over the prompts and queries of Gaussian regressions.
 
-Write $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$, $\Gamma_w$ for the covariance of a token given
-w, $t=U(x_q,0)$ and $\sigma^2=t^\top\Gamma_wt$. Given $(w,x_q)$ the gap of the outputs is
+The gap is the mean squared distance between the output over L tokens and the output over an
+infinite prompt. Write $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ for the blocks of the key-query
+matrix, w for the hidden weights, $\Gamma_w$ for the covariance of a token given w, $t=U(x_q,0)$ for
+the tilt and $\sigma^2=t^\top\Gamma_wt$ for the squared sharpness. Given $(w,x_q)$ the gap is
 
-$$|V\Gamma_wt|^2\,\frac{E(A-\sigma)^2-E\,S_2}{\sigma^2}+\mathrm{tr}(V\Gamma_wV^\top)\,E\,S_2 ,$$
+$$|V\Gamma_wt|^2\,\frac{\eta-E\,S_2}{\sigma^2}+\mathrm{tr}(V\Gamma_wV^\top)\,E\,S_2 ,$$
 
-and gaps of gradients are sums of other statistics (docs/gaps.md). If scores do not depend on
-labels, $u=0$, the sharpness does not depend on w, which can be integrated out. If they do, $\sigma$
-contains the product $(u\cdot x_q)w$ of Gaussians, its tail is exponential, and the gap, about the
-probability that $\sigma$ exceeds $\sqrt{2\ln L}$, falls more slowly than every power of L.
+with $S_2$ the sum of squared softmax weights and $\eta$ the score error: the mean squared
+difference between the weighted mean of the standardised scores and $\sigma$. Gaps of gradients are
+sums of other statistics of the weights (docs/gaps.md).
+
+If scores do not depend on labels, $u=0$, then the sharpness does not depend on w, and w can be
+integrated out. Otherwise $\sigma$ contains the product $(u\cdot x_q)w$ of Gaussians, so its tail is
+exponential. The gap is then about the probability that $\sigma$ exceeds $\sqrt{2\ln L}$, and falls
+more slowly than every power of L.
 """
 
 import dataclasses
@@ -56,7 +62,7 @@ _SET = 4096
 _BEYOND = 1e-7
 _REACH, _CLOSE = 12.0, 1e-9
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
-"""The steps of the product rule in two variables, and its number of radii."""
+"""Pairs of the step of the product rule in two variables and its number of radii."""
 _CHUNK = 2**18
 
 
@@ -65,12 +71,12 @@ _CHUNK = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class _Terms:
-    r"""The gap at points as $\sum_sE[s](\sigma)\,c_s$.
+    r"""The gap at points $(w,x_q)$ as a sum $\sum_sE[s](\sigma)\,c_s$ over weight statistics s.
 
     Attributes:
-        sharpness: $\sigma$, [points].
-        coefficients: $c_s$ by the name of the statistic s, [points] each.
-        limit_square: the square of the limit, [points].
+        sharpness: the sharpness $\sigma$ at each point, [points].
+        coefficients: the coefficients $c_s$, [points] each, by the name of the statistic s.
+        limit_square: the squared norm of the limit at each point, [points].
     """
 
     sharpness: Array
@@ -80,7 +86,11 @@ class _Terms:
 
 @dataclasses.dataclass(frozen=True)
 class _Head:
-    """One softmax head on a regression, and the parameter whose gradient is compared."""
+    """One softmax head on a regression.
+
+    If `wrt` is "key_query" or "value", the gap is that of the derivative of the output in U or V.
+    If it is None, the gap is that of the output.
+    """
 
     task: LinearRegression
     key_query: Array
@@ -89,11 +99,11 @@ class _Head:
 
     @property
     def label_row(self) -> Array:
-        """u, through which the scores depend on labels."""
+        """The block u of U, through which the scores depend on labels."""
         return self.key_query[-1, :-1]
 
     def terms(self, nodes: Nodes) -> _Terms:
-        """Return the gap at points, as a sum over weight statistics."""
+        """Return the gap at each point, as a sum over weight statistics."""
         noise, (weights,) = self.task.noise_variance, nodes.weights
 
         def times_covariance(x: Array, y: Array) -> tuple[Array, Array]:
@@ -136,9 +146,10 @@ class _Head:
 
 
 def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array, Array]:
-    """Return the sum of the gap over points, and the part from beyond the tables, [n] each.
+    """Return the weighted sum of gaps over points at each length, and a part of it, [n] each.
 
-    Beyond `end` the statistics keep their last value.
+    The part is that of points whose sharpness exceeds `end`, the range of the tables. At these
+    points the statistics keep their last value.
     """
     names = tuple(terms.coefficients)
     table = weight_interpolant(lengths, max_sharpness=end, statistics=names)
@@ -159,7 +170,10 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
 
 
 def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
-    """Return the end of tables, beyond which points contribute a negligible part of every gap."""
+    """Return the smallest range of tables beyond which points contribute little to every gap.
+
+    The function `measure` returns the sums of `_sums` for a given range.
+    """
     ranges = [end for end in TABLE_RANGES if end <= max_sharpness(names)]
     for end in ranges[:-1]:
         total, beyond = measure(end)
@@ -172,7 +186,7 @@ def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array
 
 
 def _head(problem: TaskGapProblem) -> _Head | str:
-    """Return the head of a problem, or why the rules do not apply."""
+    """Return the head of a problem, or the reason why the rules of this file do not apply."""
     head, task = problem.head, problem.task
     if not isinstance(task, LinearRegression):
         return OutOfScope("the rule is for LinearRegression")
@@ -215,12 +229,13 @@ def _by_moments(kind: Kind, problem: TaskGapProblem) -> str | None:
 
 
 def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
-    r"""Yield shares and gaps over Gaussian tokens, whose mean is the gap on the task, for $u=0$.
+    r"""Yield weights and problems with Gaussian tokens whose weighted mean gap is that on the task.
 
-    Scores do not depend on w. Outputs are linear in w: the rows $v=(v_1,b)$ of V over tokens
-    $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$ become $(v_1,0)$, $\tau b(e_i,0)$ and $(0,b)$. The
-    gradient in U is of degree two in w and its square of degree four, which a cubature of degree
-    five averages exactly.
+    This requires $u=0$, so that scores do not depend on w. The tokens are
+    $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$, with $\xi$ the noise of the label. Outputs are
+    linear in w, so each row $v=(v_1,b)$ of V can be replaced by the rows $(v_1,0)$,
+    $\tau b(e_i,0)$ and $(0,b)$. The gradient in U has degree two in w and its square has degree
+    four, so a cubature of degree five averages it exactly.
     """
     task, dim = head.task, head.task.covariance.shape[0]
     tokens = joint_law(task.covariance, task.noise_variance)
@@ -247,10 +262,10 @@ def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
 
 
 def _cubature(dim: int, variance: float) -> Iterator[tuple[float, Array]]:
-    r"""Yield shares and points that average polynomials of degree five over $N(0,\tau^2I)$.
+    r"""Yield weights and points of a rule that is exact for polynomials of degree five.
 
-    The points are 0, $\pm a e_i$ and $(\pm e_i\pm e_j)a/\sqrt2$, $a^2=(d+2)\tau^2$; for $d=1$ the
-    Gauss rule.
+    The law is $N(0,\tau^2I)$. The points are 0, $\pm a e_i$ and $(\pm e_i\pm e_j)a/\sqrt2$ with
+    $a^2=(d+2)\tau^2$. For $d=1$ the Gauss rule is used.
     """
     if dim == 1:
         for node, weight in zip(*normal_gauss(3), strict=True):
@@ -278,7 +293,11 @@ def _averaged(kind: Kind, problem: TaskGapProblem, effort: Effort) -> GapValues:
 
 
 def _limit_square(problem: TaskGapProblem) -> float:
-    """Return the mean square of the limit: a polynomial of degree at most four in w and in x."""
+    """Return the mean squared norm of the limit.
+
+    The squared norm is a polynomial of degree at most four in w and in the query, so the cubature
+    is exact.
+    """
     head = _require(problem)
     task, dim = head.task, head.task.covariance.shape[0]
     root, query_root = (covariance_factor(S) for S in (task.covariance, task.query_covariance))
@@ -301,7 +320,10 @@ def _reads_labels(problem: TaskGapProblem) -> str | None:
 
 
 def _over_points(problem: TaskGapProblem, effort: Effort) -> GapValues:
-    """Return the mean over points that reach the tail of the sharpness, with its standard error."""
+    """Return the mean gap and its error, over points that cover the tail of the sharpness.
+
+    The error is the standard error over independent point sets plus the part beyond the tables.
+    """
     head, lengths = _require(problem), problem.lengths
     longest = float(max(lengths.max(), 2.0))
     streams = [
@@ -349,12 +371,13 @@ def _isotropic(problem: TaskGapProblem) -> str | None:
 def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
     r"""Return the gap for $\Sigma=\lambda I$, $\Sigma_q=hI$ and $A=aI$ by a product rule.
 
-    Let $e$ be along u, $x_q=\sqrt h(\hat te+z)$, $t_2=|u|\sqrt h\,\hat t$ and
+    Let $e=u/|u|$, let the subscripts e and $\perp$ denote the parts along and orthogonal to e, and
+    write $x_q=\sqrt h(\hat te+z)$ with z orthogonal to e, $t_2=|u|\sqrt h\,\hat t$ and
     $p=\sqrt\lambda(ax_q+t_2w)$. The sharpness depends on $\hat t$, on $w_e$ through $p_e$, and on
     $r=|p_\perp|$, where $p_\perp$ has the variance $k=\lambda(a^2h+t_2^2\tau^2)$ in each of $d-1$
     directions. Given these, $w_\perp$ is normal with mean $g\,p_\perp$,
-    $g=\sqrt\lambda t_2\tau^2/k$, and variance $q=\tau^2\lambda a^2h/k$, so that
-    $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed means.
+    $g=\sqrt\lambda t_2\tau^2/k$, and variance $q=\tau^2\lambda a^2h/k$ in each direction, so the
+    means of $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed forms.
     """
     head, lengths = _require(problem), problem.lengths
     coarse, mass = _isotropic_terms(head, *_GRIDS[0])
@@ -412,11 +435,11 @@ def _normal_density(step: float, at: Array) -> Array:
 
 
 def _exponent(problem: TaskGapProblem, _effort: Effort) -> GapExponent:
-    r"""Return the rate: a power for $u=0$, else $e^{-\sqrt{2\ln L}/\rho}$.
+    r"""Return the rate of the gap: a power of L for $u=0$, otherwise $e^{-\sqrt{2\ln L}/\rho}$.
 
-    $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$: the tail of the sharpness is that of
-    $(u\cdot x_q)\,|\Sigma^{1/2}w|$, $P(\sigma>r)=e^{-r/\rho+O(\sqrt r)}$. Derived by large
-    deviations, not proved.
+    Here $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$. The tail of the sharpness is that of
+    $(u\cdot x_q)\,|\Sigma^{1/2}w|$, so $P(\sigma>r)=e^{-r/\rho+O(\sqrt r)}$. The rate is derived by
+    large deviations and not proved.
     """
     head = _require(problem)
     task, u = head.task, head.label_row

@@ -1,15 +1,19 @@
 r"""The exact risk of several softmax heads on Gaussian regression, as a function of all parameters.
 
-Given $(W,x_q)$ tokens are $N(0,\Gamma_W)$. With $t_h=U_h(x_q,0)$, $c_{jh}=V_j\Gamma_Wt_h$ and the
-Gram matrix $G_{hk}=t_h^\top\Gamma_Wt_k$, the second moments in `weights._gaussian_pairs` give the
-mean square over prompts of the sum of all heads and a residual R,
+Given the hidden weights $W$ and the covariates $x_q$ of the query, tokens are $N(0,\Gamma_W)$ and
+the labels of the query are $y=Wx_q\in\mathbb R^m$ plus noise of variance $s^2$. Head h has the tilt
+$t_h=U_h(x_q,0)$ and the last m rows $V_h$ of its value matrix. Let $c_{jh}=V_j\Gamma_Wt_h$, let
+$G_{hk}=t_h^\top\Gamma_Wt_k$ be the Gram matrix of the tilts, and let R be the rows of the residual
+that predict labels. The mean square over prompts of the error of all heads and the residual is
 
 $$m\,s^2+|R x_q-y|^2+2\sum_h(1-P_h)\,c_{hh}\cdot(Rx_q-y)
 +\sum_h\big[|c_{hh}|^2(1-2P_h+\varrho_h)+\mathrm{tr}V_h\Gamma_WV_h^\top P_h\big]
 +2\sum_{h<k}\big[N\,\mathrm{tr}V_h\Gamma_WV_k^\top+2N_{hh}\,c_{hh}\cdot c_{kh}
 +N_{hk}\,c_{hk}\cdot c_{kh}+2N_{kk}\,c_{hk}\cdot c_{kk}+C\,c_{hh}\cdot c_{kk}\big],$$
 
-with $P$ and $\varrho$ of `_softmax_risk` for single heads. Scores may read labels.
+where $P_h$ and $\varrho_h$ are the statistics $P$ and $\varrho$ of head h, defined in
+`_softmax_risk`. For each pair of heads, `weights._pair_table` defines $N(G)$ with its derivatives
+$N_{hk}$, $Q(G)$ and $C=1-P_h-P_k+Q$, and derives the second moments. Scores may depend on labels.
 """
 
 import itertools
@@ -61,15 +65,15 @@ _USUAL_RANGE = PAIR_RANGES[-2]
 class HeadsObjective(AbstractObjective):
     r"""The risk of several softmax heads and a residual over fixed points $(W, x_q)$.
 
-    The points average the difference from the risk of linear heads, a polynomial that is added in
-    closed form.
+    The risk of linear heads with the same parameters is a polynomial with a closed form. Only the
+    difference from it is averaged over the points.
 
     Attributes:
         task: the regression.
-        length: L.
-        statistics: $P$ and $\varrho$ of single heads.
-        pairs: N and Q of pairs of heads.
-        nodes: the points.
+        length: the prompt length L.
+        statistics: the statistics $P$ and $\varrho$ of single heads.
+        pairs: the statistics $N$ and $Q$ of pairs of heads.
+        nodes: the points $(W, x_q)$.
     """
 
     task: LinearRegression
@@ -79,7 +83,7 @@ class HeadsObjective(AbstractObjective):
     nodes: Nodes
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk."""
+        """Return the risk of an attention with softmax heads."""
         task, labels = self.task, self.task.label_dim
         heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
         key_query = jnp.stack([head.key_query for head in heads])
@@ -90,7 +94,7 @@ class HeadsObjective(AbstractObjective):
         return exact + 0.5 * jnp.mean(to_device(self.nodes.mass) * squares)
 
     def _squares(self, key_query: Array, value: Array, residual: Array | None) -> Array:
-        """Return mean squares at the points, less those of linear heads."""
+        """Return the mean square at each point, minus that of linear heads with the same U, V."""
         noise, nodes = self.task.noise_variance, self.nodes
         root, weights, query = (to_device(one) for one in (nodes.root, nodes.weights, nodes.query))
         dim = root.shape[0]
@@ -131,18 +135,21 @@ class HeadsObjective(AbstractObjective):
         return total
 
     def _pair_statistics(self, *gram: Array) -> tuple[Array, tuple[Array, ...], Array]:
-        """Return N, its derivatives in the three entries of the Gram matrix, and Q."""
+        """Return N, its derivatives in the entries (G_hh, G_hk, G_kk) of the Gram matrix, and Q."""
         N, Q = self.pairs(*gram)
         slopes = jax.grad(lambda *entries: jnp.sum(self.pairs(*entries)[0]), argnums=(0, 1, 2))
         return N, slopes(*gram), Q
 
     @property
     def lower_bound(self) -> float:
-        """Half the noise variance of all labels."""
+        """Half the sum of the noise variances of the labels."""
         return 0.5 * self.task.label_dim * float(self.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness at any point, in units of the first range of flows."""
+        """Return the largest sharpness at any point, rescaled for the ranges of flows.
+
+        The rescaling maps the usual range of pair tables to the first range of flows.
+        """
         largest = _sharpness(self.task, self.nodes, attention)
         return largest * SHARPNESS_RANGES[0] / _USUAL_RANGE
 
@@ -184,7 +191,8 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     def make(length: float, max_sharpness: float, replicate: int) -> AbstractObjective:
         nodes = next(node_sets(task, unwrap(effort.points), replicate))
         end = _USUAL_RANGE if max_sharpness == SHARPNESS_RANGES[0] else PAIR_RANGES[-1]
-        # Odd replicates use the coarser table: the error over replicates includes that of tables.
+        # Odd replicates use the coarser table, so differences between replicates include the error
+        # of the tables.
         return _objective(task, length, nodes, pair_tables(length, end)[replicate % 2])
 
     return [
@@ -198,10 +206,10 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def _replicates(
     problem: RiskProblem, length: float, points: int
 ) -> tuple[list[AbstractObjective], list[AbstractObjective]]:
-    """Return the risk over independent point sets, and over the first with a coarser table.
+    """Return objectives over independent point sets, and one over the first with a coarser table.
 
-    The range of the tables is the smallest that contains the scores at the first points. The risk
-    over infinite prompts is a formula.
+    The range of the tables is the smallest that covers the sharpness at the points of the first
+    set. For infinite prompts the first list contains only the closed form, and the second is empty.
     """
     task = problem.task
     if math.isinf(length):

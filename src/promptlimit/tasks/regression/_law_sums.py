@@ -1,13 +1,16 @@
 r"""The sums of `token_sums`, drawn from their exact law without drawing tokens.
 
-The prediction of a head depends on its tokens along an orthonormal basis $e_1\parallel a$, $e_2$ of
-span(a, b). A softmax head needs these two coordinates of every token; given them, its sums along
-other directions are Gaussian. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of a
-Bartlett factor. Heads do not share prompts. Derived in docs/training.md.
+A token is represented by standard normals g, its score is $\langle a,g\rangle$ and its value
+$\langle b,g\rangle$. The prediction of a head depends on tokens only along an orthonormal basis
+$e_1\parallel a$, $e_2$ of span(a, b). For a softmax head these two coordinates of every token are
+drawn. Given them, its sums along other directions are Gaussian. For a linear head the sums are $Sa$
+and $Sb$, where S is the mean of $gg^\top$ over the L tokens. $LS$ is a Wishart matrix, so they
+follow from two columns of its Bartlett factor. Each head has its own prompts. The laws are derived
+in docs/training.md.
 
-On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms over tokens) and 0.38 ms for
-a linear one (3.9 ms). At L = 100 both are about twice as fast as over tokens, at L = 10 they gain
-nothing.
+On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms with tokens) and 0.38 ms for
+a linear head (3.9 ms with tokens). At L = 100 both are about twice as fast as with tokens, and at
+L = 10 there is no gain.
 """
 
 import math
@@ -27,11 +30,11 @@ from promptlimit.tasks.regression._token_sums import (
 )
 
 ATTEMPTS = 8
-"""Attempts per number: with probability 1e-10 all are rejected, and the last one is used."""
+"""Attempts per number; all are rejected with probability 1e-10, and the last one is then used."""
 
 
 class Frame(NamedTuple):
-    r"""$e_1$ and $e_2$ of a head, $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
+    r"""A basis $e_1$, $e_2$, and $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
 
     first: Array
     second: Array
@@ -61,7 +64,7 @@ def law_sums(
     score: Float[Array, "1 heads batch dim"],
     value: Float[Array, "1 heads batch dim"],
 ) -> PredictionSlopes:
-    """Return sums with the law of those over tokens; the arguments are those of `token_sums`."""
+    """Return random sums with the same law and arguments as those of `token_sums`."""
     rest = _rest(prompts, step)
     own = frame(score[0], value[0])
     softmax = [head for head, kernel in enumerate(kernels) if kernel == "softmax"]
@@ -91,7 +94,7 @@ def _rest(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
 
 
 def _lengths(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
-    """Return the diagonal of the Bartlett factor: roots of chi squares with L and L - 1 degrees."""
+    """Return the diagonal of the Bartlett factor, whose squares are chi squares (L, L - 1)."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + 2 * dim) * batch
     size = ATTEMPTS * batch
@@ -124,7 +127,7 @@ def _linear(
 def _softmax(
     prompts: PromptStream, step: Array, heads: list[Frame], rest: tuple[Array, Array]
 ) -> list[tuple[Array, Array]]:
-    """Return the sums of each softmax head: over tokens along its frame, Gaussian across it."""
+    """Return the sums of each softmax head; they are Gaussian orthogonal to its frame."""
     if not heads:
         return []
     (length,), batch = prompts.lengths, prompts.batch
@@ -193,11 +196,12 @@ def chi_square(
     $\log u<\frac12x^2+d-d v+d\log v$, $v=(1+cx)^3$; one degree is the square of a normal.
 
     Args:
-        degrees: of freedom.
-        count: how many numbers.
-        key: two words.
+        degrees: the number of degrees of freedom.
+        count: the number of draws.
+        key: the two words of the random key.
         step: the first word of the counters.
-        start: the first of the second words, of which `2 * ATTEMPTS * count` are used.
+        start: the first value of the second word of the counters, of which `2 * ATTEMPTS * count`
+            are used.
     """
     index = np.uint32(start) + jnp.arange(ATTEMPTS * count, dtype=jnp.uint32)
     x = normal_pairs(key, step, index).real.reshape(ATTEMPTS, count)
@@ -211,7 +215,7 @@ def chi_square(
     v = base**3
     bound = 0.5 * x**2 + d * (1.0 - v + jnp.log(jnp.where(base > 0, v, 1.0)))
     kept = (base > 0) & (jnp.log(u) < bound)
-    # The first accepted draw; the last where none is accepted.
+    # The first accepted draw, or the last draw if none is accepted.
     kept = kept.at[-1].set(True)
     chosen = jax.nn.one_hot(jnp.argmax(kept, axis=0), ATTEMPTS, axis=0, dtype=x.dtype)
     return np.float32(2.0 * d) * jnp.sum(chosen * jnp.maximum(v, 0.0), axis=0)

@@ -1,4 +1,4 @@
-"""The best linear attention on Gaussian regression, with one layer or many."""
+"""The linear attention of smallest risk on Gaussian regression, with one or several layers."""
 
 import dataclasses
 import math
@@ -39,12 +39,13 @@ _ALONG_LENGTHS = "value", "error", "bound", "steps", "covariate_steps", "key_que
 class LinearOptimum(Result):
     r"""The best linear attention on a regression and its exact risk, at one length or along many.
 
-    Numbers for one length; for many, arrays with the axes of `lengths` first.
+    Attributes are numbers for one length. For several lengths they are arrays whose first axes are
+    those of `lengths`.
 
     Attributes:
         lengths: $L$, the number of tokens of a prompt.
         value: the risk, half the mean squared error.
-        error: 0: a closed form.
+        error: always 0, because the risk has a closed form.
         kind: "exact", or "limit" when all lengths are infinite.
         bound: the smallest risk over all polynomials of the same degree in the second moment of the
             prompt; below `value` if real steps do not attain it.
@@ -313,10 +314,10 @@ def _deep_optimum(
 
     Args:
         problem: the regression, the length and the layers.
-        spectrum: that of the prompt's second moment, in units of `scale`.
-        ridge: c of `Spectrum`.
+        spectrum: the spectrum of the prompt's second moment, in units of `scale`.
+        ridge: the number c of `Spectrum`.
         scale: the unit of eigenvalues.
-        load: the factor of F in twice the risk.
+        load: the factor of the minimised mean F in twice the risk.
     """
     depth, dim, noise = problem.depth, problem.task.token_dim - 1, problem.task.noise_variance
     shifts = None

@@ -1,15 +1,17 @@
 r"""Points for averages over the weights and the query of a regression.
 
-`node_sets` follows the law of $(x_q, w)$: scrambled Sobol' points whose first coordinate is the
-radius of the query. The points are used for many heads, such as those along a flow.
+A point is a pair $(x_q,w)$ of the covariates of a query and the hidden weights. For labels in
+$\mathbb R^m$, w stands for the matrix W with one row of weights per label.
 
-`tail_node_sets` is for one head. The risk over long prompts depends on queries and weights whose
-sharpness $\sigma$ reaches $\sqrt{2\log L}$, and a plain sequence can miss all of them. These points
-cover them; the mass of a point is a ratio of densities.
+`node_sets` returns points from the law of $(x_q, w)$: scrambled Sobol' points whose first
+coordinate is the radius of the query. They are used for many heads, such as those along a flow.
 
-Both sets contain each draw with $w$ and with $-w$, so the gradient out of the block structure,
-which is odd in w, is exactly zero for a block head. For labels in $\mathbb R^m$, w stands for the
-matrix W of their weights.
+`tail_node_sets` returns points for one head. The risk over prompts of L tokens, if L is large,
+depends on points whose sharpness $\sigma$ reaches $\sqrt{2\log L}$. Plain Sobol' points can miss
+all of them, so these points cover them. The mass of a point is a ratio of densities.
+
+Both functions return each point with $w$ and with $-w$. A block head has zero blocks in U and V,
+and the gradient in these blocks is odd in w. Over such points it is exactly zero.
 """
 
 import dataclasses
@@ -35,15 +37,16 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 class Nodes(eqx.Module):
-    r"""Points $(x_q, W)$, W with one row of weights per label.
+    r"""Points $(x_q, W)$ for averages, where W has one row of weights per label.
 
     Attributes:
-        query: $x_q$, [d, points].
-        root: C with $C^\top C=\Sigma$, [d, d].
-        weights: $Cw$ for each row w of W, [m, d, points].
-        label: $Wx_q$, [m, points].
-        mass: the weight of each point, [points]; the mean of mass times F is near $E\,F$.
-        distinct: the number of distinct queries; they are repeated with other weights.
+        query: the covariates $x_q$ of the queries, [d, points].
+        root: a matrix C with $C^\top C=\Sigma$, [d, d].
+        weights: the vectors $Cw$ for each row w of W, [m, d, points].
+        label: the labels $Wx_q$ without noise, [m, points].
+        mass: the mass of each point, [points]. The mean of mass times a function F over the points
+            approximates $E\,F$.
+        distinct: the number of distinct queries; each is repeated with several W.
     """
 
     query: NDArray[np.float64]
@@ -55,7 +58,7 @@ class Nodes(eqx.Module):
 
 
 def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return C with $C^\top C=\Sigma$, its rows along the axes of $\Sigma$, longest first."""
+    r"""Return C with $C^\top C=\Sigma$; its rows are along the axes of $\Sigma$, longest first."""
     variances, axes = np.linalg.eigh(covariance)
     return (np.sqrt(np.maximum(variances, 0.0)) * axes).T[::-1]
 
@@ -63,11 +66,11 @@ def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
 def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[Nodes]:
     r"""Yield disjoint sets of points from the law of $(x_q, w)$; together they are one larger set.
 
-    The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius, the only part of the query that an
-    isotropic head depends on, is the first coordinate of the sequence, which is the most even. Each
-    query comes with 4md matrices W of two sizes along $\pm$ the axes of a random frame of
-    $\mathbb R^{md}$, whose second moment is that of the law; without label rows the risk depends
-    on that moment alone.
+    The query is $\chi_d\,\Sigma_q^{1/2}\theta$ with a random direction $\theta$. An isotropic head
+    depends on the query only through the radius $\chi_d$, which is the first and most even
+    coordinate of the sequence. Each query is combined with 4md matrices W of two sizes, along
+    $\pm$ the axes of a random frame of $\mathbb R^{md}$. Their second moment is exactly that of
+    the law of W. If scores do not depend on labels, the risk depends on W only through that moment.
 
     Args:
         task: the regression.
@@ -105,7 +108,7 @@ def _nodes(
     mass: NDArray[np.float64],
     distinct: int,
 ) -> Nodes:
-    """Return points $(x_q, W)$ for W, [m, d, points]."""
+    """Return the points $(x_q, W)$; `weights` contains W, [m, d, points]."""
     label = np.sum(query * weights, axis=1)
     return Nodes(query, root, root @ weights, label, mass, distinct)
 
@@ -113,11 +116,12 @@ def _nodes(
 def _size_pairs(
     dim: int, normal: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return pairs of sizes of normal vectors and their shares, both [2, points].
+    r"""Return pairs of lengths of normal vectors and their probabilities, both [2, points].
 
-    The pairs $a<b$ solve $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for uniform s, which
-    hold where $x\,e^{-x/d}$ agrees at $a^2$ and $b^2$. With shares that make the mean square $d$,
-    all pairs together have the law of $\chi_d$, and each pair has its second moment.
+    Each pair $a<b$ solves $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for a uniform s. Both
+    equations hold if $x\,e^{-x/d}$ has the same value at $x=a^2$ and $x=b^2$. The probabilities of
+    a and b are chosen so that the mean square of the pair is d, the second moment of $\chi_d$. All
+    pairs together have the law of $\chi_d$.
     """
     from scipy.special import gammainc, lambertw, ndtr  # noqa: PLC0415  # scipy loads slowly
 
@@ -141,24 +145,26 @@ def tail_node_sets(
     points: int,
     replicate: int,
 ) -> Iterator[Nodes]:
-    r"""Yield disjoint sets of points that cover the sharp queries of one head.
+    r"""Yield disjoint sets of points that cover the queries of one head with large sharpness.
 
+    Let A and u be the blocks of U with $U(x_q,0)=(Ax_q,ux_q)$.
     Write $x_q=R^\top z$, $R^\top R=\Sigma_q$, and $z=E\hat t+z_\perp$ with the columns of $E$ an
     orthonormal basis of the image of $Ru^\top$. Given $t_2=ux_q=uR^\top E\hat t$, the vector
     $p=C(Ax_q+W^\top t_2)$, with $\sigma^2=|p|^2+s^2|t_2|^2$, is normal: with $M=CAR^\top$,
 
     $$p\sim N(ME\hat t,\ K),\qquad K=M(I-EE^\top)M^\top+|t_2|^2\tau^2CC^\top .$$
 
-    Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal. Half
-    of them have $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
-    $\sigma^2=2\log L$. In every dimension, masses depend only on $|p|^2$ and $\hat t$. The other
-    components of $(x_q,W)$ are shifted by their conditional mean given $p$, and the first
-    coordinate of $\hat t$, that of the largest labels, is stretched.
+    Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, which are again
+    normal. Half of the points have $\beta=0$, so no mass exceeds twice that of $\hat t$. The
+    largest $\beta$ is chosen so that points reach $\sigma^2=2\log L$. In every dimension, masses
+    depend only on $|p|^2$ and $\hat t$. The other components of $(x_q,W)$ are shifted by their
+    conditional mean given $p$. The first coordinate of $\hat t$, along which labels are largest, is
+    stretched.
 
     Args:
         task: the regression.
-        key_query: $U$.
-        length: L, finite.
+        key_query: the matrix $U$ of the head.
+        length: the prompt length L, which must be finite.
         points: the size of one set, a power of two.
         replicate: the index of an independent scrambling.
     """
@@ -205,7 +211,8 @@ def _label_axes(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     r"""Return $E$, [d, r], and the labels $uR^\top E$, [m, r], from $Ru^\top$, [d, m].
 
-    The columns of E are singular vectors, the largest labels first, and r is the rank.
+    The columns of E are singular vectors, ordered by decreasing size of the labels, and r is the
+    rank of $Ru^\top$.
     """
     axes, sizes, _ = np.linalg.svd(along, full_matrices=False)
     axes = axes[:, sizes > _SMALLEST * sizes[0]]
@@ -217,7 +224,7 @@ def _label_axes(
 def _label_levels(
     count: int, shifts: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return `count` normal $\hat t$, [r, count], the first coordinate stretched, and masses."""
+    r"""Return values of $\hat t$, [r, count], with stretched first coordinate, and masses."""
     from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
     if rank == 0:
@@ -241,10 +248,11 @@ class _Tilts:
     r"""Tilted laws $e^{\beta|p|^2/2}N(p;\mu,K)/Z_\beta$ for several $(\mu,K)$.
 
     Attributes:
-        beta: [laws, components].
-        log_norm: $\log Z_\beta$, [laws, components].
-        turn: how $K^+(p-p_0)$ depends on $p_0-\mu$, [laws, components, d, d].
-        shift: its value at $p_0=\mu$, [laws, components, d].
+        beta: the parameters $\beta$, [laws, components].
+        log_norm: the logarithms $\log Z_\beta$, [laws, components].
+        turn: the matrices that map $p_0-\mu$ to the linear part of $K^+(p-p_0)$,
+            [laws, components, d, d].
+        shift: the values of $K^+(p-p_0)$ at $p_0=\mu$, [laws, components, d].
     """
 
     beta: NDArray[np.float64]
@@ -255,7 +263,7 @@ class _Tilts:
     def moves(
         self, law: NDArray[np.int_], component: NDArray[np.int_], first: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        r"""Return $K^+(p-p_0)$ for a draw with $p_0-\mu$ = `first` that tilting moves to p."""
+        r"""Return $K^+(p-p_0)$ for draws with $p_0-\mu$ = `first`, which tilting moves to p."""
         laws, components = self.beta.shape
         group = law * components + component
         order = np.argsort(group, kind="stable")
@@ -278,7 +286,7 @@ class _Tilts:
 
 
 def _tilts(covariance: NDArray[np.float64], mean: NDArray[np.float64], length: float) -> _Tilts:
-    """Return the tilted laws, the first of them not tilted."""
+    """Return the tilted laws; the first component has beta = 0 and is not tilted."""
     k, axes = np.linalg.eigh(covariance)
     k = np.maximum(k, 0.0)
     longest = np.maximum(k[:, -1], _SMALLEST)

@@ -1,9 +1,11 @@
 r"""Averages over $(W, x_q)$ that are polynomials in the parameters of a head, in closed form.
 
-Labels are $y=Wx$ in $\mathbb R^m$ plus noise, and given W, tokens are $N(0,\Gamma_W)$. With
-$t=U(x_q,0)$ and V the last m rows of the value matrix, the risks are functions of $c=V\Gamma_Wt$,
-the prediction over an infinite prompt, of $y$, $\sigma^2=t^\top\Gamma_Wt$ and
-$\mathrm{tr}\,V\Gamma_WV^\top$. For $m=1$ W is a row $w^\top$. Derived in docs/tasks.md.
+Labels are $Wx\in\mathbb R^m$ plus noise of variance $s^2$, and given the hidden weights W, tokens
+are $N(0,\Gamma_W)$. Let $x_q$ be the covariates of the query, $y=Wx_q$, $t=U(x_q,0)$ the tilt and V
+the last m rows of the value matrix. The risks are functions of y, of the prediction
+$c=V\Gamma_Wt$ over an infinite prompt, of the squared sharpness $\sigma^2=t^\top\Gamma_Wt$ and of
+$\mathrm{tr}\,V\Gamma_WV^\top$. For $m=1$, W is a row $w^\top$. S is the covariance $\Sigma$ of the
+covariates and H that of the query. The formulas are derived in docs/tasks.md.
 """
 
 from typing import NamedTuple
@@ -17,7 +19,11 @@ from promptlimit.tasks.regression._task import LinearRegression
 
 
 class _Law(NamedTuple):
-    """A regression as an argument of compiled programs."""
+    """The parameters of a regression, as an argument of compiled programs.
+
+    They are the covariances S and H of the covariates in the prompt and in the query, and the prior
+    and noise variances.
+    """
 
     S: Array
     H: Array
@@ -31,7 +37,7 @@ class _Law(NamedTuple):
 
     @property
     def n1(self) -> Array:
-        r"""$E\,n$, $n=w^\top Sw+s^2$ for one row w of W."""
+        r"""The mean $n_1=E\,n$ of $n=w^\top Sw+s^2$ for one row w of W."""
         return self.prior * jnp.trace(self.S) + self.noise
 
     @property
@@ -41,12 +47,12 @@ class _Law(NamedTuple):
 
     @property
     def n2(self) -> Array:
-        r"""$E\,n^2$."""
+        r"""The mean $n_2=E\,n^2$."""
         return self.n1**2 + 2 * self.crossed
 
 
 class _QueryForm(NamedTuple):
-    r"""Forms $M x_q$ in $\mathbb R^m$, with $M=a+B[W]+G[N]$ and $N=WSW^\top+s^2I$.
+    r"""Maps $x_q\mapsto Mx_q\in\mathbb R^m$ with $M=a+B[W]+G[N]$ and $N=WSW^\top+s^2I$.
 
     Attributes:
         a: the part that does not depend on W.
@@ -90,7 +96,7 @@ class _Blocks(NamedTuple):
 
 
 class Averages(NamedTuple):
-    r"""Means over W, its entries $N(0,\tau^2)$, and over $x_q\sim N(0,\Sigma_q)$.
+    r"""Means over W with entries $N(0,\tau^2)$, and over $x_q\sim N(0,\Sigma_q)$.
 
     Attributes:
         square: $E|c|^2$.
@@ -165,9 +171,9 @@ def linear_risk(
 ) -> Float[Array, ""]:
     r"""Return the risk of $Rq+\sum_hV_h\hat\Gamma U_hq$ at $q=(x_q,0)$.
 
-    For linear heads and a residual with last m rows R; at infinite length for softmax heads too.
-    With $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$ the mean prediction over prompts is
-    $c=Rq+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
+    It is the risk of linear heads and a residual whose last m rows are R. At infinite length it is
+    also that of softmax heads. With $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$ the mean prediction over
+    prompts is $c=Rq+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
 
     $$2R_L=m\,s^2+E|c-y|^2+\frac1L\sum_{h,g}E\big[c_{hg}\cdot c_{gh}
     +\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g\big],$$
@@ -230,10 +236,10 @@ class QueryAverages(NamedTuple):
     r"""Means over W, given each query, of the symbols of `averages`.
 
     Attributes:
-        square: of $|c|^2$.
-        cross: of $c\cdot y$.
-        sharpness: of $\sigma^2$.
-        value: of $\mathrm{tr}V\Gamma_WV^\top$.
+        square: the mean of $|c|^2$ at each query.
+        cross: the mean of $c\cdot y$ at each query.
+        sharpness: the mean of $\sigma^2$ at each query.
+        value: the mean of $\mathrm{tr}V\Gamma_WV^\top$, which does not depend on the query.
     """
 
     square: Float[Array, " points"]
@@ -250,7 +256,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     scored: Float[Array, "d points"],
     label: Float[Array, "m points"],
 ) -> QueryAverages:
-    r"""Return the means over W, symbols as in `averages`.
+    r"""Return the means over W at each query x, with the symbols of `averages`.
 
     With $q=CAx$, $t=ux$ and $D=CV_1^\top$,
 
@@ -263,10 +269,10 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     Args:
         task: the regression.
         root: C with $C^\top C=S$ and $CC^\top$ diagonal.
-        value: V.
-        seen: $Cx$.
-        scored: $CAx$.
-        label: $ux$.
+        value: the last m rows V of the value matrix.
+        seen: the vectors $Cx$.
+        scored: the vectors $CAx$.
+        label: the vectors $ux$.
     """
     law, dim = _Law.of(task), root.shape[1]
     D, B = root @ value[:, :dim].T, value[:, dim:]

@@ -1,9 +1,10 @@
-r"""The risk of softmax attention to a tolerance: a mean over points, or an integral.
+r"""The risk of one softmax head on Gaussian regression, computed to a given tolerance.
 
-Points are added until the error is below the tolerance. One covariate needs a product rule in two
-variables. Isotropic regression and a block head
-$U=\mathrm{diag}(aI,0)$, $V=(0,bI)$ need one integral and no tables: a risk at a new length takes a
-third of the time, with an error 100 times smaller (`benchmarks/special_paths.py`).
+In general the risk is a mean over points $(W,x_q)$, and points are added until the error is below
+the tolerance. `_softmax_risk` defines the symbols. One covariate only requires a product rule in
+two variables. An isotropic regression with a block head $U=\mathrm{diag}(aI,0)$, $V=(0,bI)$
+requires one integral and no tables. A risk at a new length then takes a third of the time, with an
+error 100 times smaller (`benchmarks/special_paths.py`).
 """
 
 import dataclasses
@@ -50,13 +51,13 @@ from promptlimit.weights import weight_statistics
 _SET = 4096
 _MARGIN = 1.25
 TABLE_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
-"""The number of points of one set, and the ranges of tables after the first."""
+"""The largest sharpness of each available range of tables; `_SET` is the size of a point set."""
 
 _LOST, _MISSED = 1e-7, 0.01
-"""Shares of the risk beyond the tables: negligible, and too large for a result."""
+"""Shares of the risk from sharpness beyond the tables: negligible, and too large to report."""
 
 _UNRELIABLE = 0.1
-"""The relative error from which `AccuracyError` is raised."""
+"""The relative error above which `AccuracyError` is raised."""
 
 _ROUNDING = 1e-12
 
@@ -68,14 +69,14 @@ _LINE_STEPS, _LINE_REACH, _CLOSE = (0.5, 0.25, 0.125, 0.0625), 8.5, 1e-9
 """Steps, end and relative change of the product rule for one covariate."""
 
 _SEED, _MOST_QUERIES = 20_251_118, 2**17
-"""The key of queries drawn from a law that is not Gaussian, and the most of them in a set."""
+"""The seed of queries drawn from a law that is not Gaussian, and the largest number in a set."""
 
 
 def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
-    """Return the risk to a relative tolerance, or over a fixed number of points.
+    """Return the risk, computed to a relative tolerance or with a fixed number of points.
 
-    Points are added in sets of one size, for which one program is compiled. Call inside
-    `jax.enable_x64(True)`.
+    Points are added in sets of equal size, so that one compiled program serves all sets. Call the
+    function inside `jax.enable_x64(True)`.
     """
     size = _SET if points is None else min(points, _SET)
     streams = [_tail_sets(head, size, replicate) for replicate in range(REPLICATES)]
@@ -113,8 +114,8 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
 def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
     """Return a risk that is at least the noise floor, or raise an error if it is inaccurate.
 
-    Half the noise variance of all labels, the noise floor, bounds every risk from below. It
-    replaces a value that is below it by no more than the error.
+    The noise floor is half the sum of the noise variances of the labels. Every risk is at least the
+    floor. A value below the floor by no more than its error is replaced by the floor.
     """
     value, error, _ = found
     floor = 0.5 * task.label_dim * task.noise_variance
@@ -130,9 +131,10 @@ def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
 
 
 def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], list[SoftmaxRisk]]:
-    """Return the risk over independent point sets, and over the first with its tables changed.
+    """Return the risk over independent point sets, and variants over the first set.
 
-    Tables are changed by their error, and the statistics beyond them are set to their limit.
+    The variants measure the error of the tables: one has tables changed by their errors, another
+    has statistics at their limit beyond the range of the tables.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
     risk, perturbed_risk, rows = _tabulated(head, sets)
@@ -149,9 +151,10 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
 def _tabulated(
     head: Regressor, sets: list[Nodes]
 ) -> tuple[SoftmaxRisk, SoftmaxRisk, NDArray[np.float64]]:
-    """Return the risk with tables over the range of these points, and the means over each set.
+    """Return the risk, the risk with perturbed tables, and the means over each point set.
 
-    The second risk has the tables changed by their errors. Both are over the first set.
+    The range of the tables covers the sharpness that matters at the points. The second risk has
+    tables changed by their errors. Both risks use the points of the first set.
     """
     end = first_range(head.task, head.key_query)
     while True:
@@ -172,7 +175,7 @@ def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
 
 
 def first_range(task: LinearRegression, key_query: Array) -> float:
-    """Return the first range of tables for `softmax_risk`."""
+    """Return the range of tables with which `softmax_risk` starts."""
     nodes = next(node_sets(task, _SET, 0))
     squared = scores(nodes, task.noise_variance, key_query).squared
     largest = _MARGIN * math.sqrt(float(jnp.max(squared)))
@@ -180,7 +183,7 @@ def first_range(task: LinearRegression, key_query: Array) -> float:
 
 
 def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
-    """Raise an error if the part of a risk beyond the tables is not small."""
+    """Raise an error unless `lost`, the part of a risk beyond the tables, is small."""
     if lost > _MISSED * abs(value):
         sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
         raise ArgumentError(
@@ -203,7 +206,10 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value: Array) -> PointM
 def _mean_risk(
     risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]
 ) -> tuple[Estimate, float]:
-    """Return the mean over point sets at the slopes for which they agree best, and those slopes."""
+    """Return the mean risk over point sets, and the factor on the slopes of the lines.
+
+    The factor is the one between 0 and 1 for which the risks over the point sets differ least.
+    """
     flat, sloping = _risks(risk, head, rows)
     difference = sloping - flat
     spare = difference - difference.mean()
@@ -216,12 +222,12 @@ def _mean_risk(
 
 
 def _lost(rows: np.ndarray) -> float:
-    """Return the change of the risk if the statistics beyond the tables are at their limit."""
+    """Return the change of the risk if statistics beyond the tables are replaced by their limit."""
     return 0.5 * abs(float(rows[:, PointMeans._fields.index("beyond")].mean()))
 
 
 def _risks(risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the risk of each row of means, [constants and sloping lines, rows]."""
+    """Return the risk for each row of means, with lines of slope zero and full slope, [2, rows]."""
     both = _compiled_risks(with_arrays(risk), head.key_query, head.value, to_device(rows))
     return np.asarray(both)
 
@@ -235,10 +241,11 @@ def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value: Array, rows: Arr
 
 
 def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
-    r"""Return the risk, or None unless law and head are isotropic blocks and $\sigma\le40$.
+    r"""Return the risk of an isotropic block head by one integral, or None if it does not apply.
 
-    With $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, $|x_q|^2$ is $\lambda_q\chi^2_d$. Trapezoidal
-    rule in $\log\chi^2$, whose error decreases geometrically in the number of nodes.
+    The integral requires $\Sigma=\lambda I$, $\Sigma_q=\lambda_qI$, an isotropic block head and
+    $\sigma\le40$. Then $|x_q|^2$ has the law of $\lambda_q\chi^2_d$. The trapezoidal rule in
+    $\log\chi^2$ has an error that decreases geometrically in the number of nodes.
     """
     block = isotropic_block(head)
     if block is None:
@@ -259,7 +266,10 @@ def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
 
 
 def isotropic_block(head: Regressor) -> tuple[float, float] | None:
-    """Return (a, b) if laws and head are isotropic blocks, otherwise None."""
+    r"""Return (a, b) if $U=\mathrm{diag}(aI,0)$ and $V=(0,bI)$, otherwise None.
+
+    The covariances of the task must be multiples of the identity.
+    """
     key_query, value = np.asarray(head.key_query), np.asarray(head.value)
     dim = head.task.covariance.shape[0]
     covariances = head.task.covariance, head.task.query_covariance
@@ -273,7 +283,7 @@ def isotropic_block(head: Regressor) -> tuple[float, float] | None:
 def _mean_squares(
     head: Regressor, a: float, b: float, chi2: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    r"""Return the mean square error given $r=|x_q|^2=\lambda_q\chi^2$, averaged over w.
+    r"""Return the mean squared error given $r=|x_q|^2=\lambda_q\chi^2$, averaged over W.
 
     $\sigma^2=a^2\lambda r$, and for each label $E\,y^2=\tau^2r$, $E\,cy=k\tau^2r$,
     $E\,c^2=k^2\tau^2r$ with $k=ab\lambda$, and
@@ -295,11 +305,12 @@ def _mean_squares(
 
 
 def line_risk(head: Regressor) -> Estimate | None:
-    r"""Return the risk for one covariate, d = 1, or None if there are more or $\sigma>40$.
+    r"""Return the risk for one covariate, or None if there are several or $\sigma>40$.
 
-    With $e=u/|u|$ and $\omega=e^\top W$, the sharpness depends on $x_q$ and $\omega$ alone. The
-    part of W across e is independent of both, and the mean square is a quadratic form in it, with
-    a closed mean. Trapezoidal rule in $x_q$ and $\omega$, whose error decreases geometrically.
+    Let u be the block of U from labels to the covariate, $e=u/|u|$ and $\omega=e^\top W$. The
+    sharpness depends only on $x_q$ and $\omega$. The part of W orthogonal to e is independent of
+    both, and the mean square is a quadratic form in that part, so its mean has a closed form. The
+    trapezoidal rule in $x_q$ and $\omega$ has an error that decreases geometrically.
     """
     if head.task.covariance.size > 1:
         return None
@@ -320,7 +331,7 @@ def line_risk(head: Regressor) -> Estimate | None:
 
 
 def _on_line(head: Regressor, step: float) -> Estimate | None:
-    """Return the risk for one covariate by a rule of this step, and the error of the tables."""
+    """Return the risk for one covariate with a given step; its error is that of the tables."""
     task = head.task
     S, prior, noise = float(task.covariance[0, 0]), task.prior_variance, task.noise_variance
     key_query, value = np.asarray(head.key_query), np.asarray(head.value)
@@ -338,7 +349,7 @@ def _on_line(head: Regressor, step: float) -> Estimate | None:
     largest = math.sqrt(float(squared.max()))
     if largest > TABLE_RANGES[-1]:
         return None
-    # c = along V1 + read Be + B W' p, where W' is the part of W across e
+    # c = along V1 + read Be + B W' p, where W' is the part of W orthogonal to e
     Be = B @ e
     along, read = math.sqrt(S) * p, math.sqrt(S) * w * p + noise * size * x
     across, trace = float(np.sum(B * B) - Be @ Be), float(np.trace(B) - e @ Be)
@@ -358,10 +369,11 @@ def _on_line(head: Regressor, step: float) -> Estimate | None:
 
 
 def query_law_risk(head: Regressor, effort: Effort) -> Estimate:
-    r"""Return the risk for queries of any law and scores that do not read labels, $u=0$.
+    r"""Return the risk for queries of any law, if scores do not depend on labels ($u=0$).
 
-    The sharpness does not depend on W, and means over W given the query are in closed form. Listed
-    queries are summed; others are drawn until the standard error is below the tolerance.
+    Then the sharpness does not depend on W, and means over W given the query have closed forms. For
+    listed queries the mean is a finite sum. From other laws, queries are drawn until the standard
+    error is below the tolerance.
     """
     law = unwrap(head.task.query_covariates)
     parts = law.gaussian_parts()
@@ -389,7 +401,10 @@ def _drawn_queries(
 def _at_queries(
     head: Regressor, query: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> tuple[float, float]:
-    """Return the mean risk over queries, [d, n], with polynomials averaged over their law."""
+    """Return the mean risk over queries, [d, n], and the error of the tables.
+
+    Polynomial terms are averaged over the law of the query instead of the drawn queries.
+    """
     task, root = head.task, covariance_factor(head.task.covariance)
     dim = root.shape[0]
     seen, scored = root @ query, root @ (np.asarray(head.key_query)[:dim, :dim] @ query)
@@ -419,7 +434,7 @@ def _at_queries(
 
 
 def _chi_square_nodes(dim: int, step: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return nodes and masses of $\chi^2_d$: equal steps in $\log\chi^2$."""
+    r"""Return nodes and masses of the $\chi^2_d$ law, with equal steps in $\log\chi^2$."""
     count = math.ceil((2 * _TAIL / dim + math.log(dim + 4 * _TAIL + 16 * math.sqrt(dim))) / step)
     y = -2 * _TAIL / dim + step * np.arange(count + 1)
     chi2 = np.exp(y)

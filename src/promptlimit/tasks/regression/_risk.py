@@ -1,4 +1,4 @@
-"""The exact risk of heads on Gaussian regression: as a function, and the rules that use it."""
+"""The exact risk of heads on Gaussian regression, as a function, and the rules that use it."""
 
 import math
 from functools import partial
@@ -66,7 +66,7 @@ class LinearRisk(eqx.Module):
     def __call__(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, "*m tokens"]
     ) -> Float[Array, ""]:
-        r"""Return $R_L$ at $U$ and the last row of $V$; the last m for labels in $\mathbb R^m$."""
+        r"""Return $R_L$ at $U$ and the last row of $V$ (m rows for labels in $\mathbb R^m$)."""
         value = jnp.atleast_2d(value_row)
         return linear_risk(self.task, self.length, key_query[None], value[None])
 
@@ -80,7 +80,7 @@ def risk_function(
     replicate: int = 0,
     max_sharpness: Number = 16.0,
 ) -> SoftmaxRisk | LinearRisk:
-    r"""Return $R_L$ as a function of $(U, v)$, v the last row of V, for `jit` and `grad`.
+    r"""Return $R_L$ as a function of $U$ and the last row v of V, for `jit` and `grad`.
 
     For labels in $\mathbb R^m$, v is the last m rows, [m, tokens].
 
@@ -95,7 +95,8 @@ def risk_function(
         kernel: "softmax" or "linear".
         points: the number of points, a power of two.
         replicate: the index of an independent point set; differences between sets show the error.
-        max_sharpness: the range of the tables of weight statistics, computed once in seconds.
+        max_sharpness: the largest sharpness in the tables of weight statistics; computing tables
+            takes seconds, once per length.
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
@@ -146,7 +147,7 @@ class RegressionObjective(AbstractObjective):
 
     @property
     def lower_bound(self) -> float:
-        """Half the noise variance of all labels."""
+        """Half the sum of the noise variances of the labels."""
         return 0.5 * self.risk.task.label_dim * float(self.risk.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
@@ -157,7 +158,7 @@ class RegressionObjective(AbstractObjective):
 def heads_risk(
     task: LinearRegression, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the risk of linear heads and a residual; of any heads over infinite prompts."""
+    """Return the risk of linear heads and a residual, or of any heads over infinite prompts."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     key_query = jnp.stack([head.key_query for head in heads])
     value = jnp.stack([head.value[-task.label_dim :] for head in heads])
@@ -176,7 +177,7 @@ def _not_softmax(problem: RiskProblem) -> str | None:
 
 
 def _not_averaged(problem: RiskProblem) -> str | None:
-    """Return why the risk of one softmax head is not a mean over queries."""
+    """Return the reason why the risk of one softmax head is not a mean over queries."""
     reason = _not_softmax(problem)
     law = None if reason is not None else other_queries(problem)
     if law is None:
@@ -201,7 +202,7 @@ def _not_heads(problem: RiskProblem) -> str | None:
 
 
 def reads_labels(problem: RiskProblem) -> str | None:
-    """Return why an attention is not a sum of softmax heads whose scores do not read labels."""
+    """Return why the attention is not a sum of softmax heads with scores independent of labels."""
     if problem.heads is None:
         return "it does not implement `as_heads`"
     if problem.kernels != {"softmax"}:
@@ -223,9 +224,10 @@ def reads_labels(problem: RiskProblem) -> str | None:
     obstacle=on(LinearRegression, obstacle=_not_heads),
 )
 def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the risks, with constants in place of lines; all lengths are tabulated together.
+    """Return the risks as functions; the tables for all lengths are computed together.
 
-    The widest tables are continued by their last values, since few points exceed them.
+    In `SoftmaxRisk` the slopes of the lines are zero. The widest tables are continued by their last
+    values, because few points exceed them.
     """
     task, softmax = problem.task, _is_softmax(problem)
 
@@ -247,7 +249,7 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 
 
 def _regressors(problem: RiskProblem) -> list[Regressor | None]:
-    """Return the head at each length, None at infinity; tabulate several lengths together."""
+    """Return the head at each finite length, None at infinity; tables are computed together."""
     head, finite = unwrap(problem.head), problem.finite
     regressor = Regressor(
         problem.task,

@@ -1,12 +1,18 @@
-r"""The exact risk of softmax attention on Gaussian regression, as a function of its parameters.
+r"""The exact risk of one softmax head on Gaussian regression, as a function of its parameters.
 
-Given $(W, x_q)$ the mean square over prompts is, with the symbols of `_polynomials`,
+The hidden weights are $W$ (a row $w^\top$ for one label), the covariates of the query $x_q$, the
+labels of the query without noise $y=Wx_q\in\mathbb R^m$, and $y_q$ with noise of variance $s^2$.
+Given $W$, tokens are $N(0,\Gamma_W)$. The head has the tilt $t=U(x_q,0)$ and the last $m$ rows $V$
+of its value matrix; $\sigma^2=t^\top\Gamma_Wt$ is the squared sharpness, and $c=V\Gamma_Wt$ is the
+prediction over an infinite prompt. The mean square over prompts of length L is
 
 $$E[|\text{prediction}-y_q|^2\mid W,x_q]=|c-y|^2+m\,s^2+f\,P(\sigma^2)+|c|^2\varrho(\sigma^2),\qquad
 f=\mathrm{tr}V\Gamma_WV^\top-2c\cdot(c-y),$$
 
-$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. No term is
-divided by $\sigma$, so value and gradient are smooth where the tilt vanishes. Derived in
+where $P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$ depend on
+$L$ and $\sigma^2$ only. Here $S_k$ is the sum of k-th powers of the softmax weights, and A is the
+weighted mean of the standardised scores. The last expression for $\varrho$ does not divide by
+$\sigma$, so value and gradient are smooth where the tilt vanishes. The formulas are derived in
 docs/tasks.md.
 """
 
@@ -32,14 +38,15 @@ _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 
 def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> None:
-    """Tabulate the weight statistics of risks at several lengths together.
+    r"""Tabulate the statistics of softmax weights that risks need, at several lengths together.
 
-    Twenty lengths take as long as one or two. Later flows, training runs and risks at these lengths
-    in the same process use the tables.
+    Computing the tables for twenty lengths takes as long as for one or two. Flows, training runs
+    and risks that are computed later in the same process use the tables.
 
     Args:
         lengths: prompt lengths, whole numbers from 1 to 1e30.
-        max_sharpness: the range of the tables; flows use 16.
+        max_sharpness: the largest sharpness $\sigma$ (standard deviation of the scores at one
+            query) in the tables; flows use 16.
 
     >>> import promptlimit as pl
     >>> pl.tasks.tabulate_risks([10, 20], max_sharpness=2.0)
@@ -49,9 +56,10 @@ def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> N
 
 
 def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
-    r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
+    r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, named "participation" and "excess".
 
-    The tables of the three statistics have the same pieces, so their combination is a table too.
+    $\varrho$ is a linear combination of three tabulated statistics. Their tables divide the range
+    of $\sigma^2$ into the same pieces, so the combination is again a table.
     """
     interpolant = weight_interpolant(length, max_sharpness=max_sharpness, statistics=_STATISTICS)
     participation, cubic, square = interpolant.tables
@@ -61,19 +69,21 @@ def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
 
 
 def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
-    """Return the statistics without length and errors: one compiled program for all lengths."""
+    """Return the statistics without length and errors, so that all lengths share one program."""
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
 def with_arrays(tree: TreeT) -> TreeT:
-    """Return a tree with arrays in place of floats: one compiled program for all values."""
+    """Return a tree with arrays in place of floats, so that all values share one program."""
     return jax.tree.map(lambda leaf: to_device(leaf) if isinstance(leaf, float) else leaf, tree)
 
 
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
-    r"""Return the statistics changed by their errors: values by `error`, slopes by `slope_error`.
+    r"""Return the statistics changed by bounds of their errors.
 
-    $\varrho$ is the sum of $P$, six times $E\,S_3$ and six times $E\,S_2^2$, none above $P$.
+    Values of $P$ change by `error` and slopes by `slope_error`, relative to the size of $P$. The
+    change of $\varrho=P-6E\,S_3+6E\,S_2^2$ is 13 times as large, because neither $E\,S_3$ nor
+    $E\,S_2^2$ exceeds $P$.
     """
     participation, excess = statistics.tables
     size = np.abs(participation[..., :1, :])
@@ -85,19 +95,22 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 
 
 class PointMeans(NamedTuple):
-    r"""Weighted means over points, the terms of `SoftmaxRisk.combined`.
+    r"""The weighted means over points that `SoftmaxRisk.combined` adds up.
 
-    A bar is the mean over w given the query, in closed form, and $P_0=P(\bar\sigma^2)$: the points
-    average differences from functions of the query alone.
+    $c^2$ stands for $|c|^2$. A bar denotes the mean over W given the query, in closed form. $P_0$
+    and $\varrho_0$ are $P$ and $\varrho$ at $\bar\sigma^2$; they depend only on the query.
 
     Attributes:
-        participation, excess, sharpness: means of $P_0$, $\varrho_0$ and $\bar\sigma^2$, divided by
-            the mean mass.
-        factor, square: means of $\bar f$ and $\overline{c^2}$.
-        factor_sharpness: mean of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
-        square_sharpness: mean of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
-        finite: mean of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
-        beyond: mean of $f(1-P)+c^2(1-\varrho)$ over points whose sharpness exceeds the tables.
+        participation: the mean of $P_0$, divided by the mean mass of the points.
+        excess: the mean of $\varrho_0$, divided by the mean mass of the points.
+        sharpness: the mean of $\bar\sigma^2$, divided by the mean mass of the points.
+        factor: the mean of $\bar f$.
+        square: the mean of $\overline{c^2}$.
+        factor_sharpness: the mean of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
+        square_sharpness: the mean of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
+        finite: the mean of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
+        beyond: the mean of $f(1-P)+c^2(1-\varrho)$, counted only at points whose sharpness exceeds
+            the range of the tables.
     """
 
     participation: Float[Array, "*sets"]
@@ -112,9 +125,14 @@ class PointMeans(NamedTuple):
 
 
 class Regressor(NamedTuple):
-    """One softmax head on Gaussian regression at one length: U, and the rows of V that predict.
+    """One softmax head on Gaussian regression at one length.
 
-    Tables for the lengths `together` are computed in one pass.
+    Attributes:
+        task: the regression.
+        length: the prompt length L.
+        key_query: the matrix U.
+        value: the last m rows of the value matrix, which predict the labels.
+        together: lengths whose tables are computed in one pass.
     """
 
     task: LinearRegression
@@ -125,31 +143,33 @@ class Regressor(NamedTuple):
 
 
 class SoftmaxRisk(eqx.Module):
-    r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
+    r"""The risk $R_L(U, V)$ of a softmax head, averaged over fixed points $(W, x_q)$.
 
-    Polynomials are averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
-    $\sigma^2$ near $P$ and $\varrho$,
+    Polynomials in the parameters are averaged in closed form. Let $\ell_P$ and $\ell_\varrho$ be
+    linear functions of $\sigma^2$ that approximate $P$ and $\varrho$, called lines below. For one
+    label,
 
     $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
 
-    and only the last term, which vanishes as the prompt grows, is a sum over points.
+    Only the last term is a sum over points. It vanishes as the prompt grows.
 
-    `risk_function` uses these lines. `risk` multiplies their slopes by the factor at which point
-    sets agree best, which reduces the error of block heads over short prompts eightfold.
-    Objectives, and therefore flows, use constants: with few points and sloping lines the risk
-    decreases without bound at large parameters. For labels in
-    $\mathbb R^m$, $m>1$, all lines are constants.
+    `risk_function` uses the slopes of these lines unchanged. `risk` multiplies the slopes by one
+    factor, chosen so that the results of independent point sets differ least. For block heads
+    ($u=v_1=0$) over short prompts this reduces the error eightfold. Objectives and flows use lines
+    of slope zero, because with few points and other slopes the risk decreases without bound at
+    large parameters. For labels in $\mathbb R^m$, $m>1$, all lines have slope zero.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
-        nodes: the points.
-        slope_share: the factor on the slopes of the lines. None uses constants and averages over
-            points only: closed-form averages over w take 1.9 times as long and gain nothing at the
-            points of flows.
-        clipped: whether the statistics keep their last value beyond the tables; otherwise they are
-            NaN.
-        saturated: whether the statistics are 1, their limit, beyond the tables.
+        nodes: the points $(W, x_q)$.
+        slope_share: the factor on the slopes of the lines. None means slope zero and no closed-form
+            means over W given the query. These means take 1.9 times as long and do not reduce the
+            error for the few points of a flow.
+        clipped: whether the statistics keep their last value beyond the range of the tables; if
+            False, they are NaN.
+        saturated: whether the risk of a clipped head is corrected to statistics of 1, their limit,
+            beyond the range of the tables.
     """
 
     task: LinearRegression
@@ -166,16 +186,17 @@ class SoftmaxRisk(eqx.Module):
 
     @property
     def max_sharpness(self) -> float:
-        r"""The largest $\sigma$ at any point for which the risk is a number."""
+        r"""The largest $\sigma$ in the tables; beyond it the risk is NaN unless it is `clipped`."""
         return self.statistics.max_sharpness
 
     def __call__(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, "*m tokens"]
     ) -> Float[Array, ""]:
-        r"""Return $R_L$ at $U$ and the last row of $V$, NaN where a point leaves the tables.
+        r"""Return $R_L$ at $U$ and the last row of the value matrix.
 
-        Labels in $\mathbb R^m$ take the last m rows of V, [m, tokens]. Call it inside
-        `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
+        For labels in $\mathbb R^m$, pass the last m rows as an array of shape [m, tokens]. The
+        result is NaN if the sharpness at a point exceeds the tables, unless `clipped` is set. Call
+        the method inside `jax.enable_x64(True)`. It supports `jax.jit` and `jax.grad`.
         """
         value = jnp.atleast_2d(value_row)
         if self.slope_share is not None:
@@ -191,7 +212,7 @@ class SoftmaxRisk(eqx.Module):
 
     @property
     def _noise(self) -> float | Array:
-        """The noise variance of all labels."""
+        """The sum of the noise variances of the labels."""
         return self.task.label_dim * self.task.noise_variance
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
@@ -201,7 +222,7 @@ class SoftmaxRisk(eqx.Module):
     def means(
         self, key_query: Float[Array, "tokens tokens"], value: Float[Array, "m tokens"]
     ) -> PointMeans:
-        """Return the means over the points."""
+        """Return the means over the points that `combined` needs."""
         at, mass = self._at_points(key_query, value), to_device(self.nodes.mass)
         count = self.nodes.distinct
         f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
@@ -215,7 +236,7 @@ class SoftmaxRisk(eqx.Module):
             return jnp.mean(mass[:count] * terms)
 
         def around(terms: Array, known: Array, factor: Array) -> Array:
-            """Return the mean of (known - terms) times a factor, the last two at queries."""
+            """Return the mean of (known - terms) * factor; `known` has one entry per query."""
             own = jnp.mean((mass * terms).reshape(-1, count), axis=0)
             return jnp.mean((mass[:count] * known - own) * factor)
 
@@ -243,11 +264,11 @@ class SoftmaxRisk(eqx.Module):
         all_means: PointMeans,
         slope_share: float | Float[Array, ""],
     ) -> Float[Array, "*sets"]:
-        r"""Return the risk from means over points, the polynomial part in closed form.
+        r"""Return the risk from means over points and closed forms of its polynomial part.
 
-        Exact values replace the means over points of $f\,\ell$ and $c^2\ell$. The heights of the
-        lines $\ell=h+\kappa\sigma^2$ fit `all_means`, the means over all points. The risk is linear
-        in `slope_share`.
+        Closed forms replace the means over points of $f\,\ell_P$ and $c^2\ell_\varrho$. Each line
+        is $\ell=h+\kappa\sigma^2$; its height h is fitted to `all_means`, the means over all
+        points. The risk is linear in `slope_share`.
         """
         exact = averages(self.task, key_query, value)
         slope_p = slope_rho = jnp.zeros_like(exact.sharpness)
@@ -266,10 +287,11 @@ class SoftmaxRisk(eqx.Module):
         return 0.5 * (exact.misfit + self._noise + corrected)
 
     def _at_points(self, key_query: Array, value: Array) -> "_AtPoints":
-        r"""Return the terms of the means at each point.
+        r"""Return f, $|c|^2$, $\sigma^2$ and the statistics at each point.
 
-        With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+W^\top t_2)$ and the rows $r_i$ of
-        $(V_1+BW)C^\top$: $\sigma^2=|p|^2+s^2|t_2|^2$, $c_i=\langle p,r_i\rangle+s^2(Bt_2)_i$ and
+        Write $t=(t_1,t_2)$ and $V=(V_1,B)$, split into covariates and labels. Let $C^\top C=\Sigma$
+        and $p=C(t_1+W^\top t_2)$, and let $r_i$ be the rows of $(V_1+BW)C^\top$. Then
+        $\sigma^2=|p|^2+s^2|t_2|^2$, $c_i=\langle p,r_i\rangle+s^2(Bt_2)_i$ and
         $\mathrm{tr}V\Gamma_WV^\top=\sum_i|r_i|^2+s^2|B|^2$.
         """
         noise, weights = self.task.noise_variance, to_device(self.nodes.weights)
@@ -283,7 +305,7 @@ class SoftmaxRisk(eqx.Module):
         return _AtPoints(f, jnp.sum(c * c, axis=0), squared, *self._statistics(squared), q, t2)
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
-        r"""Return $P$ and $\varrho$ at $\sigma^2$."""
+        r"""Return $P$ and $\varrho$ at squared sharpnesses $\sigma^2$."""
         end = self.statistics.max_sharpness**2
         at = self.statistics(jnp.minimum(squared, end) if self.clipped else squared)
         return at["participation"], at["excess"]
@@ -293,7 +315,7 @@ class SoftmaxRisk(eqx.Module):
 
 
 class _AtPoints(NamedTuple):
-    r"""$f$, $|c|^2$, $\sigma^2$, $P$, $\varrho$, $CAx_q$ and $t_2$ at each point."""
+    r"""$f$, $|c|^2$, $\sigma^2$, $P$, $\varrho$, $Ct_1$ and $t_2$ at each point, in this order."""
 
     factor: Array
     square: Array
@@ -305,7 +327,10 @@ class _AtPoints(NamedTuple):
 
 
 class Scores(NamedTuple):
-    r"""$Ct_1$, $p=C(t_1+W^\top t_2)$, $t_2$ and $\sigma^2=|p|^2+s^2|t_2|^2$ at each point."""
+    r"""$Ct_1$, $p=C(t_1+W^\top t_2)$, $t_2$ and $\sigma^2=|p|^2+s^2|t_2|^2$ at each point.
+
+    Here $(t_1,t_2)=U(x_q,0)$ is the tilt and $C^\top C=\Sigma$.
+    """
 
     scored: Array
     p: Array
@@ -318,7 +343,7 @@ def scores(
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
 ) -> Scores:
-    """Return the scores of a head at the points, and their sharpness."""
+    """Return the tilt of a head at the points, multiplied by C, and its squared sharpness."""
     root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
     dim = query.shape[0]
     q, t2 = root @ key_query[:dim, :dim] @ query, key_query[dim:, :dim] @ query
@@ -330,9 +355,11 @@ def scores(
 def _slopes(
     statistics: WeightInterpolant, sharpness: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    r"""Return the slopes in $\sigma^2$ of lines near P and $\varrho$, given $m=E\,\sigma^2$.
+    r"""Return the slopes of the lines near $P$ and $\varrho$, given $E\,\sigma^2$.
 
-    The mean slope from 0 to 3m by two Gauss nodes, which is smooth at m = 0.
+    The argument `sharpness` is $E\,\sigma^2$. A slope is the mean slope of the statistic for
+    $\sigma^2$ from 0 to $3E\,\sigma^2$, computed with two Gauss nodes. It is smooth where
+    $E\,\sigma^2=0$.
     """
     nodes = to_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)

@@ -1,24 +1,27 @@
 r"""The exact risk of stacks on Gaussian regression, which depends only on second moments.
 
-Given w, tokens are centred and Gaussian. A layer of linear heads depends on its tokens only through
-their second moment $\hat\Gamma$; so does a layer of softmax heads over an infinite prompt, where
-$\hat\Gamma=\Gamma_w$. A stack then maps the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$, and
-with $k$ the last row of $P_K$ without its last entry
+Given the hidden weights w, tokens are centred and Gaussian with covariance $\Gamma_w$. A layer of
+linear heads depends on its tokens only through their second moment $\hat\Gamma$. So does a layer of
+softmax heads over an infinite prompt, where $\hat\Gamma=\Gamma_w$. A stack of K layers then maps
+the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$. Let $k$ be the last row of $P_K$ without its last
+entry. The risk R satisfies
 
 $$2R=s^2+E\,(k-w)^\top\Sigma_q(k-w),$$
 
-a mean over w, and over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$ where L is finite.
+a mean over w and, if L is finite, over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$.
 
-The mean is a closed form where residual and heads are $\mathrm{diag}(\rho I,\rho')$,
+The mean has a closed form if residual and heads are $\mathrm{diag}(\rho I,\rho')$,
 $U=\mathrm{diag}(uI,0)$ and $V=\mathrm{diag}(\alpha I,b)$: all matrices are then functions of the
 second moment S of the covariates. At an eigenvalue $\lambda$ of S, let g and t be the factors by
-which the layers so far have multiplied covariates and labels, and f that of the prediction:
+which the layers so far have multiplied covariates and labels, and f the factor between the exact
+answer and the prediction. Each layer updates them by
 
 $$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
 t\gets(\rho'+bu\,\lambda g^2)t$$
 
-(summed over heads), from $g=t=1$, $f=0$. The error is $p=1-f$: gradient descent if the covariates
-are fixed (von Oswald et al. 2023; Ahn et al. 2023), GD++ if they change.
+(summed over heads), starting from $g=t=1$ and $f=0$. The relative error is $p=1-f$. The layers
+perform gradient descent if they do not change the covariates (von Oswald et al. 2023; Ahn et al.
+2023), and GD++ if they do.
 """
 
 import math
@@ -60,14 +63,14 @@ _MOST_NODES = 4096
 
 
 class StackObjective(AbstractObjective):
-    r"""The risk as a mean over points, differentiable in the arrays of a stack.
+    r"""The risk as a mean over points $(\hat\Gamma,w)$, differentiable in the arrays of a stack.
 
     Attributes:
-        second_moments: the second moments of the tokens of a prompt.
-        weights: $w$.
-        query_covariances: $\Sigma_q$, one per point or one for all.
+        second_moments: the second moments $\hat\Gamma$ of the tokens of a prompt.
+        weights: the hidden weights $w$.
+        query_covariances: the query covariances $\Sigma_q$, one per point or one for all points.
         masses: the masses of the points.
-        noise_variance: $s^2$.
+        noise_variance: the noise variance $s^2$ of a label.
     """
 
     second_moments: Float[Array, "points tokens tokens"]
@@ -93,10 +96,10 @@ class StackObjective(AbstractObjective):
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
-    """Return why the attention depends on more than second moments.
+    """Return the reason why the attention depends on more than second moments, or None.
 
-    Linear heads depend only on second moments at every length, softmax heads only over an infinite
-    prompt. Other rules apply to one layer on `LinearRegression`.
+    Linear heads depend only on second moments at every length. Softmax heads do so only over an
+    infinite prompt. Other rules apply to one layer on `LinearRegression`.
     """
     if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
         return OutOfScope("the attention is not a stack")
@@ -153,7 +156,7 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
-    """Return the risk in closed form if layers commute, otherwise over as many points as needed."""
+    """Return the closed form if layers commute, otherwise a mean over points to a tolerance."""
     known = commuting_risk(problem.attention, problem.task, length)
     if known is not None:
         return Estimate(known, 0.0, 0)
@@ -183,15 +186,16 @@ def _objective(
 ) -> StackObjective:
     r"""Return the objective at these points and their mirror images.
 
-    The second moment is $MNM^\top$ for tokens $z=M(g,\epsilon)$, N that of $(g,\epsilon)$. The
-    moment at $-w$ is that at w with the sign of the label changed, so terms odd in w vanish.
+    Tokens are $z=M(g,\epsilon)$ with standard normals $(g,\epsilon)$, whose second moment over a
+    prompt is N, so that of z is $MNM^\top$. The mirror image of a point has the weights $-w$, and
+    its second moment differs by the sign of the label. Terms odd in w therefore vanish.
 
     Args:
         task: the regression.
-        weights: $w$, [points, d].
-        masses: of the points; equal when None.
-        rotations: normals of the rotations, where each prompt has its own.
-        shapes: $N$, the identity when None.
+        weights: the hidden weights $w$, [points, d].
+        masses: the masses of the points; equal when None.
+        rotations: the normals that determine the rotation of each prompt, if prompts are rotated.
+        shapes: the second moments $N$; the identity when None.
     """
     points, dim = weights.shape
     covariance, query = task.covariances(np.zeros((points, 0)) if rotations is None else rotations)
@@ -222,7 +226,7 @@ def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObj
 def _limit_objective(
     task: AbstractGaussianRegression, points: int, replicate: int
 ) -> StackObjective:
-    """Return the limit risk, over weights with exactly the second moment of their law."""
+    """Return the limit risk over points whose second moment is exactly that of the law of w."""
     dim = task.token_dim - 1
     normals = sobol_normals(dim + task.rotation_dim, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
@@ -244,7 +248,7 @@ def _finite_objective(
 
 
 class ScalarLayer(NamedTuple):
-    r"""The numbers of a layer: $\rho,\rho'$, and u, alpha, b of each head."""
+    r"""The numbers of a layer: $(\rho,\rho')$ of the residual, and $(u,\alpha,b)$ of each head."""
 
     residual: tuple[float, float]
     heads: list[tuple[float, float, float]]
@@ -278,8 +282,9 @@ def commuting_risk(
 ) -> float | None:
     r"""Return the risk in closed form; None if layers do not commute or the degree is too high.
 
-    $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ in the limit, on the axes of $\Sigma$; at
-    finite L, where $\Sigma=\lambda I$, the mean F of `promptlimit.depth` over a Wishart spectrum.
+    For infinite prompts, $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ on the axes of
+    $\Sigma$. At finite L this requires $\Sigma=\lambda I$; the risk then follows from the mean F of
+    `promptlimit.depth` over a Wishart spectrum.
     """
     layers = scalar_layers(attention)
     if layers is None:

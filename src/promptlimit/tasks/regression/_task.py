@@ -1,4 +1,8 @@
-r"""In-context linear regression: tokens $(x, y)$ with $y=\langle w,x\rangle$ plus noise."""
+r"""In-context linear regression tasks.
+
+Tokens are $(x, y)$ with covariates x and the label $y=\langle w,x\rangle$ plus noise, for hidden
+weights w that are new for each prompt. The classes differ in the law of the covariates.
+"""
 
 import abc
 import math
@@ -28,10 +32,11 @@ from promptlimit.tasks._abstract import AbstractTask
 class AbstractRegression(AbstractTask):
     r"""Linear regression in context: each prompt has its own weights $w\sim N(0,\tau^2I)$.
 
-    Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$. The query is $(x_q, 0)$, the
-    prediction is the last coordinate of the output, and the loss is half its squared error against
-    the noisy label $y_q$. Labels in $\mathbb R^m$ are $y=Wx+s\,\epsilon$, where entries of W
-    have the law of those of w, and the last m coordinates of the output predict them.
+    Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$ and standard normal $\epsilon$. The
+    query is $(x_q, 0)$. The prediction is the last coordinate of the output, and the loss is half
+    its squared difference from the noisy label $y_q$. Labels in $\mathbb R^m$ are
+    $y=Wx+s\,\epsilon$, where the entries of W are independent $N(0,\tau^2)$. The last m coordinates
+    of the output predict them.
     """
 
     noise_variance: eqx.AbstractVar[float]
@@ -40,7 +45,7 @@ class AbstractRegression(AbstractTask):
 
     @abc.abstractmethod
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-        r"""Return the laws of $(x, s\,\epsilon)$ in the prompt and in the query, fixed or drawn."""
+        r"""Return the laws of $(x, s\,\epsilon)$ in the prompt and in the query."""
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
         r"""Return the laws of $(x, y)$ in the prompt and in the query for one random $w$."""
@@ -53,24 +58,24 @@ class AbstractRegression(AbstractTask):
         return Affine(prompt, matrix, shift), Affine(query, matrix, shift)
 
     @property
-    def least_outputs(self) -> int:
+    def min_output_dim(self) -> int:
         """The smallest output dimension: one coordinate per label."""
         return self.label_dim
 
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
-        """Return $(x_q, 0)$."""
+        """Return the query $(x_q, 0)$ of a target token $(x_q, y_q)$."""
         return token.at[-self.label_dim :].set(0.0)
 
     def loss(
         self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
     ) -> Float[Array, ""]:
-        """Return half the squared error of the last coordinates, one per label."""
+        """Return half the squared error of the last coordinates of the output, one per label."""
         missed = output[-self.label_dim :] - token[-self.label_dim :]
         return 0.5 * jnp.sum(missed**2)
 
 
 class AbstractGaussianRegression(AbstractRegression):
-    """Linear regression whose tokens are centred and Gaussian given w and their covariance."""
+    """Linear regression whose tokens are centred Gaussians, given w and the covariance."""
 
     @property
     @abc.abstractmethod
@@ -81,25 +86,26 @@ class AbstractGaussianRegression(AbstractRegression):
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
-        r"""Return $\Sigma$ and $\Sigma_q$, one per row of normals unless they are fixed."""
+        r"""Return $\Sigma$ and $\Sigma_q$: one pair if fixed, else one per row of normals."""
 
 
 class LinearRegression(AbstractGaussianRegression):
-    r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$ (section 5).
+    r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$.
 
-    Tokens are Gaussian given $w$, so risks of one head are exact at every length. Parameters are
-    stored in double precision.
+    Tokens are Gaussian given the hidden weights $w$, so risks of one head are exact at every
+    length. Parameters are stored in double precision.
 
     Args:
-        covariance: $\Sigma$, shape `[d, d]`, positive semi-definite.
+        covariance: the covariance $\Sigma$ of x, shape `[d, d]`, positive semi-definite.
         noise_variance: $s^2$, the variance of the label noise.
         prior_variance: $\tau^2$, the variance of each entry of $w$.
-        query_covariance: $\Sigma_q$, the covariance of $x_q$; $\Sigma$ when None (Remark 4.1).
+        query_covariance: the covariance $\Sigma_q$ of the covariates $x_q$ of the query; $\Sigma$
+            when None.
         query_covariates: the law of $x_q$ if it is not $N(0,\Sigma_q)$. `query_covariance` is
-            then its second moment $E\,x_qx_q^\top$. Risks of linear attention and of infinite
-            prompts depend only on it.
-        label_dim: $m$, for labels $y=Wx+s\,\epsilon$ in $\mathbb R^m$ with the prior on each entry
-            of W and the noise in each label.
+            then the second moment $E\,x_qx_q^\top$ of this law. Risks of linear attention and of
+            infinite prompts depend on the law only through this moment.
+        label_dim: the dimension $m$ of labels $y=Wx+s\,\epsilon$. Each entry of W has the prior
+            variance, and each label the noise variance.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -152,7 +158,7 @@ class LinearRegression(AbstractGaussianRegression):
 
     @property
     def rotation_dim(self) -> int:
-        """0: the covariance is fixed."""
+        """Always 0, because the covariance is fixed."""
         return 0
 
     def covariances(
@@ -178,9 +184,9 @@ class LinearRegression(AbstractGaussianRegression):
 class RotatedRegression(AbstractGaussianRegression):
     r"""In-context linear regression where each prompt has its own $\Sigma=O\Lambda O^\top$.
 
-    The rotation O is uniform and new for every prompt, so the weights of an attention cannot
-    contain $\Sigma^{-1}$: over an infinite prompt one layer does not solve the regression, and more
-    layers reduce the risk.
+    The rotation O is uniform and new for every prompt, so the parameters of an attention cannot
+    contain $\Sigma^{-1}$. Over an infinite prompt one layer therefore does not solve the
+    regression, and more layers reduce the risk.
 
     Args:
         spectrum: the eigenvalues $\Lambda$ of the covariance, at least one of them positive.
@@ -234,7 +240,7 @@ class RotatedRegression(AbstractGaussianRegression):
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "points d d"], Float[np.ndarray, "points d d"]]:
-        r"""Return $O\Lambda O^\top$, twice, for the rotations given by these normals."""
+        r"""Return $\Sigma=\Sigma_q=O\Lambda O^\top$ twice, for rotations given by the normals."""
         rotations = haar_rotations(normals, self.spectrum.size)
         rotated = (rotations * self.spectrum) @ rotations.mT
         return rotated, rotated
@@ -250,13 +256,14 @@ class CovariateRegression(AbstractRegression):
     r"""In-context linear regression with covariates from any measure.
 
     Unless covariates are Gaussian, softmax and linear attention have different limits. Risks of
-    softmax heads whose scores do not read labels are exact; other attentions are simulated.
+    softmax heads whose scores do not depend on labels are exact. The risks of other attentions are
+    simulated.
 
     Args:
-        covariates: the law of $x$.
+        covariates: the law of the covariates $x$.
         noise_variance: $s^2$, the variance of the label noise.
         prior_variance: $\tau^2$, the variance of each entry of $w$.
-        query_covariates: the law of $x_q$; that of $x$ when None (Remark 4.1).
+        query_covariates: the law of the covariates $x_q$ of the query; that of $x$ when None.
 
     >>> import numpy as np, promptlimit as pl
     >>> task = pl.CovariateRegression(
@@ -311,8 +318,8 @@ class CovariateRegression(AbstractRegression):
 def joint_law(
     covariance: np.ndarray | Array, noise_variance: float, label_dim: int = 1
 ) -> Gaussian:
-    r"""Return the law of $(x, s\,\epsilon)$."""
-    # An explicit dtype, as jax may reuse a NumPy array in the precision of an earlier call.
+    r"""Return the law of $(x, s\,\epsilon)$: Gaussian covariates and the noise of the labels."""
+    # The dtype is explicit because jax may reuse a NumPy array in the precision of an earlier call.
     noise = np.pad(np.full(label_dim, noise_variance), (covariance.shape[0], 0))
     if isinstance(covariance, np.ndarray):
         block = np.pad(covariance, (0, label_dim)) + np.diag(noise)
@@ -335,7 +342,7 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def _second_moment(law: AbstractMeasure, dim: int) -> np.ndarray:
-    r"""Return $E\,xx^\top$ of the law of a query."""
+    r"""Return the second moment $E\,x_qx_q^\top$ of the law of a query."""
     if law.dim != dim:
         raise ArgumentError(
             "query_covariates",
@@ -349,7 +356,7 @@ def _second_moment(law: AbstractMeasure, dim: int) -> np.ndarray:
 
 
 def _require_second_moment(given: ArrayLike, moment: np.ndarray) -> None:
-    """Refuse a covariance of queries that contradicts their law."""
+    """Raise an error if the given covariance differs from the second moment of the query law."""
     matrix = _covariance("query_covariance", given)
     if matrix.shape != moment.shape or not np.allclose(matrix, moment, rtol=1e-9, atol=1e-12):
         raise ArgumentError(
@@ -387,12 +394,12 @@ def require_regression(task: object) -> None:
 
 
 def other_queries(problem: Any) -> str | None:
-    """Return the obstacle of a rule for Gaussian queries."""
+    """Return the reason why a rule for Gaussian queries does not apply, or None."""
     law = problem.task.query_covariates
     return None if law is None else f"queries are {type(law).__name__}, not Gaussian"
 
 
 def several_labels(problem: Any) -> str | None:
-    """Return the obstacle of a rule for one label."""
+    """Return the reason why a rule for one label does not apply, or None."""
     count = problem.task.label_dim
     return f"labels have {count} coordinates" if count > 1 else None

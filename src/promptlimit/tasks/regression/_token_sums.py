@@ -1,8 +1,9 @@
 r"""Sums over the tokens of training prompts, which depend only on (key, length, step).
 
-Tokens are represented by standard normals $g$. With the score $s=\langle a,g\rangle$
+A member is one training run; members differ in the length L of their prompts. Tokens are
+represented by standard normals $g$. With the score $s=\langle a,g\rangle$
 and the value $t=\langle b,g\rangle$ of a token, the prediction of a head is $T=\sum_lp_lt_l$
-(softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
+(softmax, with weights $p_l$) or $\frac1L\sum_ls_lt_l$ (linear), and
 
     softmax:  dT/db = sum p g          dT/da = sum p (t - T) g
     linear:   dT/db = sum s g / L      dT/da = sum t g / L,          T = <b, dT/db> in both.
@@ -25,13 +26,13 @@ _BLOCK = 2**14  # tokens whose coordinates fit in a cache
 
 
 class PromptStream(NamedTuple):
-    """Prompts of several lengths, each with the two words of its key.
+    """The prompts of several members, each with its length and the two words of its key.
 
     Attributes:
         lengths: the number of tokens of each member.
         batch: the number of prompts per step.
         dim: the dimension of a token.
-        keys: the words of the keys, [members] each.
+        keys: the first and the second words of the keys, [members] each.
     """
 
     lengths: tuple[int, ...]
@@ -66,7 +67,7 @@ def prompt_stream(
 
 
 class PredictionSlopes(NamedTuple):
-    """Derivatives of predictions in $b$ and $a$, each [members, heads, batch, dim]."""
+    """The derivatives of predictions in $b$ and in $a$, [members, heads, batch, dim] each."""
 
     by_value: Array
     by_score: Array
@@ -152,7 +153,7 @@ def _block_sums(
 ) -> Float[Array, "block 2 heads dim"]:
     """Return the sums by value and by score, by two matrix products over the tokens.
 
-    One head after the other: arrays with an axis of heads take 1.1 times as long.
+    Heads are processed one by one, because arrays with an axis of heads take 1.1 times as long.
     """
     block, _, length = normals.shape
     heads = len(kernels)

@@ -1,9 +1,9 @@
-r"""Heads trained over prompts of one length and tested over prompts of others.
+r"""Risks of heads trained over prompts of one length and tested over prompts of other lengths.
 
 On an isotropic regression, $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, the best softmax head in
-blocks is $U=\mathrm{diag}(aI,0)$, $v=(0,b)$. Its risk is a quadratic polynomial in b whose
-coefficients are three means over $|x_q|^2=\lambda_q\chi^2_d$, so that training is a minimisation in
-one variable.
+blocks is $U=\mathrm{diag}(aI,0)$, $v=(0,b)$, with v the last row of the value matrix. Its risk is
+a quadratic polynomial in b whose coefficients are three means over $|x_q|^2=\lambda_q\chi^2_d$, so
+that training is a minimisation in one variable.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ class IsotropicRisk:
 
     $$2R=s^2+(1-k)^2y+b^2n\,E\,P-2k(k-1)\tau^2E\,rP+k^2\tau^2E\,r\varrho,$$
 
-    $P$ and $\varrho$ as in `SoftmaxRisk`. The means are trapezoidal sums in $\log\sigma$, whose
+    with $P$ and $\varrho$ of `SoftmaxRisk`. The means are trapezoidal sums in $\log\sigma$, whose
     nodes do not depend on a: $\chi^2=\sigma^2/(a^2\lambda\lambda_q)$ has a density.
 
     Attributes:
         task: a regression whose covariances are multiples of the identity.
-        squares: $\sigma^2$, equal steps in its logarithm, [u].
-        participation: $P$, [u].
-        excess: $\varrho$, [u].
+        squares: the values of $\sigma^2$, with equal steps in the logarithm, [u].
+        participation: the values of $P$ at `squares`, [u].
+        excess: the values of $\varrho$ at `squares`, [u].
     """
 
     task: LinearRegression
@@ -61,9 +61,9 @@ class IsotropicRisk:
         """Return $R_L(a,b)$ for a > 0.
 
         Args:
-            a: of U.
-            b: of V.
-            every: use every second node, or fewer.
+            a: the factor a in U.
+            b: the last entry b of v.
+            every: use only each node whose index is a multiple of this number.
         """
         (square, cross), _ = self._coefficients(a, every)
         return 0.5 * (self._without_head - 2 * b * cross + b * b * square)
@@ -74,10 +74,10 @@ class IsotropicRisk:
         return 0.5 * b * b * square_slope - b * cross_slope, b * square - cross
 
     def best(self) -> tuple[float, float]:
-        """Return the (a, b) of the smallest risk."""
+        """Return the pair (a, b) with the smallest risk."""
 
         def gain(logarithm: float) -> tuple[float, float]:
-            """Return twice what the best b gains, and its slope up to a positive factor."""
+            """Return twice the risk reduction by the best b, and a multiple of its slope."""
             (square, cross), (square_slope, cross_slope) = self._coefficients(
                 math.exp(logarithm) / self._scale
             )
@@ -139,12 +139,12 @@ class IsotropicRisk:
 
 
 def isotropic_risks(task: LinearRegression, lengths: Sequence[float]) -> list[IsotropicRisk]:
-    """Return the risks at several lengths; their weight statistics are computed together."""
+    """Return the risks at several lengths; one pass computes the weight statistics of all."""
     dim = task.token_dim - 1
     low, high = 2 * _SCALES[[0, -1]]
     low, high = low - 2 * _TAIL / dim, high + math.log(dim + 4 * _TAIL + 16 * math.sqrt(dim))
     squares = np.exp(np.arange(low, high, _STEP))
-    sharpness = np.minimum(np.sqrt(squares), MAX_SHARPNESS)  # beyond, the weights are frozen
+    sharpness = np.minimum(np.sqrt(squares), MAX_SHARPNESS)  # weights are frozen beyond
     found = some_statistics(_STATISTICS, sharpness[:, None], np.asarray(lengths))
     P, cubic, square = (found[name].T for name in _STATISTICS)
     excess = P - 6 * cubic + 6 * square
@@ -158,7 +158,7 @@ class TrainTestRisk(Result):
         train_lengths: $L$, at which each head has the smallest risk, [n].
         test_lengths: $L'$, at which its risk is given, [m].
         value: the risk, half the mean squared error, [n, m].
-        error: of `value`, in its units, measured.
+        error: the measured error of `value`, in the units of `value`.
         kind: "exact".
         kernel: "softmax" or "linear".
         key_query: $U$ of each head, [n, d + 1, d + 1].
