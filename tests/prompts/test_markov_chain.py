@@ -86,6 +86,17 @@ def test_a_periodic_chain_is_exact_and_has_a_limit():
     np.testing.assert_allclose(found.limit, p @ VALUES, rtol=1e-14)
 
 
+@pytest.mark.parametrize("start", [None, 0])
+def test_whole_periods_of_a_cycle_have_the_limit_as_output(start):
+    swap = pl.MarkovChain(TOKENS[:2], [[0.0, 1.0], [1.0, 0.0]], start=start)
+    for chain, lengths in ((swap, [2, 4, 5]), (pl.MarkovChain(TOKENS, CYCLE), [3, 12, 1200, 4])):
+        found = pl.prompt_moments(HEAD, chain, UNIT, lengths)
+        np.testing.assert_array_equal(found.mse[:-1], 0.0)
+        np.testing.assert_array_equal(found.bias[:-1], 0.0)
+        assert (found.error[:-1] < 1e-13).all()
+        assert found.mse[-1] > 1e-3
+
+
 def test_reference_values():
     found = pl.prompt_moments(HEAD, pl.MarkovChain(TOKENS, P), UNIT, [8, 1e4, 1e12])
     np.testing.assert_allclose(found.bias[0], [0.0807594542583, -0.0853297646152], atol=6e-14)
@@ -203,7 +214,7 @@ BAD = {
     "None for 3 classes of states. Pass a state or the probabilities of the first state.",
     "pl.MarkovChain(TOKENS, np.eye(3), start=START)": "`transitions` must have exactly one "
     "closed class of states (otherwise there is no limit), got 3. Choose a `start` that "
-    "reaches one of them only.",
+    "reaches only one of them.",
     "pl.MarkovChain(TOKENS, P, start=3)": "`start` must be a state, a whole number from 0 to 2, "
     "got 3.",
     "pl.MarkovChain(TOKENS, P, start=[0.5, 0.5])": "`start` must have shape (3,) (one probability "
@@ -215,7 +226,8 @@ BAD = {
     "pl.MarkovChain(TOKENS[:2], P)": "`tokens` must have shape [3, d] or [3, 3, d] (one token for "
     "each state or for each transition), got (2, 3).",
     "pl.prompt_moments(HEAD, pl.MarkovChain(TOKENS, CYCLE, start=0, end=0), UNIT, 2)": "`lengths` "
-    "must be lengths at which the chain can be in the state `end`, got one at which it cannot.",
+    "must be lengths at which the chain can be in the state `end`, got a length at "
+    "which it cannot.",
 }
 
 

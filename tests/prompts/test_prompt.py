@@ -272,7 +272,7 @@ BAD = {
     "dimension of a token), got (1, 1).",
     "pl.Prompt(LAW, sinks=[0.0, math.inf])": "`sinks` must be finite, got inf at index 1. Replace "
     "that entry.",
-    "pl.Prompt(LAW, sinks=[])": "`sinks` must hold at least one score, got none. Pass None.",
+    "pl.Prompt(LAW, sinks=[])": "`sinks` must contain at least one score, got none. Pass None.",
     "pl.Prompt(LAW, slope=-1.0)": "`slope` must be at least 0, got -1.0.",
     "pl.Prompt(LAW, offset=math.nan)": "`offset` must be a finite number, got nan.",
     "as_prompt('measure', 3)": "`measure` must be a measure or a prompt, got int. "

@@ -1,6 +1,8 @@
 r"""The interface of a law of prompts: its cumulants, its limit and samples.
 
-With $x_l=e^{s_l+u}$ and $y_l=Vz_l-T$ for the tokens $z_l$ of a prompt,
+A softmax head has the tilt t, the value matrix V and the limit T, its output over an infinite prompt.
+The tokens $z_l$ of a prompt have the scores $s_l=\langle t,z_l\rangle$. With $x_l=e^{s_l+u}$ and
+$y_l=Vz_l-T$,
 
     Psi(u; a) = E exp(-sum_l x_l (1 - <a, y_l>)),   k_0 = log Psi,   k_1 = its gradient,   k_2 = its Hessian
 
@@ -25,11 +27,11 @@ __all__ = ["AbstractPrompt", "Cumulants", "Leading", "Readout"]
 
 @dataclasses.dataclass(frozen=True)
 class Readout:
-    r"""One softmax head at one query, with the functions of tokens that it depends on.
+    r"""One softmax head at one query, and functions of tokens that its moments depend on.
 
     Attributes:
         tilt: $t$, so that a token has the score $\langle t,z\rangle$, [d].
-        value: $V$, [e, d].
+        value: the value matrix $V$, [e, d].
         limit: $T$, the output over an infinite prompt, [e].
         origin: a number that is subtracted from all scores.
     """
@@ -44,15 +46,19 @@ class Readout:
         return tokens @ self.tilt - self.origin
 
     def exponentials(self, tokens: Array, u: Array) -> Array:
-        r"""Return $x=e^{s+u}$, [u, ...]."""
+        r"""Return $x=e^{s+u}$, [u, ...], of tokens [..., d]."""
         scores = self.scores(tokens)
         exponent = u.reshape(-1, *[1] * scores.ndim) + scores
         return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
     def features(self, tokens: Array, x: Array) -> Array:
-        """Return the functions of a token whose cumulants are computed, [e + 2, u, ...].
+        """Return the features of tokens, [e + 2, u, ...], whose cumulants are computed.
 
         They are the e entries of y, which have mean zero under the tilted law, then 1 and x.
+
+        Args:
+            tokens: the tokens, [..., d].
+            x: the result of `exponentials`, [u, ...].
         """
         values = np.moveaxis(tokens @ self.value.T - self.limit, -1, 0)
         values = np.broadcast_to(values[:, None], (len(values), *x.shape))
@@ -61,12 +67,12 @@ class Readout:
 
 @dataclasses.dataclass(frozen=True)
 class Leading:
-    r"""Constants of the leading order in 1/L.
+    r"""Constants of the leading order in 1/L, for the output $T_L$ over L tokens.
 
     Attributes:
         bias: the limit of $L(E\,T_L-T)$, [e].
         cov: the limit of $L\,\mathrm{Cov}\,T_L$, [e, e].
-        participation: the limit of $L\,E\,S_2$.
+        participation: the limit of $L\,E\,S_2$ with $S_2$ the sum of squared weights.
     """
 
     bias: Array
@@ -77,8 +83,9 @@ class Leading:
 class AbstractPrompt(eqx.Module):
     """The law of L tokens that need not be independent.
 
-    A subclass must define `dim`, `token_law` and `sample`, which suffice for simulation. With
-    `cumulants` its moments are exact at every length; `leading` adds the leading order in 1/L.
+    A subclass must define `dim`, `token_law` and `sample`, which suffice for simulation. For exact
+    moments at every length it must also define `cumulants`, and `score_range` or `window`. The
+    method `leading` adds the leading order in 1/L.
     """
 
     @property
@@ -89,7 +96,7 @@ class AbstractPrompt(eqx.Module):
     @property
     @abc.abstractmethod
     def token_law(self) -> AbstractMeasure:
-        """The law of a token in an infinite prompt: attention over it is the limit."""
+        """The law of a token in an infinite prompt; attention over this law is the limit."""
 
     @abc.abstractmethod
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[JaxArray, "length d"]:
@@ -99,7 +106,7 @@ class AbstractPrompt(eqx.Module):
         r"""Return $k_0$, $k_1$ and $k_2$ for several lengths.
 
         Args:
-            head: computes scores, values and features of tokens.
+            head: the head, which computes scores and features of tokens.
             u: evenly spaced nodes, [u].
             lengths: L, finite, [n].
         """
@@ -112,9 +119,9 @@ class AbstractPrompt(eqx.Module):
         return None
 
     def window(self, head: Readout, lengths: Array) -> tuple[float, float]:
-        r"""Return the u between which neither $1-\Psi$ nor $\Psi$ is negligible.
+        r"""Return the range of u in which neither $1-\Psi$ nor $\Psi$ is negligible.
 
-        Tokens with scores between a and b have $e^{-Le^{b+u}}\le\Psi\le e^{-Le^{a+u}}$.
+        If all scores are between b and c, $e^{-Le^{c+u}}\le\Psi(u;0)\le e^{-Le^{b+u}}$.
         """
         least, most = self.score_range(head)
         low = -NEGLIGIBLE - math.log(lengths.max()) - most

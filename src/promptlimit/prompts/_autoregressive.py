@@ -17,7 +17,7 @@ from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Walk
 from promptlimit.weights import LARGEST_EXPONENT, Cumulants
 
 _RANGE = 8.5
-"""The number of standard deviations by which the nodes extend beyond the tilted law."""
+"""The distance by which the nodes extend below 0 and above twice the sharpness."""
 
 _LEAST_SHARPNESS = 1e-3
 _MOST_NODES = 130
@@ -26,10 +26,12 @@ _MOST_NODES = 130
 class AutoregressiveGaussian(AbstractPrompt):
     r"""Gaussian tokens $N(m,\Gamma)$ with $\mathrm{Cov}(z_k,z_l)=a^{|k-l|}\Gamma$.
 
-    The coordinates of tokens along the tilt form a Gaussian chain, which is computed on the nodes
-    of a trapezoidal rule. The other coordinates are independent of the weights; in their covariance
-    $E\,p'\rho p$ with $\rho_{kl}=a^{|k-l|}$ replaces $E\,S_2$. Sharp scores need many nodes: exact
-    moments take seconds at sharpness 1 and are available up to a sharpness of about 2.
+    The standardised scores g of the tokens form a Gaussian chain, which is replaced by a Markov
+    chain on the nodes of a trapezoidal rule. The other coordinates of the tokens
+    are independent of the weights $p_l$; in their covariance $E\,p'\rho p$ with
+    $\rho_{kl}=a^{|k-l|}$ replaces $E\,S_2=E\,p'p$. Sharp scores need many nodes: exact moments take
+    seconds at sharpness 1 and are available up to a sharpness of about 2. The sharpness is the
+    standard deviation of the scores.
 
     Args:
         mean: $m$, shape `[d]`.
@@ -98,13 +100,13 @@ class AutoregressiveGaussian(AbstractPrompt):
         return as_float64(step * np.arange(first, last + 1))
 
     def score_range(self, head: Readout) -> tuple[float, float]:
-        """Return the least and the largest score of a node."""
+        """Return the smallest and the largest score of a node, minus the origin."""
         sharpness = self._sharpness(head.tilt)
         nodes = self._nodes(sharpness)
         return float(sharpness * nodes[0]), float(sharpness * nodes[-1])
 
     def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
-        """Return the cumulants, from the chain of whitened scores on nodes."""
+        """Return the cumulants, from the Markov chain of standardised scores on nodes."""
         sharpness = self._sharpness(head.tilt)
         g = self._nodes(sharpness)
         density = np.exp(-0.5 * g**2)
@@ -130,9 +132,11 @@ class AutoregressiveGaussian(AbstractPrompt):
         )
 
     def leading(self, head: Readout) -> Leading:
-        r"""Return the leading order in 1/L, with $R_k=a^{|k|}\Gamma$ and $\sigma^2=t'\Gamma t$.
+        r"""Return the leading order in 1/L.
 
-        L Cov tends to $V\sum_ke^{t'R_kt}[R_k+R_ktt'R_k]V'$, L bias to $-V\sum_ke^{t'R_kt}R_kt$.
+        With $R_k=a^{|k|}\Gamma$ and the tilt t, L times the covariance of the output tends to
+        $V\sum_ke^{t'R_kt}[R_k+R_ktt'R_k]V'$, and L times the bias to $-V\sum_ke^{t'R_kt}R_kt$. The
+        sums are over all integers k.
         """
         cov, sharpness = as_float64(self.cov), self._sharpness(head.tilt)
         a, square = self.coefficient, sharpness**2
@@ -147,7 +151,14 @@ class AutoregressiveGaussian(AbstractPrompt):
 
 
 def _assembled(second: Array, across: Array, pull: Array, spread: Array) -> Array:
-    """Return the second cumulants of all values from those along and orthogonal to the tilt."""
+    """Return the second cumulants of (y, 1) from those of the standardised score.
+
+    Args:
+        second: the second cumulants of (g - sigma, 1), [n, u, 2, 2].
+        across: the factor of `spread` in the result, [n, u].
+        pull: the slope of values in g, [e].
+        spread: the covariance of values given g, [e, e].
+    """
     size = pull.size
     whole = np.empty((*second.shape[:2], size + 1, size + 1))
     along = second[..., 0, 0, None, None] * np.outer(pull, pull)

@@ -28,19 +28,20 @@ from promptlimit.weights import Cumulants
 
 
 class MarkovChain(AbstractPrompt):
-    r"""Tokens along a Markov chain: $z_l$ belongs to state $i_l$, or to the step $i_{l-1}\to i_l$.
+    r"""Tokens along a Markov chain of states $i_1,i_2,\dots$ with transition matrix P.
 
-    The limit depends only on the stationary law $\pi$; by the ergodic theorem it also exists for a
-    periodic chain. Moments are exact at every length, from powers of the matrix $P_{ij}e^{-x_j}$
-    with $x_j=e^{s_j+u}$, $s_j$ the score in state j, or, for long prompts, from its largest
-    eigenvalue.
+    Token $z_l$ belongs to the state $i_l$, or to the transition $i_{l-1}\to i_l$. The limit depends
+    only on the stationary law $\pi$; by the ergodic theorem it also exists for a periodic chain.
+    Moments are exact at every length. They follow from powers of the matrix $P_{ij}e^{-x_j}$, where
+    $x_j=e^{s_j+u}$ and $s_j$ is the score in state j, or, for long prompts, from the largest
+    eigenvalue of this matrix.
 
     Args:
-        tokens: one for each state, shape `[n, d]`, or for each transition, `[n, n, d]`.
+        tokens: one token for each state, shape `[n, d]`, or for each transition, `[n, n, d]`.
         transitions: $P$, shape `[n, n]`, with rows that sum to one.
         start: the first state, or its probabilities `[n]`; the stationary law when None. With
             tokens on transitions the first state has no token.
-        end: the last state, on which prompts are conditioned; any state when None.
+        end: the last state, on which prompts are conditioned; None for no condition.
 
     >>> import promptlimit as pl
     >>> chain = pl.MarkovChain([[0.0], [1.0]], [[0.9, 0.1], [0.3, 0.7]])
@@ -88,7 +89,7 @@ class MarkovChain(AbstractPrompt):
 
     @property
     def is_on_transitions(self) -> bool:
-        """Whether tokens belong to transitions rather than to states."""
+        """Whether tokens belong to transitions, not to states."""
         return self.tokens.ndim == 3
 
     @property
@@ -102,7 +103,7 @@ class MarkovChain(AbstractPrompt):
 
     @property
     def token_law(self) -> AbstractMeasure:
-        r"""The tokens with their stationary probabilities $\pi_i$, or $\pi_iP_{ij}$."""
+        r"""The law with the probability $\pi_i$, or $\pi_iP_{ij}$, of each token."""
         states = self._states
         weights = states.stationary
         if self.is_on_transitions:
@@ -135,7 +136,7 @@ class MarkovChain(AbstractPrompt):
         return self.tokens[states]
 
     def _traced_law(self, matrix: JaxArray) -> JaxArray:
-        """Return the probabilities of the first state, [n], also while jax traces."""
+        """Return the probabilities of the first state, [n]; may be traced by jax."""
         size = len(matrix)
         if self.start is None:  # the chain is irreducible
             slopes = jnp.eye(size, dtype=matrix.dtype) - matrix + jnp.ones_like(matrix)
@@ -147,7 +148,7 @@ class MarkovChain(AbstractPrompt):
         return law / law.sum()
 
     def score_range(self, head: Readout) -> tuple[float, float]:
-        """Return the least and the largest score of a token."""
+        """Return the smallest and the largest score of a token, minus the origin."""
         scores = head.scores(self._states.tokens)
         return float(scores.min()), float(scores.max())
 
@@ -178,12 +179,13 @@ class MarkovChain(AbstractPrompt):
     def leading(self, head: Readout) -> Leading:
         r"""Return the leading order in 1/L.
 
-        With $\psi=e^{s}y/\pi e^s$, $w=e^s/\pi e^s$ and $G=(I-P+1\pi')^{-1}-1\pi'$ the sum over all
-        lags of the covariances of two functions f, g of the states is
-        $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$. L Cov
-        tends to
-        $K(\psi,\psi)$. L bias tends to $-K(\psi,w)$, plus $\nu'G\psi$ for a start in $\nu$, plus
-        the same term of the reversed chain for an end.
+        For functions f and g of the state, one of which has mean zero under $\pi$, let
+        $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$ with
+        $G=(I-P+1\pi')^{-1}-1\pi'$. It is the sum over all lags of the covariances of f and g. With
+        the scores s and values y of the states, let $w=e^s/\pi e^s$ and $\psi=wy$. L times the
+        covariance of the output tends to $K(\psi,\psi)$. L times the bias tends to $-K(\psi,w)$. A
+        first state with the law $\nu$ adds $\nu'G\psi$ to the latter, and a condition on the last
+        state adds the same term of the reversed chain.
         """
         states = self._states.on_pairs() if self.is_on_transitions else self._states
         law, matrix = states.stationary, states.transitions
@@ -213,11 +215,11 @@ class _States:
     """The states that a chain can reach from its start, in double precision.
 
     Attributes:
-        tokens: [n, d] or [n, n, d].
-        transitions: [n, n].
-        stationary: their stationary probabilities, [n].
+        tokens: the tokens, [n, d] or [n, n, d].
+        transitions: the transition matrix, [n, n].
+        stationary: the stationary probabilities, [n].
         first: the probabilities of the first state, [n]; None for the stationary law.
-        last: the probabilities of the last state, [n]; None for no condition.
+        last: the probabilities of the last state in the condition, [n]; None for no condition.
     """
 
     tokens: Array
@@ -255,11 +257,14 @@ class _States:
 
     @cached_property
     def chain(self) -> Chain:
-        """The chain in a basis that splits off its stationary direction."""
+        """The chain in a basis that separates its stationary law."""
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
-        """Return the indicator of the last state divided by its probability, [k, n], or None."""
+        """Return the indicator of the last state divided by its probability, [k, n].
+
+        The probability is that after each of k numbers of steps. Returns None without a condition.
+        """
         if self.last is None:
             return None
         first = self.stationary if self.first is None else self.first
@@ -267,13 +272,13 @@ class _States:
         if not (chances > 1e-13).all():
             raise ArgumentError(
                 "lengths",
-                "must be lengths at which the chain can be in the state `end`, got one at which "
-                "it cannot.",
+                "must be lengths at which the chain can be in the state `end`, got a length at "
+                "which it cannot.",
             )
         return self.last / chances[:, None]
 
     def on_pairs(self) -> "_States":
-        """Return the chain whose states are the transitions of this one, each with one token."""
+        """Return the chain whose states are the transitions of this chain, each with one token."""
         matrix = self.transitions
         starts, ends = np.nonzero(matrix > 0.0)
         moves = np.where(ends[:, None] == starts[None, :], matrix[starts, ends][None, :], 0.0)
@@ -293,7 +298,7 @@ def _host(matrix: JaxArray) -> Array:
 
 
 def _stationary(matrix: Array) -> Array:
-    r"""Return $\pi=\pi P$ of a chain with one recurrent class, [n]."""
+    r"""Return the $\pi=\pi P$ of a chain, [n]; raise unless it has one recurrent class."""
     size = len(matrix)
     count, labels = connected_components(matrix > 0.0, connection="strong")
     leaves = np.array([matrix[labels == c][:, labels != c].any() for c in range(count)])
@@ -301,7 +306,7 @@ def _stationary(matrix: Array) -> Array:
         raise ArgumentError(
             "transitions",
             "must have exactly one closed class of states (otherwise there is no limit), got "
-            f"{np.count_nonzero(~leaves)}. Choose a `start` that reaches one of them only.",
+            f"{np.count_nonzero(~leaves)}. Choose a `start` that reaches only one of them.",
         )
     recurrent = ~leaves[labels]
     inner = matrix[np.ix_(recurrent, recurrent)]
@@ -312,7 +317,7 @@ def _stationary(matrix: Array) -> Array:
 
 
 def _reached(matrix: Array, first: Array) -> np.ndarray:
-    """Return the states that the chain reaches from the first ones."""
+    """Return the states that the chain reaches from its possible first states."""
     reached = first > 0.0
     while True:
         more = reached | (matrix[reached] > 0.0).any(axis=0)

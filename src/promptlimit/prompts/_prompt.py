@@ -1,4 +1,4 @@
-"""Prompts of known and random tokens."""
+"""Prompts that consist of random tokens and known tokens."""
 
 import math
 from numbers import Real
@@ -19,20 +19,21 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.prompts._abstract import AbstractPrompt
 
 _SCORES_THAT_COUNT = 45.0
-"""Minus the logarithm of the share of weight that positions far from the end may have."""
+"""Minus the logarithm of the total weight that positions far from the end may have."""
 
 
 class Prompt(eqx.Module):
     r"""L random tokens, and known tokens that are in every prompt.
 
-    The weights of a softmax head are proportional to $e^{s}$. A random token at distance j from the
-    end has the score $s=\langle t,z\rangle+o-mj$ with `offset` o and `slope` m. A known token has
-    the score $s=\langle t,z\rangle$. A sink has a given score, and its value is zero.
+    The weights of a softmax head at the tilt t are proportional to $e^{s}$ with the scores s. A
+    random token z at distance j from the end has the score $s=\langle t,z\rangle+o-mj$ with
+    `offset` o and `slope` m. A known token z has the score $s=\langle t,z\rangle$. A sink has a
+    given score, and its value is zero.
 
     Args:
         law: the law of the random tokens: a measure, or a law of prompts such as `MarkovChain`.
         fixed: the known tokens, such as a first token or a needle, shape `[k, d]`.
-        sinks: scores of tokens whose value is zero, shape `[k]`.
+        sinks: the scores of the sinks, shape `[j]`.
         offset: a number that is added to the scores of random tokens.
         slope: the slope of ALiBi, at least 0, by which the score falls per position.
 
@@ -75,7 +76,7 @@ class Prompt(eqx.Module):
             )
         self.sinks = None if sinks is None else float_array("sinks", sinks, rank=1)
         if self.sinks is not None and not self.sinks.size:
-            raise ArgumentError("sinks", "must hold at least one score, got none. Pass None.")
+            raise ArgumentError("sinks", "must contain at least one score, got none. Pass None.")
         self.offset, self.slope = _number("offset", offset), _number("slope", slope)
         if self.slope < 0.0:
             raise ArgumentError("slope", f"must be at least 0, got {slope}.")
@@ -97,7 +98,7 @@ class Prompt(eqx.Module):
 
     @property
     def has_own_scores(self) -> bool:
-        r"""Whether any score is not $\langle t,z\rangle$."""
+        r"""Whether some scores are not $\langle t,z\rangle$: sinks, an offset or a slope."""
         return self.sinks is not None or self.offset != 0.0 or self.slope != 0.0
 
     @property
@@ -123,7 +124,10 @@ class Prompt(eqx.Module):
         return self.process is None or self.process.is_nested
 
     def positions_that_count(self, lengths: np.ndarray) -> np.ndarray:
-        r"""Return lengths, cut where earlier positions have a weight below $e^{-45}$ in total."""
+        r"""Return lengths without the early positions whose total weight is below $e^{-45}$.
+
+        Only a slope makes early positions negligible.
+        """
         if self.slope == 0.0:
             return lengths
         most = math.ceil((_SCORES_THAT_COUNT - math.log(min(self.slope, 1.0))) / self.slope) + 1.0
@@ -134,7 +138,7 @@ class Prompt(eqx.Module):
         return self.law.sample(length, key=key)
 
     def offsets(self, length: int) -> Float[Array, " length"]:
-        """Return the numbers that are added to the scores of the random tokens."""
+        """Return the numbers $o-mj$ that are added to the scores of the random tokens."""
         return self.offset - self.slope * jnp.arange(length - 1, -1, -1, dtype=float)
 
 

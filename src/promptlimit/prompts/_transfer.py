@@ -1,18 +1,20 @@
 r"""Cumulants of prompts along a finite Markov chain, by powers of its transfer matrix.
 
-Each transition has a token: with transitions P and $x_{ij}$, $y_{ij}$ for the one from i to j,
+Each transition has a token. P is the transition matrix, and the token of the transition from i to j
+has $x_{ij}=e^{s_{ij}+u}$ and $y_{ij}$, its value minus the limit. Then
 
     Psi = r M^m c,   M_ij = P_ij exp(-x_ij (1 - <a, y_ij>)),
 
-where m is the number of transitions, r a start row and c an end column. At small x the matrix is
-close to P, and $k_1$ depends on the small difference. In the basis S = [1, R], where R spans the
-vectors orthogonal to the stationary law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$ exactly, and the
-first entry of the derivative is $-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$ because y has mean
+where m is the number of transitions, r a start row and c an end column. The cumulants $k_0$, $k_1$
+and $k_2$ are $\log\Psi$ and its derivatives in a at a = 0. At small x the matrix M is close to P,
+and $k_1$ depends on the small difference. In the basis S = [1, R], where R spans the vectors
+orthogonal to the stationary law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$ exactly. The first entry
+of the derivative of M is then $-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$, because y has mean
 zero under the tilted law.
 
-Short prompts use powers of M. If all eigenvalues but the largest, $\rho$, are negligible after m
-steps, $\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the eigenvectors v and w of
-$\rho$.
+For short prompts the code computes powers of M. If all eigenvalues except the largest, $\rho$, are
+negligible after m steps, $\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the right and
+left eigenvectors v and w of $\rho$.
 """
 
 import dataclasses
@@ -28,12 +30,12 @@ ENTRIES_AT_ONCE = 2**22
 """The number of entries of a jet of matrices that are computed at a time."""
 
 _MOST_SQUARINGS = 12
-"""Chains that need more than 2**11 steps to mix are always computed by powers."""
+"""The largest number of squarings of M; chains that mix in more than 2**11 steps use powers."""
 
 _RANK_ONE = 1e-13
 _SMALL = 0.1
 _LEAST = -0.5
-"""The mean of exp(-x), less 1, below which the basis of the stationary law loses digits."""
+"""The mean of exp(-x) - 1 below which the basis S loses digits."""
 
 _NEWTON_STEPS = 4
 
@@ -42,12 +44,12 @@ _NEWTON_STEPS = 4
 class Jet:
     r"""Matrices $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$ up to terms of third order in a.
 
-    There are f first derivatives, and second derivatives in the first g = f - 1 directions.
+    The vector a has f entries. Second derivatives are only in the first g = f - 1 of them.
 
     Attributes:
-        value: [..., m, n].
-        first: [f, ..., m, n].
-        second: [g, g, ..., m, n].
+        value: $M$, [..., m, n].
+        first: $M_i$, [f, ..., m, n].
+        second: $M_{ij}$, [g, g, ..., m, n].
     """
 
     value: Array
@@ -88,7 +90,7 @@ class Jet:
         return self.mapped(lambda array: array[..., rows, columns])
 
     def at(self, places: np.ndarray) -> "Jet":
-        """Return some of the matrices, by their place on the axis before rows and columns."""
+        """Return some of the matrices, by their index on the axis before rows and columns."""
         return Jet(self.value[places], self.first[:, places], self.second[:, :, places])
 
     def transposed(self) -> "Jet":
@@ -96,7 +98,7 @@ class Jet:
         return self.mapped(lambda array: array.swapaxes(-1, -2))
 
     def put(self, places: np.ndarray, other: "Jet", valid: np.ndarray) -> None:
-        """Overwrite some of the matrices, where `valid`, [u], with those of another jet."""
+        """Set the matrices at `places` to those of another jet if `valid`, [u], is true there."""
         kept = valid[places]
         self.value[places[kept]] = other.value[kept]
         self.first[:, places[kept]] = other.first[:, kept]
@@ -130,7 +132,7 @@ class Chain:
 
     @property
     def basis(self) -> tuple[Array, Array]:
-        r"""S = [1, R] and its inverse, [n, n]."""
+        r"""S = [1, R] and its inverse, [n, n] each."""
         law = self.stationary
         size = law.size
         complement = np.linalg.svd(law[None])[2][1:].T
@@ -139,11 +141,12 @@ class Chain:
         return basis, np.concatenate([law[None], complement.T @ centred])
 
     def matrices(self, x: Array, y: Array) -> Jet:
-        """Return the matrix M in the new basis, less 1 in its first entry.
+        """Return the jet of M in the basis S, minus 1 in the first entry.
 
         Args:
-            x: [u, n, n].
-            y: features, [f, u, n, n]; all except the last two have mean zero.
+            x: x of each transition, [u, n, n].
+            y: the features of each transition, [f, u, n, n]; all except the last two have mean zero
+                under the tilted law.
         """
         basis, inverse = self.basis
         plain, complement = self.plain_matrices(x, y), -np.expm1(-x)
@@ -155,20 +158,20 @@ class Chain:
         return Jet(value, first, inverse @ (plain.second @ basis))
 
     def plain_matrices(self, x: Array, y: Array) -> Jet:
-        """Return the matrix M in the original basis."""
+        """Return the jet of M in the original basis; arguments as for `matrices`."""
         kept = np.exp(-x) * self.transitions
         pairs = y[:-1, None] * y[None, :-1]
         return Jet(kept, x * kept * y, x**2 * kept * pairs)
 
     def _plain(self) -> Array:
-        r"""Return $\mathrm{diag}(1,P_\perp)$ less 1 in the first entry."""
+        r"""Return $\mathrm{diag}(0,P_\perp)$."""
         basis, inverse = self.basis
         plain = inverse @ self.transitions @ basis
         plain[0], plain[:, 0] = 0.0, 0.0
         return plain
 
     def chance(self, row: Array, column: Array, steps: float) -> float:
-        """Return the product of a row of probabilities, P to a power, and a column."""
+        """Return the product of a row of probabilities, P to the power `steps`, and a column."""
         basis, inverse = self.basis
         power = np.linalg.matrix_power(self._plain()[1:, 1:], int(steps))
         left, right = row @ basis, inverse @ column
@@ -181,8 +184,9 @@ class Walk:
 
     Attributes:
         chain: P and its stationary law.
-        x: on transitions, [u, n, n].
-        y: features, [f, u, n, n]; all except the last two have mean zero.
+        x: x of each transition, [u, n, n].
+        y: the features of each transition, [f, u, n, n]; all except the last two have mean zero
+            under the tilted law.
         row: r, [u, 1, n]; the stationary law when None.
         columns: c for each m, [k, n]; ones when None.
         steps: m, [k].
@@ -196,7 +200,7 @@ class Walk:
     steps: Array
 
     def cumulants(self) -> Cumulants:
-        """Return the cumulants, from the largest eigenvalue if the others are negligible."""
+        """Return the cumulants, from the largest eigenvalue of M if the others are negligible."""
         matrix = self.chain.matrices(self.x, self.y)
         whole = _with_one(matrix)
         mixing, right, left = _dominant(whole.value, float(self.steps.max()))
@@ -209,7 +213,7 @@ class Walk:
             root = _root(matrix.at(places), right[places], left[places])
             for log, column, count, valid in zip(logs, columns, self.steps, by_root, strict=True):
                 log.put(places, root.log_product(row.at(places), column, count), valid)
-        # Where x is not small, sums of positive terms in the original basis keep all digits.
+        # If x is not small, sums of positive terms in the original basis keep all digits.
         rest, small = ~by_root.all(axis=0), self.x.max(axis=(1, 2)) < _SMALL
         for chosen, deflated in ((rest & small, True), (rest & ~small, False)):
             products = self._powers(chosen, deflated)
@@ -226,7 +230,7 @@ class Walk:
         )
 
     def _ends(self) -> tuple[Jet, Array]:
-        """Return row and columns in the new basis."""
+        """Return the row r and the columns c in the basis S."""
         basis, inverse = self.chain.basis
         origin = np.eye(1, len(basis))
         row = Jet.constant(np.tile(origin, (len(self.x), 1, 1)), len(self.y))
@@ -237,7 +241,10 @@ class Walk:
         )
 
     def _powers(self, places: np.ndarray, deflated: bool) -> list[Jet]:
-        r"""Return $\log rM^mc$ at some nodes for every m, in the new basis or the original one."""
+        r"""Return $\log rM^mc$ for every m at the chosen nodes, computed in the basis S or without.
+
+        The basis S is used if `deflated` is true.
+        """
         if not places.any():
             return []
         x, y = self.x[places], self.y[:, places]
@@ -267,7 +274,7 @@ def _with_one(matrix: Jet) -> Jet:
 
 
 def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
-    """Replace numbers that are zero to rounding by ones with a negligible scale."""
+    """Replace products that underflow by 1 with a negligible scale."""
     kept = product.value > np.finfo(np.float64).tiny
     arrays = (product.value, 1.0), (product.first, 0.0), (product.second, 0.0)
     jet = Jet(*(np.where(kept, array, other) for array, other in arrays))
@@ -275,7 +282,7 @@ def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
 
 
 def _powers(matrix: Jet, row: Jet, steps: Array) -> list[tuple[Jet, Array]]:
-    """Return the row times the matrix to each power, divided by the exponential of a scale."""
+    """Return the row times each power of the matrix as pairs: product / exp(scale), and scale."""
     counts = [int(count) for count in steps]
     most, size = max(counts), matrix.value.shape[-1]
     found = [(row, np.zeros((len(matrix.value), 1, 1))) for _ in counts]
@@ -304,9 +311,10 @@ def _scaled(jet: Jet, scale: Array) -> tuple[Jet, Array]:
 
 
 def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
-    """Return the steps until one eigenvalue is left, and v and w of (1, v) and (1, w) then.
+    """Return the steps after which one eigenvalue dominates, and its eigenvectors.
 
-    The steps are infinite where they are more than half of `most`, [u]; v and w are [u, n - 1].
+    The steps are infinite if they exceed half of `most`, [u]. The right and left eigenvectors are
+    (1, v) and (1, w); v and w, [u, n - 1] each, are returned.
     """
     mixing = np.full(len(matrix), np.inf)
     right, left = np.zeros((2, len(matrix), matrix.shape[-1] - 1))
@@ -330,7 +338,7 @@ def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class _Root:
-    r"""The largest eigenvalue $\rho$ with its eigenvectors (1, v) and (1, w).
+    r"""The largest eigenvalue $\rho$ with its right and left eigenvectors (1, v) and (1, w).
 
     Attributes:
         log_root: $\log\rho$.
@@ -343,7 +351,7 @@ class _Root:
     left: Jet
 
     def log_product(self, row: Jet, column: Array, steps: float) -> Jet:
-        r"""Return $m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$."""
+        r"""Return $m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ for row r, column c and m steps."""
         first, rest = slice(0, 1), slice(1, None)
         start = row.part(slice(None), first) + row.part(slice(None), rest) @ self.right
         end = self.left @ Jet.constant(column[None, 1:, None], len(row.first))
@@ -362,8 +370,9 @@ def _root(matrix: Jet, right: Array, left: Array) -> _Root:
 def _eigenvector(matrix: Jet, guess: Array) -> tuple[Jet, Jet]:
     r"""Return v of the eigenvector (1, v), and $\rho-1$, by Newton's method.
 
-    The equation is m21 + M22 v = v (1 + m11 + m12 v), in blocks of the matrix. A step with the
-    Jacobian at a = 0 makes the next order of the jet exact.
+    With the matrix minus 1 in its first entry in blocks m11, m12, m21 and M22, the equation is
+    m21 + M22 v = v (1 + m11 + m12 v). Each step uses the Jacobian at a = 0 and makes the next order
+    of the jet exact.
     """
     first, rest = slice(0, 1), slice(1, None)
     m11, m12 = matrix.part(first, first), matrix.part(first, rest)
@@ -379,7 +388,7 @@ def _eigenvector(matrix: Jet, guess: Array) -> tuple[Jet, Jet]:
 
 
 def _solved(matrix: Array, jet: Jet) -> Jet:
-    """Return the inverse of a matrix that does not depend on a, times a jet of columns."""
+    """Return the inverse of a matrix, which does not depend on a, times a jet of columns."""
     first, second = jet.first, jet.second
     pairs = second.reshape(-1, *second.shape[2:])
     columns = np.concatenate([jet.value[None], first, pairs])[..., 0]

@@ -1,4 +1,4 @@
-"""Prompts drawn from a list without replacement."""
+"""Prompts drawn from a list of tokens without replacement."""
 
 import dataclasses
 import math
@@ -18,17 +18,20 @@ from promptlimit.weights import EPSILON, NEGLIGIBLE, Cumulants
 
 _ENTRIES_AT_ONCE = 2**20
 _NODES_AT_ONCE = 16
-"""Neighbouring nodes u need about the same angles."""
+"""The number of nodes u computed together; neighbouring nodes need about the same angles."""
 
 _USUAL_ANGLES = 32
 
 
 class WithoutReplacement(AbstractPrompt):
-    r"""L of N listed tokens, no token twice; attention over all of them is the limit.
+    r"""L of N listed tokens, no token twice; attention over all N tokens is the limit.
 
-    With $D_i=e^{-x_i(1-\langle a,y_i\rangle)}$, $\Psi=\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$.
-    On the circle $|\zeta|=r$ tokens are independent given the angle $\theta$, with the inclusion
-    $Q_i=q_ie^{i\theta}/(1-q_i+q_ie^{i\theta})$, $q_i=rD_i/(1+rD_i)$ and r such that $\sum q_i=L$.
+    Token i has the score $s_i$ and the value $y_i$ relative to the limit. With $x_i=e^{s_i+u}$ and
+    $D_i=e^{-x_i(1-\langle a,y_i\rangle)}$, $\Psi=\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$ is a
+    coefficient of a polynomial in $\zeta$, and thus an integral over the circle $|\zeta|=r$. Given
+    the angle $\theta$, tokens are independent, and token i is included with the complex probability
+    $Q_i=q_ie^{i\theta}/(1-q_i+q_ie^{i\theta})$. Here $q_i=rD_i/(1+rD_i)$, and r is such that
+    $\sum q_i=L$.
 
     Args:
         tokens: the list, shape `[N, d]`.
@@ -48,7 +51,7 @@ class WithoutReplacement(AbstractPrompt):
         self.tokens = float_array("tokens", tokens, rank=2)
         if not self.tokens.size:
             raise ArgumentError(
-                "tokens", f"must hold at least one token, got shape {self.tokens.shape}."
+                "tokens", f"must contain at least one token, got shape {self.tokens.shape}."
             )
 
     @property
@@ -58,25 +61,25 @@ class WithoutReplacement(AbstractPrompt):
 
     @property
     def token_law(self) -> AbstractMeasure:
-        """All tokens, with equal weights."""
+        """The law of a token drawn from the whole list with equal probabilities."""
         return Empirical(self.tokens)
 
     @property
     def most_tokens(self) -> float:
-        """The number of tokens."""
+        """The number N of listed tokens, the largest length of a prompt."""
         return float(len(self.tokens))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[JaxArray, "length d"]:
-        """Return `length` different tokens."""
+        """Return `length` tokens of the list, all different."""
         return self.tokens[jax.random.permutation(key, len(self.tokens))[:length]]
 
     def score_range(self, head: Readout) -> tuple[float, float]:
-        """Return the least and the largest score of a token."""
+        """Return the smallest and the largest score of a token, minus the origin."""
         scores = head.scores(as_float64(self.tokens))
         return float(scores.min()), float(scores.max())
 
     def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
-        """Return the cumulants, by the trapezoidal rule over angles."""
+        """Return the cumulants, computed with a trapezoidal rule over the angles."""
         tokens = as_float64(self.tokens)
         rows = [_cumulants(head, tokens, u, int(length)) for length in lengths]
         return Cumulants(
@@ -90,7 +93,7 @@ def _cumulants(head: Readout, tokens: Array, u: Array, length: int) -> tuple[Arr
     if length == len(tokens):
         y = head.features(tokens, x)
         first = np.einsum("ui,fui->uf", x, y)
-        first[:, : len(y) - 2] = 0.0  # the limit itself
+        first[:, : len(y) - 2] = 0.0  # the output over all tokens is the limit
         return -x.sum(axis=1), first, np.zeros((u.size, len(y) - 1, len(y) - 1))
     block = max(1, min(_NODES_AT_ONCE, _ENTRIES_AT_ONCE // (_USUAL_ANGLES * len(tokens))))
     parts = [
@@ -104,8 +107,9 @@ def _cumulants(head: Readout, tokens: Array, u: Array, length: int) -> tuple[Arr
 def _at_nodes(y: Array, x: Array, length: int) -> tuple[Array, Array, Array]:
     r"""Return $k_0$, $k_1$ and $k_2$ at some nodes.
 
-    Given the angle, $k_1=\sum Q_ix_iy_i$ and $k_2=\sum Q_i(1-Q_i)x_i^2y_iy_i'$. The share $L/N$ is
-    taken from Q where $\sum_ix_iy_i=0$: long draws lose no digits.
+    Given the angle, $k_1=\sum Q_ix_iy_i$ and $k_2=\sum Q_i(1-Q_i)x_i^2y_iy_i'$. Since
+    $\sum_ix_iy_i=0$, $L/N$ may be subtracted from $Q_i$ in $k_1$, so that prompts with most of the
+    tokens lose no digits.
     """
     share = length / x.shape[1]
     log_radius = _saddle(x, length)
@@ -129,12 +133,12 @@ def _at_nodes(y: Array, x: Array, length: int) -> tuple[Array, Array, Array]:
 
 
 def _included(log_odds: Array) -> Array:
-    """Return the probability of odds that are given by their logarithm."""
+    """Return the probabilities with these logarithms of odds."""
     return np.exp(-np.logaddexp(0.0, -log_odds))
 
 
 def _saddle(x: Array, length: int) -> Array:
-    r"""Return $\log r$ with $\sum_iq_i=L$, nearly, [u, 1]: Newton's method inside a bracket."""
+    r"""Return $\log r$ such that $\sum_iq_i\approx L$, [u, 1], by Newton's method in a bracket."""
     odds = math.log(length / (x.shape[1] - length))
     low, high = x.min(axis=1) + odds, x.max(axis=1) + odds
     found = 0.5 * (low + high)
@@ -151,11 +155,11 @@ def _saddle(x: Array, length: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Angles:
-    r"""Evenly spaced angles on the half circle, without those whose terms are negligible.
+    r"""Evenly spaced angles from 0 to pi, without those whose terms are negligible.
 
     Attributes:
-        angle: the angles, from 0 on, [a].
-        weights: 2 for an angle that also represents its negative, else 1, [a].
+        angle: the angles, starting at 0, [a].
+        weights: 2 for an angle that also counts for its negative, else 1, [a].
         count: the number of angles on the whole circle.
     """
 
@@ -167,8 +171,8 @@ class _Angles:
     def of(inclusion: Array) -> "_Angles":
         r"""Return the angles for some probabilities of inclusion, [u, N].
 
-        With $v=\sum_iq_i(1-q_i)$ the product is at most $e^{-v(1-\cos\theta)}$ in modulus, and
-        $9\sqrt v+32$ angles integrate it.
+        With $v=\sum_iq_i(1-q_i)$ the modulus of the integrand at the angle $\theta$ is at most
+        $e^{-v(1-\cos\theta)}$, and $9\sqrt v+32$ angles on the circle suffice.
         """
         variance = (inclusion * (1.0 - inclusion)).sum(axis=1)
         half = math.ceil(4.5 * math.sqrt(float(variance.max()))) + 16
@@ -181,11 +185,11 @@ class _Angles:
 def _over_angles(
     x: Array, log_radius: Array, angles: _Angles, length: int
 ) -> tuple[Array, NDArray[np.complex128], NDArray[np.complex128]]:
-    r"""Return the logarithm of $[\zeta^L]\prod_i(1+\zeta e^{-x_i})$ as a mean over angles.
+    r"""Return the logarithm of $[\zeta^L]\prod_i(1+\zeta e^{-x_i})$, a mean over angles.
 
     Returns:
-        The logarithm, [u], the weights of the angles, whose real parts sum to one, [u, a], and the
-        inclusion of the tokens given the angle, [u, a, N].
+        The logarithm, [u]; the weights of the angles, whose real parts sum to one, [u, a]; and the
+        complex probabilities $Q_i$ given the angle, [u, a, N].
     """
     q, turn = _included(log_radius - x)[:, None], np.exp(1j * angles.angle)[:, None]
     both = 1.0 + q * (turn - 1.0)
