@@ -406,8 +406,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "heads of different outputs": (
         lambda: pl.MultiHead([HEAD, pl.SoftmaxAttention([[1.0, 0.0], [0.0, 1.0]], np.eye(2))]),
-        "`heads` must agree on the dimensions of token, query and output, "
-        "got [(2, 2, 1), (2, 2, 2)].",
+        "`heads` must all have the same dimensions of tokens, queries and outputs, got "
+        "(token, query, output) = [(2, 2, 1), (2, 2, 2)].",
     ),
     "residual of other dimensions": (
         lambda: pl.Layer(HEAD, np.eye(2)),
@@ -429,7 +429,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "push-forward of a rectangular head": (
         lambda: pl.SoftmaxAttention([[1.0], [1.0]], [[1.0, 1.0]]).push_forward(LAW),
-        "`push_forward` must feed tokens of dimension 2 back as queries, "
+        "`push_forward` must use tokens of dimension 2 as queries, "
         "got an attention that takes queries of dimension 1.",
     ),
 }

@@ -395,8 +395,9 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "queries of another dimension than tokens": (
         lambda: pl.Stack([OTHER_QUERIES, PLAIN]),
-        "`layers[0]` must have queries of the dimension of its tokens, because tokens are also "
-        "queries below another layer, got tokens of dimension 2 and queries of dimension 3.",
+        "`layers[0]` must have queries of the dimension of its tokens, because in a layer that is "
+        "followed by another the tokens are also queries, got tokens of dimension 2 and queries of "
+        "dimension 3.",
     ),
     "a law without a closed image": (
         lambda: PAIR(pl.Rademacher([1.0, 1.0]), [0.0, 0.0]),

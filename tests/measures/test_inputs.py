@@ -17,7 +17,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "covariance not symmetric": (
         lambda: pl.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.25, 1.0]]),
         "`cov` must be symmetric, got 0.5 at (0, 1) and 0.25 at (1, 0). "
-        "If only rounding parts them, pass (cov + cov.T) / 2.",
+        "If they differ only by rounding, pass (cov + cov.T) / 2.",
     ),
     "covariance not positive": (
         lambda: pl.Gaussian([0.0, 0.0], [[1.0, 2.0], [2.0, 1.0]]),
@@ -72,7 +72,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "weights of another length": (
         lambda: pl.Empirical([[1.0], [2.0]], [1.0]),
-        "`weights` must have shape (2,) (one weight a token), got (1,).",
+        "`weights` must have shape (2,) (one weight per token), got (1,).",
     ),
     "weights negative": (
         lambda: pl.Empirical([[1.0], [2.0]], [1.5, -0.5]),
@@ -92,11 +92,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mixture of different dimensions": (
         lambda: pl.Mixture([0.5, 0.5], [pl.Rademacher([1.0]), pl.Rademacher([1.0, 1.0])]),
-        "`components` must all have one dimension, got dimensions [1, 2].",
+        "`components` must all have the same dimension, got dimensions [1, 2].",
     ),
     "mixture weights too many": (
         lambda: pl.Mixture([0.5, 0.5], [pl.Rademacher([1.0])]),
-        "`weights` must have shape (1,) (one weight a component), got (2,).",
+        "`weights` must have shape (1,) (one weight per component), got (2,).",
     ),
     "mixture weights not a law": (
         lambda: pl.Mixture([0.5], [pl.Rademacher([1.0])]),
@@ -108,7 +108,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "affine shift too long": (
         lambda: pl.Affine(pl.Rademacher([1.0]), [[1.0]], [0.0, 1.0]),
-        "`shift` must have shape (1,) (one entry a row of `matrix`), got (2,).",
+        "`shift` must have shape (1,) (one entry per row of `matrix`), got (2,).",
     ),
     "half-widths negative": (
         lambda: pl.UniformCube([1.0, -2.0]),

@@ -1,4 +1,4 @@
-"""Attention on measures: the gradient of the log-Laplace transform, and its linearisation."""
+"""Attention on measures: softmax heads, linear heads, layers and stacks."""
 
 from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
 from promptlimit.attention._abstract import array_names as array_names

@@ -48,8 +48,9 @@ class AbstractAttention(eqx.Module):
     infinite.
 
     A subclass implements the three dimensions and `attend`. The optional methods `as_heads`,
-    `residual_matrix`, `as_layers`, `affine_limit` and `gradient_structure` describe its structure;
-    where `as_heads` or `as_layers` is implemented, finite prompts are exact rather than simulated.
+    `residual_matrix`, `as_layers`, `affine_limit` and `gradient_structure` describe its structure.
+    If `as_heads` or `as_layers` is implemented, exact methods for finite prompts can apply, and
+    otherwise prompts are simulated.
     """
 
     @property
@@ -60,7 +61,7 @@ class AbstractAttention(eqx.Module):
     @property
     @abc.abstractmethod
     def query_dim(self) -> int:
-        """The dimension of a query; that of a token unless the key-query matrix is rectangular."""
+        """The dimension of a query, usually equal to that of a token."""
 
     @property
     @abc.abstractmethod
@@ -73,7 +74,8 @@ class AbstractAttention(eqx.Module):
     ) -> Float[Array, " output_dim"]:
         r"""Return $T[\mu](z)$ for one query.
 
-        `attention(prompt, query)` checks its arguments, accepts a batch of queries and calls this.
+        `attention(prompt, query)` checks its arguments, accepts a batch of queries, and calls this
+        method for each query.
         """
 
     def __call__(
@@ -86,10 +88,10 @@ class AbstractAttention(eqx.Module):
             query: the query $z$, shape `[query_dim]`, or queries, shape `[n, query_dim]`.
 
         Raises:
-            OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt;
-                NaN while jax traces.
-            ArgumentError: single precision overflows where double precision does not; NaN while jax
-                traces.
+            OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt.
+            ArgumentError: single precision overflows where double precision does not.
+
+        In code that jax traces, the output is NaN instead of these errors.
         """
         require_prompt(self, prompt)
         point = as_queries(self, query)
@@ -106,11 +108,11 @@ class AbstractAttention(eqx.Module):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return $(M, b)$ with $T[\mu](z) = Mz + b$ for every query, $\mu=N(m,\Gamma)$.
+        r"""Return $(M, b)$ with $T[\mu](z) = Mz + b$ for every query, over $\mu=N(m,\Gamma)$.
 
-        The default is the sum over `as_heads`, with `residual_matrix` added to $M$, and None for an
-        attention without heads. Softmax: $M = V\Gamma U$, $b = Vm$ (Lemma 2.1). Linear:
-        $M = V(\Gamma+mm^\top)U$, $b = 0$.
+        The default is the sum over `as_heads`, with `residual_matrix` added to $M$. It is None if
+        `as_heads` returns None. For a softmax head $M = V\Gamma U$ and $b = Vm$ (Lemma 2.1 of the
+        paper); for a linear head $M = V(\Gamma+mm^\top)U$ and $b = 0$.
         """
         require_gaussian_prompt(self, prompt)
         heads = self.as_heads()
@@ -119,7 +121,7 @@ class AbstractAttention(eqx.Module):
     def push_forward(self, prompt: Gaussian) -> Gaussian:
         r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
 
-        The limit is affine, so the image is Gaussian: $N(Mm+b,\ M\Gamma M^\top)$ (Lemma 2.1).
+        With the affine limit $Mz+b$, it is $N(Mm+b,\ M\Gamma M^\top)$ (Lemma 2.1 of the paper).
 
         >>> import jax.numpy as jnp, promptlimit as pl
         >>> attention = pl.SoftmaxAttention(key_query=[[2.0]], value=[[1.0]])
@@ -131,7 +133,7 @@ class AbstractAttention(eqx.Module):
         if self.query_dim != self.token_dim:
             raise ArgumentError(
                 "push_forward",
-                f"must feed tokens of dimension {self.token_dim} back as queries, "
+                f"must use tokens of dimension {self.token_dim} as queries, "
                 f"got an attention that takes queries of dimension {self.query_dim}.",
             )
         return Gaussian(*_image(matrix, shift, prompt))
@@ -141,8 +143,9 @@ class AbstractAttention(eqx.Module):
     ) -> Float[Array, "output_dim rows columns"]:
         r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$, $\theta$ the matrix named `wrt`.
 
-        For `key_query` it is $\nabla_UT_i = C_tv_iz^\top$ and for `value` $\nabla_{v_i}T_i = m_t$,
-        with $m_t, C_t$ the tilted mean and covariance at $t=Uz$ and $v_i$ the rows of $V$.
+        Let $m_t$ and $C_t$ be the tilted mean and covariance at $t=Uz$, and $v_i$ the rows of $V$.
+        For `key_query` of a softmax head the result is $\nabla_UT_i = C_tv_iz^\top$. For `value` it
+        is given by $\nabla_{v_i}T_i = m_t$.
 
         Args:
             prompt: the measure $\mu$.
@@ -159,23 +162,23 @@ class AbstractAttention(eqx.Module):
         return jacobian
 
     def as_heads(self) -> "tuple[AbstractHead, ...] | None":
-        r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if unavailable.
+        r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
 
-        `residual_matrix` is not included. The heads are differentiable functions of the
+        The sum does not include `residual_matrix`. The heads are differentiable functions of the
         parameters, so that factored or projected heads can be trained.
         """
         return None
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
-        """Return $C$ of the term $Cz$ that is added to the heads; None without such a term."""
+        """Return $C$ if the term $Cz$ is added to the sum of the heads; None if it is not."""
         return None
 
     def as_layers(self) -> "tuple[AbstractAttention, ...] | None":
-        """Return the layers, from the first to the last; None for one layer."""
+        """Return the layers, from the first to the last; None if the attention is not a stack."""
         return None
 
     def scratch_size(self, length: int) -> int:  # noqa: ARG002  # for subclasses
-        """Return the number of temporary numbers for a prompt of `length` tokens."""
+        """Return how many temporary numbers a call stores for a prompt of `length` tokens."""
         return 0
 
     def single_head(self) -> "AbstractHead | None":
@@ -190,16 +193,16 @@ class AbstractAttention(eqx.Module):
         return None
 
     def matrices(self) -> list[str]:
-        """Return the names of this attention's matrices, for `jacobian`."""
+        """Return the names of this attention's matrices that `jacobian` accepts."""
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
 
     def with_arrays(self: AttentionT, arrays: Mapping[str, ArrayLike]) -> AttentionT:
-        """Return this attention with other arrays, in the precision of the new ones.
+        """Return this attention with some arrays replaced; the new arrays keep their precision.
 
         Args:
-            arrays: new arrays by the names of `array_names`, such as "value" or "heads[0].value";
-                the others are kept.
+            arrays: the new arrays by name, such as "value" or "heads[0].value"; `array_names`
+                lists the names. Other arrays are kept.
 
         >>> import promptlimit as pl
         >>> both = pl.MultiHead([pl.LinearAttention([[1.0]], [[1.0]])] * 2)
@@ -221,7 +224,7 @@ class AbstractAttention(eqx.Module):
 
 
 def array_names(attention: AbstractAttention) -> list[str]:
-    """Return the names of the arrays of an attention, "heads[0].value" for one inside another."""
+    """Return the names of the arrays of an attention, such as "value" or "heads[0].value"."""
     arrays = eqx.filter(attention, eqx.is_inexact_array)
     return [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
 
@@ -230,7 +233,7 @@ def array_names(attention: AbstractAttention) -> list[str]:
 def _sum_of_limits(
     heads: "tuple[AbstractHead, ...]", residual: Array | None, prompt: Gaussian
 ) -> tuple[Array, Array]:
-    """Return the sums of the heads' matrices and shifts, with the residual among the matrices."""
+    """Return the sum of the heads' matrices and the residual, and the sum of their shifts."""
     matrices, shifts = zip(*(head.affine_limit(prompt) for head in heads), strict=True)
     matrix, shift = sum(matrices[1:], matrices[0]), sum(shifts[1:], shifts[0])
     return matrix if residual is None else residual + matrix, shift
@@ -238,7 +241,7 @@ def _sum_of_limits(
 
 @compiled
 def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]:
-    """Return mean and covariance of $Mz+b$."""
+    """Return the mean and covariance of $Mz+b$ for z from the prompt."""
     covariance = matrix @ prompt.covariance @ matrix.T
     return matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T)
 
@@ -246,7 +249,7 @@ def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]
 def _require_no_overflow(
     attention: AbstractAttention, prompt: AbstractMeasure, query: Array
 ) -> None:
-    """Refuse a query whose output is finite in double precision but not in single."""
+    """Raise an error if the output is finite in double precision but not in single precision."""
     if query.dtype != jnp.float32:
         return
     with jax.enable_x64(True):
@@ -292,7 +295,7 @@ def _jacobian(
 
 
 def require_matrix(attention: AbstractAttention, wrt: str) -> None:
-    """Raise an error for a name that is not among those of `AbstractAttention.matrices`."""
+    """Raise an error if the name is not one of `AbstractAttention.matrices`."""
     if not (matrices := attention.matrices()):
         raise ArgumentError(
             "wrt",
@@ -304,7 +307,7 @@ def require_matrix(attention: AbstractAttention, wrt: str) -> None:
 
 # Functions, not methods: equinox wraps a method at every access, which is slow for small prompts.
 def require_prompt(attention: AbstractAttention, prompt: object) -> None:
-    """Raise an error for a value that is not a measure of the attention's dimension."""
+    """Raise an error if the prompt is not a measure with the attention's token dimension."""
     measure = require_measure("prompt", prompt)
     if measure.dim != attention.token_dim:
         require_dimension(attention, "token_dim")
@@ -317,7 +320,7 @@ def require_prompt(attention: AbstractAttention, prompt: object) -> None:
 
 
 def require_gaussian_prompt(attention: AbstractAttention, prompt: object) -> None:
-    """Require a Gaussian prompt of the attention's dimension."""
+    """Raise an error if the prompt is not a Gaussian with the attention's token dimension."""
     require_prompt(attention, prompt)
     if not isinstance(prompt, Gaussian):
         raise ArgumentError(
@@ -330,7 +333,7 @@ def require_gaussian_prompt(attention: AbstractAttention, prompt: object) -> Non
 def require_affine_limit(
     attention: AbstractAttention, prompt: Gaussian
 ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-    """Return the affine limit of an attention that must have one."""
+    """Return the affine limit of an attention; raise an error if it has none."""
     limit = attention.affine_limit(prompt)
     if limit is None:
         raise ArgumentError(
@@ -342,7 +345,7 @@ def require_affine_limit(
 
 
 def as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
-    """Return one query as an array of the attention's dimension."""
+    """Return one query as an array, after checking its dimension."""
     array = float_array("query", query, rank=1)
     reason = "as the attention expects"
     require_shape("query", array, (attention.query_dim,), reason)
@@ -350,7 +353,7 @@ def as_query(attention: AbstractAttention, query: object) -> Float[Array, " quer
 
 
 def as_queries(attention: AbstractAttention, query: object) -> Float[Array, "*queries query_dim"]:
-    """Return one query or a batch of queries as an array of the attention's dimension."""
+    """Return one query or a batch of queries as an array, after checking the dimension."""
     (array,) = float_arrays(query=query)
     if array.ndim < 2:
         return as_query(attention, array)

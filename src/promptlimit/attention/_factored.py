@@ -1,4 +1,4 @@
-"""One head with four separate matrices, as they are trained."""
+"""One head with separate key, query, value and output matrices, as in a trained transformer."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ from promptlimit.measures import AbstractMeasure, full_precision
 class Factored(AbstractAttention):
     r"""One head with separate factors $K, Q, V, O$: $T[\mu](z) = OV\,r(\mu,\ c\,K^\top Qz)$.
 
-    The output depends only on $U = c\,K^\top Q$ and $OV$. But gradient descent on the factors
-    differs from gradient descent on these products, so use this class to study training.
+    Here r is the kernel: the softmax or the linear mean of the tokens at a tilt. The output depends
+    only on $U = c\,K^\top Q$ and $OV$. But gradient descent on the factors differs from gradient
+    descent on these products, so use this class to study training.
 
     Args:
         kernel: "softmax" or "linear".
@@ -110,8 +111,9 @@ class Factored(AbstractAttention):
 
     @full_precision
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
-        r"""Return the structure of the gradient in K, Q, V or O, with $U=c\,K^\top Q$.
+        r"""Return the structure of the gradient with respect to K, Q, V or O.
 
+        With $C=\partial r/\partial t$ and $v_i$ the rows of $OV$, the gradients are
         $\nabla_KT_i=c\,Qz\,(Cv_i)^\top$, $\nabla_QT_i=c\,KCv_iz^\top$,
         $\partial T_i/\partial V=O_i\otimes r$ and $\partial T_i/\partial O_i=Vr$.
         """

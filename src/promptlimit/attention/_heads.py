@@ -1,4 +1,4 @@
-"""One head with merged parameters: the pair (U, V) of the theory."""
+"""One head with merged parameters: a key-query matrix U and a value matrix V."""
 
 import math
 from typing import TypeVar
@@ -19,18 +19,18 @@ HeadT = TypeVar("HeadT", bound=AbstractAttention)
 
 
 class GradientStructure(eqx.Module):
-    r"""The structure of the gradient of $T=V\,r(\mu,Uz)$ in one matrix.
+    r"""The structure of the gradient of $T=V\,r(\mu,Uz)$ with respect to one matrix.
 
-    Compare this gradient over two prompts. For a value matrix, its squared distance summed over
-    outputs is a factor times the squared distance of $Vr$. For a score matrix it is a factor times
-    the squared distance of $KCV^\top$, $C=\partial r/\partial t$. The factor is $|Fz|^2$ or a
-    constant.
+    It reduces the distance between the gradients over two prompts to moments of the kernel r. The
+    squared distance, summed over outputs, is a factor times another squared distance: for a value
+    matrix that between the $V'r$, and for a score matrix that between the $KCV'^\top$ with
+    $C=\partial r/\partial t$. The factor is a constant, or $|Fz|^2$.
 
     Attributes:
-        head: the head, with its value matrix replaced by the $V$ above.
-        left: $K$ for a score matrix, [k, token_dim]; None otherwise.
+        head: the head with the value matrix $V'$ in place of $V$.
+        left: $K$ for a score matrix, [k, token_dim]; None for a value matrix.
         constant: the factor, if it does not depend on the query.
-        factor: $F$, if the factor is $|Fz|^2$, [f, query_dim].
+        factor: $F$, [f, query_dim], if the factor is $|Fz|^2$; otherwise None.
     """
 
     head: "AbstractHead"
@@ -42,7 +42,8 @@ class GradientStructure(eqx.Module):
 class AbstractHead(AbstractAttention):
     r"""One head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$.
 
-    The kernel $r(\mu,t)$ is the softmax mean, or the linear one, of the tokens at the tilt t.
+    The kernel $r(\mu,t)$ is the softmax-weighted mean $\nabla\Lambda_\mu(t)$ of the tokens, or the
+    linear one, $E_\mu[z'\langle z',t\rangle]$.
     """
 
     key_query: eqx.AbstractVar[Float[Array, "token_dim query_dim"]]
@@ -59,7 +60,7 @@ class AbstractHead(AbstractAttention):
         *,
         scale: float = 1.0,
     ) -> HeadT:
-        r"""Return the head with $U = \text{scale}\cdot K^\top Q$ and this $V$.
+        r"""Return the head with $U = \text{scale}\cdot K^\top Q$ and the given $V$.
 
         Args:
             key_weight: $K$, shape `[head_dim, token_dim]`.
@@ -101,7 +102,7 @@ class AbstractHead(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(VGU, Vc)$, where the kernel over this Gaussian is $r(\mu,t)=Gt + c$."""
+        r"""Return $(VGU, Vc)$, with $r(\mu,t)=Gt + c$ the kernel over the Gaussian prompt."""
         require_gaussian_prompt(self, prompt)
         return _limit_of_head(self, prompt)
 
@@ -114,7 +115,10 @@ class AbstractHead(AbstractAttention):
         return eqx.tree_at(lambda head: head.value, self, value)
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":
-        r"""Return the structure of $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$."""
+        r"""Return the structure of the gradient $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$.
+
+        $C=\partial r/\partial t$, and $v_i$ are the rows of $V$.
+        """
         dtype = self.key_query.dtype
         if wrt == "value":
             return GradientStructure(
@@ -138,7 +142,7 @@ class SoftmaxAttention(AbstractHead):
 
     On `Empirical` tokens it is the textbook $\sum_i p_iVz_i$ with
     $p = \mathrm{softmax}_i\langle z_i,Uz\rangle$; on a `Gaussian` it is the infinite-prompt limit
-    $Vm + V\Gamma Uz$ of Lemma 2.1.
+    $Vm + V\Gamma Uz$ (Lemma 2.1 of the paper).
 
     Args:
         key_query: $U = K^\top Q$, shape `[token_dim, query_dim]`.

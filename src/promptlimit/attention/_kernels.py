@@ -1,8 +1,8 @@
-r"""The two kernels of a head: the tilted mean, and its linearisation.
+r"""The two kernels of a head: softmax and linear.
 
-A head is $V\,r(\mu, Uz)$ with a kernel $r$. For softmax attention
-$r(\mu,t) = \nabla\Lambda_\mu(t)$; for linear attention
-$r(\mu,t) = E_\mu[z'\langle z',t\rangle]$. For Gaussian prompts both are affine in $t$.
+A head is $V\,r(\mu, Uz)$ with a kernel $r$. For softmax attention it is the tilted mean
+$r(\mu,t) = \nabla\Lambda_\mu(t)$. For linear attention $r(\mu,t) = E_\mu[z'\langle z',t\rangle]$.
+For Gaussian prompts both are affine in $t$.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ KernelName = Literal["softmax", "linear"]
 
 
 class Kernel(NamedTuple):
-    """The kernel $r$ of a head, and its affine form for Gaussian prompts."""
+    r"""A kernel $r$, and the $(G, c)$ with $r(\mu,t)=Gt+c$ for Gaussian prompts $\mu$."""
 
     read: Callable[[AbstractMeasure, Array], Array]
     affine: Callable[[Gaussian], tuple[Array, Array]]
@@ -33,7 +33,7 @@ def read_softmax(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Arr
 def read_linear(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
     r"""Return $E_\mu[z'\langle z',t\rangle] = \nabla^2\Lambda_\mu(0)\,t + m\langle m,t\rangle$.
 
-    The Hessian-vector product is one directional derivative, so the cost stays linear in the
+    The product of Hessian and tilt is one directional derivative, so the cost is linear in the
     number of tokens.
     """
     mean, slope = jax.jvp(prompt.tilted_mean, (jnp.zeros_like(tilt),), (tilt,))

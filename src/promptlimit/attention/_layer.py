@@ -11,21 +11,20 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
-from promptlimit.attention._heads import AbstractHead, GradientStructure
-from promptlimit.attention._multi_head import MultiHead
+from promptlimit.attention._multi_head import AbstractHeadSum
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian
 
 
-class Layer(AbstractAttention):
+class Layer(AbstractHeadSum):
     r"""The layer $Cz+\sum_hT_h[\mu](z)$: heads over one prompt and a residual matrix.
 
-    The residual does not depend on the prompt, so gaps between prompts are those of the heads. A
-    residual matrix is a parameter and is trained; the default identity is fixed. Use `MultiHead`
-    for heads without a residual.
+    The residual does not depend on the prompt, so differences between two prompts come from the
+    heads alone. If a residual matrix is given, it is a parameter and is trained. The default
+    identity is fixed. Use `MultiHead` for heads without a residual.
 
     Args:
-        heads: the attentions $T_h$, with outputs of one dimension; one or several.
+        heads: one attention or several attentions $T_h$, whose outputs have the same dimension.
         residual: $C$, shape `[output_dim, query_dim]`; the identity when None.
 
     >>> import jax.numpy as jnp, promptlimit as pl
@@ -35,7 +34,6 @@ class Layer(AbstractAttention):
     [2. 4.] [1. 2.]
     """
 
-    heads: tuple[AbstractAttention, ...]
     residual: Float[Array, "output_dim query_dim"] | None
 
     def __init__(
@@ -46,7 +44,7 @@ class Layer(AbstractAttention):
         if not isinstance(heads, AbstractAttention | Sequence):
             raise ArgumentError("heads", f"must be attentions, got {type(heads).__name__}.")
         several = (heads,) if isinstance(heads, AbstractAttention) else tuple(heads)
-        self.heads = MultiHead(several).heads
+        super().__init__(several)
         shape = (self.output_dim, self.query_dim)
         if residual is None:
             if shape[0] != shape[1]:
@@ -62,45 +60,18 @@ class Layer(AbstractAttention):
         require_shape("residual", matrix, shape, "from queries to outputs")
         self.residual = matrix
 
-    @property
-    def token_dim(self) -> int:
-        """The dimension of the prompt's tokens."""
-        return self.heads[0].token_dim
-
-    @property
-    def query_dim(self) -> int:
-        """The dimension of a query."""
-        return self.heads[0].query_dim
-
-    @property
-    def output_dim(self) -> int:
-        """The dimension of the output."""
-        return self.heads[0].output_dim
-
     def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $Cz+\sum_hT_h[\mu](z)$."""
-        return self.residual_matrix() @ query + MultiHead(self.heads).attend(prompt, query)
+        return self.residual_matrix() @ query + super().attend(prompt, query)
 
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return the sums of the heads' matrices and shifts, with $C$ among the matrices."""
-        limit = MultiHead(self.heads).affine_limit(prompt)
+        r"""Return the sum of $C$ and the heads' matrices, and the sum of the heads' shifts."""
+        limit = super().affine_limit(prompt)
         return None if limit is None else (self.residual_matrix() + limit[0], limit[1])
-
-    def as_heads(self) -> tuple[AbstractHead, ...] | None:
-        """Return the heads of every part."""
-        return MultiHead(self.heads).as_heads()
-
-    def matrices(self) -> list[str]:
-        """Return the names of all matrices, such as "heads[0].value" and "residual"."""
-        return [*MultiHead(self.heads).matrices(), *super().matrices()]
-
-    def gradient_structure(self, wrt: str) -> GradientStructure | None:
-        """Return the structure of the gradient in a matrix of one head; None for `residual`."""
-        return MultiHead(self.heads).gradient_structure(wrt)
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"]:
         r"""Return $C$."""

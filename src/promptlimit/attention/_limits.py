@@ -13,7 +13,9 @@ from promptlimit.results import Limits
 
 
 def limits(attention: AbstractAttention, measure: AbstractMeasure, query: ArrayLike) -> Limits:
-    r"""Return $V\nabla\Lambda_\mu(Uz)$ and $V E_\mu[z'z'^\top]\,Uz$, in double precision.
+    r"""Return $V\nabla\Lambda_\mu(Uz)$ (softmax) and $V E_\mu[z'z'^\top]\,Uz$ (linear).
+
+    Both are computed in double precision.
 
     Args:
         attention: one head; its matrices $U$ and $V$ are used with both kernels.

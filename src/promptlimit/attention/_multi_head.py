@@ -15,27 +15,12 @@ from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
-class MultiHead(AbstractAttention):
-    r"""The sum of heads $O\sum_h T_h[\mu](z)$, over one prompt.
-
-    Concatenated heads followed by one output matrix are such a sum. Use a `Factored` for each head,
-    with its slice of that matrix as `output`.
-
-    Args:
-        heads: the attentions $T_h$, with outputs of one dimension.
-        output: $O$, applied to the sum; the identity when None.
-
-    >>> import jax.numpy as jnp, promptlimit as pl
-    >>> head = pl.SoftmaxAttention(jnp.eye(2), jnp.eye(2))
-    >>> both = pl.MultiHead([head, head], output=[[1.0, 1.0]])
-    >>> print(both(pl.Gaussian([0.0, 0.0], jnp.eye(2)), jnp.array([1.0, 2.0])))
-    [6.]
-    """
+class AbstractHeadSum(AbstractAttention):
+    r"""Attentions $T_h$ over one prompt, whose outputs are added."""
 
     heads: tuple[AbstractAttention, ...]
-    output: Float[Array, "output_dim head_output_dim"] | None
 
-    def __init__(self, heads: Sequence[AbstractAttention], output: ArrayLike | None = None):
+    def __init__(self, heads: Sequence[AbstractAttention]):
         self.heads = tuple(heads)
         if not self.heads:
             raise ArgumentError("heads", "must hold at least one attention, got none.")
@@ -47,13 +32,10 @@ class MultiHead(AbstractAttention):
         shapes = [(head.token_dim, head.query_dim, head.output_dim) for head in self.heads]
         if len(set(shapes)) > 1:
             raise ArgumentError(
-                "heads", f"must agree on the dimensions of token, query and output, got {shapes}."
+                "heads",
+                "must all have the same dimensions of tokens, queries and outputs, got "
+                f"(token, query, output) = {shapes}.",
             )
-        if output is not None:
-            output = float_array("output", output, rank=2)
-            reason = "as many columns as a head has outputs"
-            require_shape("output", output, (output.shape[0], self.heads[0].output_dim), reason)
-        self.output = output
 
     @property
     def token_dim(self) -> int:
@@ -68,61 +50,118 @@ class MultiHead(AbstractAttention):
     @property
     def output_dim(self) -> int:
         """The dimension of the output."""
-        return self.heads[0].output_dim if self.output is None else self.output.shape[0]
+        return self.heads[0].output_dim
+
+    def attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $\sum_h T_h[\mu](z)$."""
+        return jnp.sum(jnp.stack([head(prompt, query) for head in self.heads]), axis=0)
+
+    @full_precision
+    def affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
+        r"""Return the sums of the heads' matrices and shifts; None if one has no affine limit."""
+        limits = [head.affine_limit(prompt) for head in self.heads]
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            return None
+        matrices, shifts = zip(*known, strict=True)
+        return jnp.sum(jnp.stack(matrices), axis=0), jnp.sum(jnp.stack(shifts), axis=0)
+
+    def as_heads(self) -> tuple[AbstractHead, ...] | None:
+        """Return the heads of all attentions $T_h$; None if one of them has no heads."""
+        parts = [part.as_heads() for part in self.heads]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return tuple(head for part in known for head in part)
+
+    def matrices(self) -> list[str]:
+        """Return the names of all matrices, such as "heads[0].value", then those of this sum."""
+        pairs = ((i, name) for i, head in enumerate(self.heads) for name in head.matrices())
+        return [*(f"heads[{i}].{name}" for i, name in pairs), *super().matrices()]
+
+    def gradient_structure(self, wrt: str) -> GradientStructure | None:
+        """Return the structure of the gradient in a matrix of a head; None for other matrices.
+
+        The other heads do not depend on this matrix, so they do not contribute.
+        """
+        named = re.fullmatch(r"heads\[(\d+)\]\.(.+)", wrt)
+        return None if named is None else self.heads[int(named[1])].gradient_structure(named[2])
+
+
+class MultiHead(AbstractHeadSum):
+    r"""The sum of heads $O\sum_h T_h[\mu](z)$, over one prompt.
+
+    Concatenated heads followed by one output matrix are such a sum. For these, use one `Factored`
+    per head, with the columns of the output matrix that belong to this head as its `output`.
+
+    Args:
+        heads: the attentions $T_h$, whose outputs have the same dimension.
+        output: $O$, applied to the sum; the identity when None.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> head = pl.SoftmaxAttention(jnp.eye(2), jnp.eye(2))
+    >>> both = pl.MultiHead([head, head], output=[[1.0, 1.0]])
+    >>> print(both(pl.Gaussian([0.0, 0.0], jnp.eye(2)), jnp.array([1.0, 2.0])))
+    [6.]
+    """
+
+    output: Float[Array, "output_dim head_output_dim"] | None
+
+    def __init__(self, heads: Sequence[AbstractAttention], output: ArrayLike | None = None):
+        super().__init__(heads)
+        if output is not None:
+            output = float_array("output", output, rank=2)
+            reason = "as many columns as a head has outputs"
+            require_shape("output", output, (output.shape[0], self.heads[0].output_dim), reason)
+        self.output = output
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the output."""
+        return super().output_dim if self.output is None else self.output.shape[0]
 
     def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $O\sum_h T_h[\mu](z)$."""
-        total = jnp.sum(jnp.stack([head(prompt, query) for head in self.heads]), axis=0)
+        total = super().attend(prompt, query)
         return total if self.output is None else self.output @ total
 
     @full_precision
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return the sums of the heads' matrices and shifts, after $O$; None if one is missing."""
-        limits = [head.affine_limit(prompt) for head in self.heads]
-        known = [limit for limit in limits if limit is not None]
-        if len(known) < len(limits):
-            return None
-        matrices, shifts = zip(*known, strict=True)
-        matrix = jnp.sum(jnp.stack(matrices), axis=0)
-        shift = jnp.sum(jnp.stack(shifts), axis=0)
-        if self.output is None:
-            return matrix, shift
-        return self.output @ matrix, self.output @ shift
+        r"""Return $O$ times the sums of the heads' matrices and shifts.
+
+        None if a head has no affine limit.
+        """
+        limit = super().affine_limit(prompt)
+        if limit is None or self.output is None:
+            return limit
+        return self.output @ limit[0], self.output @ limit[1]
 
     @full_precision
     def as_heads(self) -> tuple[AbstractHead, ...] | None:
-        r"""Return the heads of every part, $O$ multiplied into their values."""
-        parts = [part.as_heads() for part in self.heads]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        heads = tuple(head for part in known for head in part)
-        if self.output is None:
+        r"""Return the heads of all $T_h$, with $O$ multiplied into their value matrices."""
+        heads = super().as_heads()
+        if heads is None or self.output is None:
             return heads
         return tuple(head.with_value(self.output @ head.value) for head in heads)
 
-    def matrices(self) -> list[str]:
-        """Return the names of all matrices, such as "heads[0].value", and "output" if it exists."""
-        pairs = ((i, name) for i, head in enumerate(self.heads) for name in head.matrices())
-        return [*(f"heads[{i}].{name}" for i, name in pairs), *super().matrices()]
-
     @full_precision
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
-        """Return the structure of the gradient in a matrix of one head; None for `output`.
+        """Return the structure of the gradient in a matrix of a head.
 
-        The other heads do not depend on this matrix, so they do not contribute.
+        None for `output`, and for a value matrix that is followed by `output`.
         """
-        named = re.fullmatch(r"heads\[(\d+)\]\.(.+)", wrt)
-        structure = (
-            None if named is None else self.heads[int(named[1])].gradient_structure(named[2])
-        )
+        structure = super().gradient_structure(wrt)
         if structure is None or self.output is None:
             return structure
-        if structure.left is None:  # each value matrix then has a factor of its own
+        if structure.left is None:  # the factor of a value matrix would depend on O
             return None
         head = structure.head.with_value(self.output @ structure.head.value)
         return dataclasses.replace(structure, head=head)

@@ -26,13 +26,13 @@ Carried = TypeVar("Carried")
 Affine = tuple[Array, Array]
 
 _LOOP = 3
-"""The number of equal layers from which on they are compiled as one loop."""
+"""The smallest number of consecutive layers of equal structure that are compiled as one loop."""
 
 _SCORES = 2**20
-"""The largest number of scores between tokens in memory for one prompt."""
+"""The largest number of scores between tokens that are in memory at a time for one prompt."""
 
 _COPIES = 3
-"""Arrays of that size: scores, exponentials and masked exponentials."""
+"""The number of arrays of this size: scores, exponentials and masked exponentials."""
 
 
 class Stack(AbstractAttention):
@@ -43,14 +43,15 @@ class Stack(AbstractAttention):
 
         mu_{l+1} = F_l[mu_l]_# mu_l,      q_{l+1} = F_l[mu_l](q_l).
 
-    On `Empirical` tokens this is the usual forward pass; `causal` applies a causal mask. On a
-    `Gaussian` every $\mu_l$ is Gaussian and every layer affine (Castin et al. 2025), so the stack
-    has a closed limit. Softmax and linear layers can be mixed. Other laws have no closed image
-    under a layer; `prompt_moments(stack, law, query, math.inf)` uses particles or quadrature.
+    On `Empirical` tokens this is the usual forward pass; the method `causal` applies a causal mask.
+    On a `Gaussian` every $\mu_l$ is Gaussian and every layer affine (Castin et al. 2025), so the
+    limit of the stack has a closed form. Softmax and linear layers can be mixed. For other laws the
+    image of the law under a layer has no closed form; use
+    `prompt_moments(stack, law, query, math.inf)`, which uses particles or quadrature.
 
     Args:
-        layers: from the first to the last. A `Layer` has a residual; a head or a `MultiHead` is a
-            layer without one. A stack among them is replaced by its layers.
+        layers: the layers, from the first to the last. A `Layer` has a residual; a head or a
+            `MultiHead` is a layer without a residual. A stack in the list stands for its layers.
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> layer = pl.Layer(pl.SoftmaxAttention(key_query=[[0.2]], value=[[0.6]]))
@@ -104,12 +105,12 @@ class Stack(AbstractAttention):
     def causal(self, prompt: Empirical, query: ArrayLike) -> Float[Array, " output_dim"]:
         """Return the output with a causal mask: token i attends to tokens 1 to i, the query to all.
 
-        The limit of long prompts is the same as without the mask; the gap at finite length is
-        larger.
+        The limit of long prompts is the same as without the mask. At a finite length the distance
+        from this limit is larger.
 
         Args:
-            prompt: tokens in order.
-            query: one more position after the tokens.
+            prompt: the tokens in order, without weights.
+            query: the query, which comes after the tokens.
         """
         require_prompt(self, prompt)
         if not isinstance(prompt, Empirical) or prompt.weights is not None:
@@ -135,13 +136,13 @@ class Stack(AbstractAttention):
         return self.layers[0].residual_matrix() if len(self.layers) == 1 else None
 
     def scratch_size(self, length: int) -> int:
-        """Return the number of scores between tokens in memory."""
+        """Return how many numbers the arrays of scores hold in memory at a time."""
         return _COPIES * length * _rows_at_a_time(length) if len(self.layers) > 1 else 0
 
     def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
-        r"""Return $q_K$."""
+        r"""Return $q_K$, the query after all $K$ layers."""
         if len(self.layers) == 1:
             return self.layers[0].attend(prompt, query)
         if isinstance(prompt, Empirical):
@@ -159,7 +160,7 @@ class Stack(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(P_K, p_K)$, the composed limits of the layers at the images of the prompt."""
+        r"""Return $(P_K, p_K)$ with $q_K = P_Kz + p_K$, the composition of the layers' limits."""
         require_gaussian_prompt(self, prompt)
         return _composed_limit(self.layers, prompt)
 
@@ -170,9 +171,9 @@ def _require_chain(layers: Sequence[AbstractAttention]) -> None:
         if below.query_dim != below.token_dim:
             raise ArgumentError(
                 f"layers[{index}]",
-                "must have queries of the dimension of its tokens, because tokens are also "
-                f"queries below another layer, got tokens of dimension {below.token_dim} and "
-                f"queries of dimension {below.query_dim}.",
+                "must have queries of the dimension of its tokens, because in a layer that is "
+                "followed by another the tokens are also queries, got tokens of dimension "
+                f"{below.token_dim} and queries of dimension {below.query_dim}.",
             )
         if not below.output_dim == layer.token_dim == layer.query_dim:
             raise ArgumentError(
@@ -212,7 +213,7 @@ def attend_through(
 
     Args:
         layers: layers with matching dimensions.
-        prompt: the tokens; equal weights under a mask.
+        prompt: the tokens; with a causal mask they must have equal weights.
         query: the query.
         causal: whether to apply a causal mask.
     """
@@ -232,7 +233,8 @@ def _rows_after(
 ) -> Float[Array, "rows e"]:
     r"""Return $F[\mu](z_i)$ for the tokens and, in the last row, for the query.
 
-    Linear heads without a mask depend on one second moment S: $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
+    Without a mask, linear heads depend only on the second moment S of the tokens:
+    $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
     """
     heads, residual = layer.as_heads(), layer.residual_matrix()
     if heads is None:
@@ -256,7 +258,7 @@ def _rows_after(
 def _row_by_row(
     layer: AbstractAttention, prompt: Empirical, rows: Array, causal: bool
 ) -> Float[Array, "rows e"]:
-    """Return the image of every row, in groups that bound the matrix of scores in memory."""
+    """Return the image of every row, computed in groups to limit the size of the score matrix."""
     length, dtype = prompt.length, rows.dtype
     places = jnp.arange(length)
 
@@ -284,7 +286,10 @@ def _through(
     step: Callable[[AbstractAttention, Carried], Carried],
     start: Carried,
 ) -> Carried:
-    """Return the carry after all layers; equal layers are one loop, compiled once."""
+    """Return the value of `step` applied for all layers in turn, from `start`.
+
+    Consecutive layers of equal structure are one loop, which is compiled once.
+    """
     so_far = start
     for _, same in itertools.groupby(layers, _shape):
         run = tuple(same)
@@ -298,7 +303,10 @@ def _through(
 
 
 def _shape(layer: AbstractAttention) -> object:
-    """Return a key that layers of equal structure share; unique if a field is not an array."""
+    """Return a key that layers of equal structure share.
+
+    A layer with a field that is not an array has a unique key.
+    """
     leaves, structure = jax.tree.flatten(layer)
     if not all(eqx.is_array(leaf) for leaf in leaves):
         return object()

@@ -26,10 +26,11 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _NEAR = 1e-12
-"""A tilt with these coordinates is in the domain of every transform that is finite around 0."""
+"""A tilt with all coordinates equal to this is in the domain of every transform that is finite
+around 0."""
 
 _BEYOND = 1e-5
-"""Multiplying a tilt on the boundary by 1 plus this moves it outside the domain."""
+"""A tilt on the boundary of the domain leaves the domain when multiplied by 1 plus this number."""
 
 
 class AbstractRayTransform(abc.ABC):
@@ -37,7 +38,7 @@ class AbstractRayTransform(abc.ABC):
 
     @abc.abstractmethod
     def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
-        r"""Return $\Lambda(ct)$, [n], NaN where it does not exist."""
+        r"""Return $\Lambda(ct)$ for multiples $c$, [n]; NaN where it does not exist."""
 
     @abc.abstractmethod
     def derivatives(
@@ -56,8 +57,8 @@ class AbstractMeasure(eqx.Module):
 
     Attention depends on a prompt only through its log-Laplace transform
     $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$, so one formula per subclass is
-    enough; the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$ follow by
-    differentiation.
+    enough. Its first and second derivatives are the mean and covariance of the tilted law
+    $\propto e^{\langle t,z\rangle}\mu$.
 
     A **user-defined measure** takes ten lines: `dim`, `log_laplace` and `sample`. If the transform
     is infinite away from zero, as for heavy tails, do not define `log_laplace`. For example, tokens
@@ -101,9 +102,9 @@ class AbstractMeasure(eqx.Module):
         The default is infinite away from zero, for laws without a transform, such as Student's t.
         Softmax attention has no limit over such tokens, and finite prompts are simulated.
 
-        At a complex tilt, return the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
-        differentiates it with `holomorphic=True`. Where the integral is not finite, return NaN or
-        infinity, even if the formula has a finite value.
+        Implementations return the analytic continuation at a complex tilt, up to multiples of
+        $2\pi i$; `jax.grad` differentiates it with `holomorphic=True`. Where the integral is not
+        finite, they return NaN or infinity, even if the formula has a finite value.
         """
         size = jnp.sqrt(jnp.sum(tilt * tilt))  # its derivatives at zero are NaN, as intended
         return jnp.where(size == 0, size, jnp.inf)
@@ -115,8 +116,8 @@ class AbstractMeasure(eqx.Module):
     def tilted_mean(self, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
         r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$.
 
-        Raises `OutsideDomainError` where $\Lambda_\mu(t)$ or the mean is not finite; the mean can
-        be infinite on the boundary of the domain. While jax traces, returns NaN instead.
+        Raises `OutsideDomainError` if $\Lambda_\mu(t)$ or the mean is not finite; the mean can be
+        infinite on the boundary of the domain. In code that jax traces, the result is NaN instead.
         """
         return self._tilted("limit (the mean of the tilted law)", _gradient, self._as_tilt(tilt))
 
@@ -135,7 +136,7 @@ class AbstractMeasure(eqx.Module):
         return self.tilted_cov(self._origin)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return this measure as a mixture of a few Gaussians and atoms; None if it is not one.
+        """Return this measure as a mixture of a few Gaussians and atoms; None for other measures.
 
         For such a measure, averages over Gaussian queries, gradients with respect to score matrices
         and linear attention have closed forms.
@@ -143,16 +144,16 @@ class AbstractMeasure(eqx.Module):
         return None
 
     def on_ray(self, tilt: np.ndarray) -> AbstractRayTransform | None:  # noqa: ARG002
-        r"""Return the transform at the multiples $ct$ in closed form, if it is known.
+        r"""Return the transform at the multiples $ct$ of a tilt in closed form; None if unknown.
 
-        Otherwise jax evaluates and differentiates `log_laplace` there, which takes longer.
+        Without a closed form, jax evaluates and differentiates `log_laplace`, which takes longer.
         """
         return None
 
     def variance_proxy(self) -> VarianceProxy | None:
-        r"""Return $P$ with $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for all a, if known.
+        r"""Return $P$ with $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for all a, or None.
 
-        The proved bounds apply to measures that implement it.
+        The proved bounds apply to measures that implement this method.
         """
         return None
 
@@ -160,7 +161,7 @@ class AbstractMeasure(eqx.Module):
     def finite_everywhere(self) -> bool:
         r"""Whether $\Lambda_\mu(t)$ is finite at every tilt, as for bounded or Gaussian tokens.
 
-        If False, the default, every tilt is checked.
+        If False, which is the default, every tilt is checked.
         """
         return False
 
@@ -181,7 +182,7 @@ class AbstractMeasure(eqx.Module):
 
     @property
     def _origin(self) -> Float[Array, " d"]:
-        """The zero tilt, in the dtype of the measure's own parameters."""
+        """The zero tilt, in the dtype of the measure's parameters."""
         dtypes = self._dtypes() or [jnp.result_type(float)]
         return to_device(np.zeros(self.dim), promoted(*dtypes))
 
@@ -215,16 +216,17 @@ def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
 
 
 def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
-    """Return the transform at a tilt, in double precision if the measure has such arrays."""
+    """Return the transform at a tilt, in double precision if the measure has a float64 array."""
     double = jnp.dtype(jnp.float64) in measure._dtypes()
     with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
         return _transform(measure, measure._as_tilt(tilt))
 
 
 def _one_or_nan(transform: Array) -> Array:
-    """Return 1, or NaN where the transform is not finite, even if its formula has derivatives.
+    """Return 1 if the transform is finite, otherwise NaN.
 
-    As a factor of the first derivative it also makes the higher derivatives NaN.
+    The formula of a transform may have finite derivatives where the transform itself is infinite.
+    This factor makes the first derivative NaN there, and thus all higher ones.
     """
     return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
 
@@ -235,7 +237,7 @@ def is_infinite(array: Array) -> bool:
 
 
 def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
-    """Raise an error if the log-Laplace transform is not finite at a tilt; not while jax traces."""
+    """Raise an error if the log-Laplace transform is infinite at a tilt, unless jax is tracing."""
     if measure.finite_everywhere:
         return
     transform = _transform_at(measure, tilt)
@@ -260,7 +262,7 @@ def _require_inside(
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Raise an error for a law without a transform around zero, from which moments are computed."""
+    """Raise an error for a law whose transform is infinite around zero, so it gives no moments."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)

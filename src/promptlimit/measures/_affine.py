@@ -48,7 +48,7 @@ class Affine(AbstractMeasure):
         if rows == 0:
             raise ArgumentError("matrix", "must have at least one row, got none.")
         require_shape("matrix", matrix, (rows, measure.dim), "as many columns as `measure` has")
-        require_shape("shift", shift, (rows,), "one entry a row of `matrix`")
+        require_shape("shift", shift, (rows,), "one entry per row of `matrix`")
         require_finite("matrix", matrix)
         require_finite("shift", shift)
         self.measure = measure
@@ -62,7 +62,7 @@ class Affine(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether the original measure is finite everywhere."""
+        """Whether the transform of the original measure is finite everywhere."""
         return self.measure.finite_everywhere
 
     @full_precision
@@ -76,11 +76,11 @@ class Affine(AbstractMeasure):
         return self.measure.sample(length, key=key) @ self.matrix.T + self.shift[None]
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the images of the measure's parts."""
+        """Return the images of the Gaussian parts of the original measure."""
         parts = self.measure.gaussian_parts()
         return parts and parts.affine(as_float64(self.matrix), as_float64(self.shift))
 
     def variance_proxy(self) -> VarianceProxy | None:
-        r"""Return $APA^\top$."""
+        r"""Return $APA^\top$ with $P$ the variance proxy of the original measure."""
         proxy = self.measure.variance_proxy()
         return proxy and proxy.affine(as_float64(self.matrix), as_float64(self.shift))

@@ -2,14 +2,14 @@ r"""The log-Laplace transform of the uniform sphere, accurate at every radius an
 
 $F_b(s) = \log {}_0F_1(;b;s/4) = \log\big[\Gamma(b)\,(2/x)^{b-1} I_{b-1}(x)\big]$ with $s = x^2$ is
 smooth in $s$, zero included. Its derivative is half the ratio $q_b(s) = I_b(x)/(x\,I_{b-1}(x))$,
-which obeys $q_b = 1/(2b + s\,q_{b+1})$. Errors shrink when that recursion runs downwards, and
-every term is positive, so nothing cancels:
+which satisfies $q_b = 1/(2b + s\,q_{b+1})$. Errors shrink if this recursion runs downwards in b.
+Every term is positive, so nothing cancels:
 
     q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b.
 
-It starts at an order where Debye's expansion in $1/\nu$, $\nu = b + n - 1 \ge 40$, is accurate to
-double precision for all $x$. For derivatives, the same recursion is applied to Taylor coefficients;
-it is equally stable.
+The n steps start at the order $\nu = b + n - 1 \ge 40$, where Debye's expansion in $1/\nu$ is
+accurate to double precision for all $x$. For derivatives, the recursion is applied to Taylor
+coefficients, where it is equally stable.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ from promptlimit.measures._debye import (
     debye_value,
 )
 
-_DEBYE_ORDER = 40.0  # where the recursion starts, or higher
-_QUOTIENT_TERMS = 4  # enough where the recursion reduces the error, which is of order w^-5
+_DEBYE_ORDER = 40.0  # the recursion starts at this order or higher
+_QUOTIENT_TERMS = 4  # error of order 1 / sqrt(order^2 + s)^5, which the recursion then reduces
 _FEWEST_STEPS = 16
 
 

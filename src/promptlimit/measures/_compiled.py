@@ -1,4 +1,4 @@
-"""Compile public entry points once, and keep every digit of a matrix product."""
+"""Decorators that compile a function once, and that keep full precision in matrix products."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +14,7 @@ Returned = TypeVar("Returned")
 def full_precision(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Return the function with matrix products that keep all digits of their type.
 
-    Some devices would drop most digits of a single-precision product by default.
+    By default, some devices drop most digits of a product in single precision.
     """
 
     @wraps(function)
@@ -28,9 +28,9 @@ def full_precision(function: Callable[Arguments, Returned]) -> Callable[Argument
 def compiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Return the function compiled once per structure and shape of its arguments.
 
-    `jax.jit` has the lower overhead but accepts only arrays. A user-defined measure with other
-    fields is compiled by `equinox.filter_jit`, which treats them as constants. Eager
-    differentiation would retrace at every call.
+    `jax.jit` is used if all arguments are arrays, because it has the lower overhead. Otherwise, as
+    for a user-defined measure with other fields, `equinox.filter_jit` treats fields that are not
+    arrays as constants. Without compilation, differentiation would retrace at every call.
     """
     exactly = full_precision(function)
     plain, filtered = jax.jit(exactly), eqx.filter_jit(exactly)

@@ -1,14 +1,15 @@
 r"""The log-Laplace transform of the uniform sphere at complex tilts.
 
-$h_c(s) = {}_0F_1(;c;s/4)$ has the derivative $h_{c+1}(s)/(4c)$, and downwards the recursion
+$h_c(s) = {}_0F_1(;c;s/4)$ has the derivative $h_{c+1}(s)/(4c)$. The recursion
 
     h_c = h_{c+1} + s h_{c+2} / (4c(c+1))
 
-is stable. It is linear, so errors stay small compared with nearby values, even at the zeros of
-$h_c$, which are all at negative $s$. The recursion starts from Debye's expansion in $1/\nu$, which
-is accurate to double precision unless $s$ is close to $-\nu^2$. If $|\sqrt s|$ is well above a low
-order, the recursion starts at that order, where $h_{\nu+1} = e^F + e^{F_-}$ combines both
-solutions. Otherwise it starts at a high order.
+is stable if it runs downwards in c. It is linear, so errors stay small compared with nearby values,
+even at the zeros of $h_c$, which are all at negative $s$. The recursion starts from Debye's
+expansion in $1/\nu$ at an order $\nu$. This expansion is accurate to double precision unless $s$ is
+close to $-\nu^2$. If $|\sqrt s|$ is well above a low order, the recursion starts at this low order,
+where $h_{\nu+1} = e^F + e^{F_-}$ combines the two solutions $F$ and $F_-$ of `_debye`. Otherwise it
+starts at a high order.
 """
 
 from functools import partial
@@ -26,9 +27,9 @@ from promptlimit.measures._debye import (
     debye_value,
 )
 
-_LOW_ORDER = 60.0  # or higher
-_FAR = 2.0  # times the low order: |sqrt(s)| above it starts there
-_NEAR = 0.6  # times the high order: |sqrt(s)| below it starts there
+_LOW_ORDER = 60.0  # the smallest value of the low order
+_FAR = 2.0  # start at the low order if |sqrt(s)| is above this multiple of it
+_NEAR = 0.6  # the high order is such that otherwise |sqrt(s)| is below this multiple of it
 _FEWEST_STEPS = 16
 
 
@@ -62,7 +63,7 @@ def _log_0f1_jet_jvp(
 def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
     r"""Return $\sigma$ and $e^{-\sigma}h_c(s)$ for $c = b, \dots, b + \max(degree, 1)$.
 
-    The absolute value of the first one is at least its rounding error.
+    If $|h_b|$ is below its rounding error, $h_b$ is replaced by this error.
     """
     low_steps = max(_FEWEST_STEPS, degree, ceil(_LOW_ORDER + 1.0 - b))
     low = b + low_steps - 1.0
@@ -88,7 +89,7 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
 
 
 def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Array]:
-    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$, or those of the second solution, one per row."""
+    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$ per order; the sign -1 selects the second solution."""
 
     def row(columns: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
         order, sign, slopes, derivatives = columns

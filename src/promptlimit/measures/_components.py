@@ -22,7 +22,7 @@ def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractM
 
 
 def require_measure(name: str, value: object) -> AbstractMeasure:
-    """Return the measure; the error suggests how to wrap an array of tokens."""
+    """Return the value if it is a measure; otherwise raise an error."""
     if not isinstance(value, AbstractMeasure):
         raise ArgumentError(
             name,

@@ -12,8 +12,8 @@ from promptlimit.errors import ArgumentError
 def ar1_covariance(dim: SupportsIndex, correlation: Number) -> Float[np.ndarray, "d d"]:
     r"""Return the covariance $\Sigma_{ij}=\rho^{|i-j|}$ of an autoregressive process of order one.
 
-    The entries of a token are then successive values of the process, each of variance one. Also
-    known as the Kac-Murdock-Szegő matrix. Its inverse is tridiagonal.
+    The entries of a token are then successive values of the process, each of variance one. The
+    covariance is also known as the Kac-Murdock-Szegő matrix. Its inverse is tridiagonal.
 
     Args:
         dim: the dimension of a token.

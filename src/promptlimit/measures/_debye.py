@@ -1,9 +1,9 @@
 r"""Debye's expansion of modified Bessel functions, uniform in the argument for a large order.
 
 For $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ it is a series in $1/\nu$,
-whose coefficients are polynomials in $p = \nu/w$, $w=\sqrt{\nu^2+s}$. Bessel's equation contains
-only the square of $w$, so $-w$ gives a second solution, which is part of $I_\nu$ at complex
-arguments.
+whose coefficients are polynomials in $p = \nu/w$ with $w=\sqrt{\nu^2+s}$. Bessel's equation
+contains only the square of $w$, so replacing $w$ by $-w$ gives a second solution. At complex
+arguments the Bessel function $I_\nu$ is a sum of both solutions.
 """
 
 from fractions import Fraction
@@ -17,13 +17,13 @@ from jaxtyping import Array
 _DEBYE_TERMS = 10
 
 Polynomial = list[Fraction]  # coefficients, lowest degree first
-Coefficients = list[float] | Array  # as above
+Coefficients = list[float] | Array  # of a polynomial, lowest degree first
 
 
 def _debye_polynomials(count: int) -> list[Polynomial]:
-    r"""Return $U_0, \dots, U_{count}$ of $I_\nu(\nu z)\propto\sum_k U_k(p)/\nu^k$.
+    r"""Return the polynomials $U_0, \dots, U_{count}$ of $I_\nu(\nu z)\propto\sum_k U_k(p)/\nu^k$.
 
-    With $p=(1+z^2)^{-1/2}$,
+    Here $p=(1+z^2)^{-1/2}$. The recursion is
     $U_{k+1}(p) = \frac12 p^2(1-p^2)\,U_k'(p) + \frac18\int_0^p(1-5r^2)\,U_k(r)\,dr$.
     """
     polynomials = [[Fraction(1)]]
@@ -42,9 +42,9 @@ def _debye_polynomials(count: int) -> list[Polynomial]:
 
 
 def _logarithm(series: list[Polynomial]) -> list[Polynomial]:
-    r"""Return $D_k$ with $\sum_{k\ge1} D_k y^k = \log\sum_k U_k y^k$.
+    r"""Return the polynomials $D_k$ with $\sum_{k\ge1} D_k y^k = \log\sum_k U_k y^k$.
 
-    $k\,D_k = k\,U_k - \sum_{0<j<k} j\,D_j\,U_{k-j}$.
+    They satisfy $k\,D_k = k\,U_k - \sum_{0<j<k} j\,D_j\,U_{k-j}$.
     """
     logs: list[Polynomial] = [[Fraction(0)]]
     for k in range(1, len(series)):
@@ -89,7 +89,7 @@ def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
 
 
 def _series(polynomials: list[list[float]], order: float) -> list[float]:
-    """Return one polynomial instead of many."""
+    """Return the sum of polynomials, the k-th divided by the k-th power of the order."""
     scaled = [
         [c / order**k for c in polynomial] for k, polynomial in enumerate(polynomials, start=1)
     ]
@@ -97,10 +97,16 @@ def _series(polynomials: list[list[float]], order: float) -> list[float]:
 
 
 def debye_value(order: float | Array, slopes: Coefficients, s: Array, w: Array) -> Array:
-    r"""Return $F_{\nu+1}(s)$ for large $\nu$, or that of the second solution, with $-w$ for $w$.
+    r"""Return $F_{\nu+1}(s)$ for large $\nu$; if w is negated, that of the second solution.
 
     With $w=\sqrt{\nu^2+s}$, $p=\nu/w$ and $y = w/\nu - 1$ it is
     $\nu y - \nu\log(1+y/2) - \frac12\log(1+y) + \sum_k (D_k(p)-D_k(1))/\nu^k$.
+
+    Args:
+        order: $\nu$.
+        slopes: the result of `debye_slopes`.
+        s: $s$.
+        w: $w$, or $-w$ for the second solution.
     """
     p = order / w
     y = s / (order * (order + w))
@@ -111,9 +117,9 @@ def debye_value(order: float | Array, slopes: Coefficients, s: Array, w: Array) 
 
 
 def debye_quotient(order: float | Array, derivatives: Coefficients, w: Array) -> Array:
-    r"""Return $q_{\nu+1}(s) = 2F'_{\nu+1}(s)$ for large $\nu$, with $w$ and $p$ as above.
+    r"""Return $q_{\nu+1}(s) = 2F'_{\nu+1}(s)$ for large $\nu$, with w and p as in `debye_value`.
 
-    $\frac1{\nu+w} - \frac1{2w^2} - \sum_k D_k'(p)\,p^3/\nu^{k+2}$.
+    It is $\frac1{\nu+w} - \frac1{2w^2} - \sum_k D_k'(p)\,p^3/\nu^{k+2}$.
     """
     p = order / w
     tail = _horner(derivatives, p)

@@ -27,8 +27,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy, of_points
 class Empirical(AbstractMeasure):
     r"""The measure $\sum_i w_i\delta_{z_i}$ of finitely many tokens, $w_i = 1/L$ unless given.
 
-    Its $\Lambda(t) = \log\sum_i w_i e^{\langle z_i,t\rangle}$ is a log-sum-exp, whose gradient is
-    textbook softmax attention.
+    Its transform $\Lambda(t) = \log\sum_i w_i e^{\langle z_i,t\rangle}$ is a log-sum-exp. The
+    gradient of the transform is textbook softmax attention.
 
     Args:
         tokens: the tokens $z_i$, one per row, shape `[L, d]`.
@@ -58,7 +58,7 @@ class Empirical(AbstractMeasure):
             )
         require_finite("tokens", points)
         if weights is not None:
-            require_shape("weights", weights, (length,), "one weight a token")
+            require_shape("weights", weights, (length,), "one weight per token")
             require_finite("weights", weights)
             require_weights("weights", weights)
         self.tokens = points
@@ -85,14 +85,14 @@ class Empirical(AbstractMeasure):
         return log_laplace_of_tokens(self.tokens, self.weights, tilt)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
-        """Return `length` tokens drawn with replacement by weight."""
+        """Return `length` tokens, drawn with replacement with the probabilities `weights`."""
         return _sample(self, length, key)
 
     def including(self, query: ArrayLike) -> "Empirical":
-        r"""Return the prompt with the query as one more token (Remark 3.2).
+        r"""Return the prompt with the query as one more token (Remark 3.2 of the paper).
 
-        $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$: the query has the weight of
-        an average token.
+        It is $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$, in which the query has
+        the weight of an average token.
         """
         token = float_array("query", query, rank=1)
         require_shape("query", token, (self.dim,), "the dimension of a token")
@@ -103,7 +103,7 @@ class Empirical(AbstractMeasure):
         return atoms(as_float64(self.tokens), self._host_weights())
 
     def variance_proxy(self) -> VarianceProxy:
-        """Return $D^2/4$, D the diameter of the tokens."""
+        """Return $P=(D^2/4)I$ with D the diameter of the tokens, or an upper bound for many."""
         return of_points(as_float64(self.tokens), self._host_weights())
 
     def _host_weights(self) -> HostArray:

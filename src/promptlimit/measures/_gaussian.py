@@ -101,7 +101,7 @@ def require_covariance(name: str, covariance: Array) -> None:
         raise ArgumentError(
             name,
             f"must be symmetric, got {host[i, j]} at ({i}, {j}) and "
-            f"{host[j, i]} at ({j}, {i}). If only rounding parts them, pass "
+            f"{host[j, i]} at ({j}, {i}). If they differ only by rounding, pass "
             f"({name} + {name}.T) / 2.",
         )
     smallest = np.linalg.eigvalsh((host + host.T) / 2).min()

@@ -1,6 +1,7 @@
 r"""Measures that are mixtures of Gaussians, decomposed into their components.
 
-Atoms are singular Gaussians. Affine images and products of Gaussian mixtures are Gaussian mixtures.
+An atom, a point with positive probability, is a Gaussian with zero covariance. Affine images and
+products of Gaussian mixtures are Gaussian mixtures.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from scipy.linalg import block_diag
 from promptlimit._arrays import Array, as_float64
 
 MOST_PARTS = 4096
-"""The largest number of parts of a product, which is the product of the numbers of its factors."""
+"""The largest number of parts of a product measure; more parts are not listed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class GaussianParts:
     r"""The mixture $\sum_cw_cN(m_c,\Gamma_c)$ in double precision.
 
     Attributes:
-        weights: $w_c$, [c], positive, of sum one.
+        weights: $w_c$, [c], positive, with sum one.
         means: $m_c$, [c, d].
         covs: $\Gamma_c$, [c, d, d]; None when all parts are atoms.
     """
@@ -47,7 +48,9 @@ class GaussianParts:
     def tilted(self, tilt: Array) -> "GaussianParts":
         r"""Return the law $\propto e^{\langle t,z\rangle}\mu$.
 
-        Again a mixture: $w_ce^{\langle t,m_c\rangle+t'\Gamma_ct/2}$, $m_c+\Gamma_ct$, $\Gamma_c$.
+        It is again a mixture, with weights proportional to
+        $w_ce^{\langle t,m_c\rangle+t'\Gamma_ct/2}$, means $m_c+\Gamma_ct$ and covariances
+        $\Gamma_c$.
         """
         pull = self.all_covs() @ tilt
         log_weights = np.log(self.weights) + (self.means + 0.5 * pull) @ tilt
@@ -55,7 +58,7 @@ class GaussianParts:
         return GaussianParts(weights / weights.sum(), self.means + pull, self.covs)
 
     def affine(self, matrix: Array, shift: Array) -> "GaussianParts":
-        r"""Return the law of $Az+b$."""
+        r"""Return the law of $Az+b$ for z with this law."""
         covs = None if self.covs is None else matrix @ self.covs @ matrix.T
         if covs is not None:
             covs = 0.5 * (covs + covs.transpose(0, 2, 1))
@@ -63,14 +66,14 @@ class GaussianParts:
 
 
 def atoms(tokens: Array, weights: Array | None) -> GaussianParts:
-    """Return tokens of nonzero weight as atoms; weights are equal when None."""
+    """Return the tokens with nonzero weight as atoms; if `weights` is None, weights are equal."""
     shares = np.ones(tokens.shape[0]) if weights is None else weights
     kept = shares > 0.0
     return GaussianParts(shares[kept] / shares.sum(), tokens[kept])
 
 
 def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return the mixture of the parts; None if a component of nonzero weight has no parts."""
+    """Return the mixture of the parts; None if the parts of a weighted component are not known."""
     kept = [(w, part) for w, part in zip(weights / weights.sum(), parts, strict=True) if w > 0.0]
     known = [(w, part) for w, part in kept if part is not None]
     if len(known) < len(kept):
@@ -84,7 +87,10 @@ def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianPart
 
 
 def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return the product: all combinations of one part from each factor."""
+    """Return all combinations of one part per factor, the parts of the product measure.
+
+    None if the parts of a factor are not known or if there are more than `MOST_PARTS` combinations.
+    """
     factors = [part for part in parts if part is not None]
     count = int(np.prod([float(part.weights.size) for part in factors]).clip(max=1e18))
     if len(factors) < len(parts) or count > MOST_PARTS:

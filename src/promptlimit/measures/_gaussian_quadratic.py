@@ -1,4 +1,4 @@
-"""Gaussian vectors with their squares and products: the tokens of importance sampling."""
+"""Gaussian vectors together with the products of their entries: tokens for importance sampling."""
 
 import dataclasses
 from typing import Any
@@ -20,17 +20,18 @@ from promptlimit.measures._gaussian_parts import sqrtm_psd
 
 
 class GaussianQuadratic(AbstractMeasure):
-    r"""Tokens $(x, x_ix_j)_{i\le j}$ with $x\sim N(m,S)$: all polynomials of degree two are linear.
+    r"""Tokens $(x, x_ix_j)_{i\le j}$ with $x\sim N(m,S)$.
 
-    The score of a token at the tilt $(b,B)$ is $b^\top x+x^\top Bx$, such as the logarithm of a
-    ratio of Gaussian densities (`log_ratio`). Softmax attention is then self-normalised importance
+    Every polynomial of degree two in x, up to its constant, is a linear function of the token. The
+    score of a token at the tilt $(b,B)$ is $b^\top x+x^\top Bx$. If the score is the logarithm of a
+    ratio of Gaussian densities (`log_ratio`), softmax attention is self-normalised importance
     sampling with the proposal $N(m,S)$. With $S=CC^\top$, $A=I-2C^\top BC$ and
     $v=C^\top(b+2Bm)$,
 
     $$\Lambda(b,B)=b^\top m+m^\top Bm+\tfrac12v^\top A^{-1}v-\tfrac12\log\det A,$$
 
-    finite where A is positive definite. `tilt(b, B)` arranges the entries as a token does: b, then
-    the coefficients of $x_ix_j$, $i\le j$, row by row.
+    which is finite if A is positive definite. `tilt(b, B)` returns the tilt as a vector with the
+    order of entries of a token: b, then the coefficients of $x_ix_j$, $i\le j$, row by row.
 
     Args:
         mean: $m$, shape `[k]`.
@@ -55,7 +56,7 @@ class GaussianQuadratic(AbstractMeasure):
 
     @full_precision
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
-        r"""Return $\Lambda(b,B)$, NaN where A is not positive definite."""
+        r"""Return $\Lambda(b,B)$; NaN if A is not positive definite."""
         linear, quadratic = self._parts(tilt)
         mean = self.law.location.astype(tilt.dtype)
         root = _root(self.law.covariance).astype(tilt.dtype)
@@ -81,7 +82,11 @@ class GaussianQuadratic(AbstractMeasure):
         return _QuadraticRay(mean, root @ axes, rates, pull, level)
 
     def tokens(self, points: ArrayLike) -> Float[Array, "n d"]:
-        """Return the tokens of points x, shape `[n, k]`."""
+        """Return the token of each point x.
+
+        Args:
+            points: the points x, one per row, shape `[n, k]`.
+        """
         x = jnp.asarray(points)
         first, second = np.triu_indices(self.law.dim)
         return jnp.concatenate([x, x[:, first] * x[:, second]], axis=1)
@@ -89,11 +94,11 @@ class GaussianQuadratic(AbstractMeasure):
     def tilt(self, linear: ArrayLike, quadratic: ArrayLike) -> Float[Array, " d"]:
         """Return the tilt at which the score of a token is b'x + x'Bx, shape `[d]`.
 
-        Rows of `SoftmaxAttention.value` and of polynomials in general have the same order.
+        The same vector as a row of `SoftmaxAttention.value` makes b'x + x'Bx the value of a token.
 
         Args:
             linear: b, shape `[k]`.
-            quadratic: B, shape `[k, k]`; only its symmetric part counts.
+            quadratic: B, shape `[k, k]`; only its symmetric part matters.
         """
         size = self.law.dim
         vector, matrix = as_float64(linear), as_float64(quadratic)
@@ -108,9 +113,10 @@ class GaussianQuadratic(AbstractMeasure):
         return to_device(joined, self.law.location.dtype)
 
     def log_ratio(self, target: AbstractMeasure) -> Float[Array, " d"]:
-        r"""Return the tilt of the log-weight $\log dN(m_p,P)/dN(m,S)$, up to a constant.
+        r"""Return the tilt whose score is $\log dN(m_p,P)/dN(m,S)$, up to a constant.
 
-        $B=-(P^{-1}-S^{-1})/2$ and $b=P^{-1}m_p-S^{-1}m$. The infinite prompt is then the target.
+        The target is $N(m_p,P)$. The tilt has $B=-(P^{-1}-S^{-1})/2$ and $b=P^{-1}m_p-S^{-1}m$, and
+        the law of the tokens tilted by it is the law of tokens of the target.
         """
         wanted, drawn = self._checked(target), self.law
         precision = _inverse("target", wanted)
@@ -121,9 +127,10 @@ class GaussianQuadratic(AbstractMeasure):
     def variance_exponent(self, target: AbstractMeasure) -> float:
         r"""Return the $\kappa$ of $E\,S_2\sim n^{-\kappa}$, up to logarithms.
 
-        The log-weight has the moments $E\,w^c$ for $c<c_*=1/\lambda_{max}(I-SP^{-1})$. Weights have
-        a variance, and the exponent is 1, for $c_*>2$, that is for $2S>P$; otherwise it is
-        $c_*-1$.
+        Here $S_2$ is the sum of squared normalised weights of n samples. An unnormalised weight w
+        has the moments $E\,w^c$ for $c<c_*=1/\lambda_{max}(I-SP^{-1})$, with P the covariance of
+        the target. If $c_*>2$, that is $2S>P$, weights have a variance and $\kappa=1$. Otherwise
+        $\kappa=c_*-1$.
         """
         wanted = self._checked(target)
         own, other = as_float64(self.law.covariance), as_float64(wanted.covariance)
@@ -163,11 +170,11 @@ def _root(cov: Float[Array, "k k"]) -> Float[Array, "k k"]:
 def _form_minus_log_det(
     matrix: Inexact[Array, "k k"], vector: Inexact[Array, " k"]
 ) -> Inexact[Array, ""]:
-    r"""Return $v^\top A^{-1}v-\log\det A$ of a symmetric matrix, by elimination.
+    r"""Return $v^\top A^{-1}v-\log\det A$ of a symmetric matrix, by Gaussian elimination.
 
-    No rows are exchanged: where Re A is positive definite, so are the real parts of its Schur
-    complements, and the sum of the principal logarithms of the pivots is the analytic branch that
-    is real for real A. The principal logarithm of det A itself is not.
+    Rows are not exchanged. If Re A is positive definite, so are the real parts of its Schur
+    complements. The sum of the principal logarithms of the pivots is then the analytic branch of
+    log det A that is real for real A. The principal logarithm of det A may be another branch.
     """
 
     def step(state: tuple[Array, Array], place: Array) -> tuple[tuple[Array, Array], Array]:
@@ -184,7 +191,7 @@ def _form_minus_log_det(
 
 @dataclasses.dataclass(frozen=True)
 class _QuadraticRay(AbstractRayTransform):
-    r"""The transform at multiples $c(b,B)$, where one basis makes all matrices diagonal.
+    r"""The transform at multiples $c(b,B)$, in a basis in which all matrices are diagonal.
 
     With $C^\top BC=Q\,\mathrm{diag}(\lambda)Q^\top$ and $x=m+CQy$, the tilted law has independent
     $y_i\sim N(cr_ih_i,r_i)$, $r_i=1/(1-2c\lambda_i)$ and $h=Q^\top C^\top(b+2Bm)$.
@@ -214,10 +221,12 @@ class _QuadraticRay(AbstractRayTransform):
     def derivatives(
         self, value: HostArray, multiples: NDArray[Any]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        r"""Return mean and covariance of the values $f=\alpha+a^\top y+y^\top My$.
+        r"""Return the mean and covariance of the values under the tilted law.
 
-        $E\,f=\alpha+a^\top\nu+\nu^\top M\nu+\sum_iM_{ii}r_i$, $\nu=E\,y$, and
-        $\mathrm{Cov}(f,f')=g^\top\mathrm{diag}(r)g'+2\sum_{ij}M_{ij}M'_{ij}r_ir_j$, $g=a+2M\nu$.
+        As a function of y, each entry of the value is $f=\alpha+a^\top y+y^\top My$. With
+        $\nu=E\,y$ and $g=a+2M\nu$, the mean is
+        $E\,f=\alpha+a^\top\nu+\nu^\top M\nu+\sum_iM_{ii}r_i$, and the covariance of two entries f
+        and f' is $g^\top\mathrm{diag}(r)g'+2\sum_{ij}M_{ij}M'_{ij}r_ir_j$.
         """
         outputs, size = len(value), self.mean.size
         upper = np.zeros((outputs, size, size))
@@ -244,7 +253,7 @@ def _inverse(name: str, law: Gaussian) -> HostArray:
 
 
 def _positive(name: str, cov: HostArray) -> HostArray:
-    """Return a covariance if it is invertible to rounding."""
+    """Return a covariance; raise an error if it is singular up to rounding."""
     variances = np.linalg.eigvalsh(cov)
     if not variances[0] > 1e-13 * variances[-1]:
         raise ArgumentError(

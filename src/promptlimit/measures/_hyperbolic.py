@@ -1,8 +1,9 @@
 r"""$\log\cosh$ and $\log(\sinh x/x)$, with derivatives that are accurate at all arguments.
 
-Automatic differentiation of $\tanh$ gives $1-\tanh^2 x$, which has no correct digit once $\tanh x$
-rounds to one, and $\coth x - 1/x$ has none near zero. Both are replaced here. The functions are
-even; for complex $x$, $|x|$ denotes the one of $x$ and $-x$ whose real part is not negative.
+Automatic differentiation of $\tanh x$ gives $1-\tanh^2 x$, which has no correct digit once
+$\tanh x$ rounds to one. The derivative $\coth x - 1/x$ of $\log(\sinh x/x)$ has no correct digit
+near zero. Both are replaced here. The two functions are even. For complex $x$, $|x|$ denotes $x$ or
+$-x$, whichever has a real part that is not negative.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from jaxtyping import Array, Inexact
 
 from promptlimit.measures._bessel import log_0f1
 
-_NEAR = 2.0  # where log(sinh x / x) changes from its Bessel form to its exponential form
-_TERMS = 13  # of the series of sinh x / x for complex |x| < 2
+_NEAR = 2.0  # log(sinh x / x) has a Bessel form for |x| below this, an exponential form above
+_TERMS = 13  # the number of terms of the series of sinh x / x, used for complex |x| < 2
 
 
 @jax.custom_jvp
@@ -34,7 +35,7 @@ def log_cosh(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
 
 @jax.custom_jvp
 def _tanh(x: Array) -> Array:
-    r"""Return $\tanh x = \pm(1-e^{\mp2x})/(1+e^{\mp2x})$, as the real part of $x$ has its sign."""
+    r"""Return $\tanh x = \pm(1-e^{\mp2x})/(1+e^{\mp2x})$, with the sign of the real part of $x$."""
     if not jnp.iscomplexobj(x):
         return jnp.tanh(x)
     decay = jnp.exp(-2.0 * _right(x))
@@ -69,9 +70,10 @@ def _sech_squared_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Ar
 def log_sinhc(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log(\sinh x/x)$.
 
-    Near zero it is $\log{}_0F_1(;3/2;x^2/4)$: a uniform coordinate is a coordinate of the sphere in
-    three dimensions (Archimedes). For large $|x|$ it is $|x| - \log 2|x| + \log(1-e^{-2|x|})$,
-    whose terms are differentiated without cancellation.
+    Near zero it is computed as $\log{}_0F_1(;3/2;x^2/4)$. This is the log-Laplace transform of the
+    uniform law on the unit sphere in three dimensions, and therefore also that of a coordinate,
+    which is uniform on [-1, 1] (Archimedes). For large $|x|$ it is
+    $|x| - \log 2|x| + \log(1-e^{-2|x|})$, whose terms are differentiated without cancellation.
     """
     return _complex_log_sinhc(0, x) if jnp.iscomplexobj(x) else _log_sinhc(x)
 
@@ -89,7 +91,10 @@ def _log_sinhc(x: Array) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _complex_log_sinhc(order: int, x: Array) -> Array:
-    """Return that derivative in each coordinate, once for all the directions of a Hessian."""
+    """Return the derivative of this order of log(sinh x / x), entry by entry.
+
+    With its own derivative rule, it is computed only once for all directions of a Hessian.
+    """
     function = _log_sinhc
     for _ in range(order):
         function = partial(_derivative, function)
@@ -109,7 +114,7 @@ def _derivative(function: Callable[[Array], Array], x: Array) -> Array:
 
 
 def _right(x: Array) -> Array:
-    r"""Return $|x|$; of a complex $x$, that of $x$ and $-x$ whose real part is not negative."""
+    r"""Return $|x|$; for complex $x$, the one of $x$ and $-x$ with a nonnegative real part."""
     return jnp.where(x.real < 0, -x, x) if jnp.iscomplexobj(x) else jnp.abs(x)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Inexact
 def log_mean_exp(
     exponents: Inexact[Array, " n"], weights: Float[Array, " n"] | None = None
 ) -> Inexact[Array, ""]:
-    r"""Return $\log\sum_i w_ie^{s_i}$, with $w_i = 1/n$ when no weights are given."""
+    r"""Return $\log\sum_i w_ie^{s_i}$ for exponents $s_i$, with $w_i = 1/n$ by default."""
     largest, shifted = _shifted(exponents, weights)
     return largest + jnp.log(_mean_exp(shifted, weights))
 
@@ -16,13 +16,13 @@ def log_mean_exp(
 def relative_exponentials(
     exponents: Float[Array, " n"], weights: Float[Array, " n"] | None = None
 ) -> Float[Array, " n"]:
-    r"""Return $e^{s_i}/\sum_jw_je^{s_j}$; times the weights they sum to one, up to rounding."""
+    r"""Return $e^{s_i}/\sum_jw_je^{s_j}$; multiplied by the weights, they have the sum one."""
     _, shifted = _shifted(exponents, weights)
     return jnp.exp(shifted) / _mean_exp(shifted, weights)
 
 
 def _mean_exp(exponents: Array, weights: Array | None) -> Array:
-    """Return the mean of exponentials; a complex one is at least its rounding error."""
+    """Return the mean of exponentials; a complex mean is at least its rounding error."""
     mean = _mean(jnp.exp(exponents), weights)
     if not jnp.iscomplexobj(exponents):
         return mean
@@ -36,11 +36,11 @@ def _mean(values: Array, weights: Array | None) -> Array:
 
 
 def _shifted(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
-    r"""Return the largest exponent $c$ of positive weight, by its real part, and the $s_i-c$.
+    r"""Return $c$, the largest real part of an exponent with positive weight, and the $s_i-c$.
 
     A token of weight zero adds nothing to a mean, but derivatives with respect to its weight need
-    its exponential. Its exponent may exceed the largest and is capped where it would overflow. The
-    barrier prevents the compiler from rounding the same exponents in two different ways.
+    its exponential. Its exponent may exceed $c$, and is capped where the exponential would
+    overflow. The barrier prevents the compiler from rounding an exponent in two different ways.
     """
     exponents = jax.lax.optimization_barrier(exponents)
     if weights is None:

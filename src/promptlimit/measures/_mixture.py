@@ -27,8 +27,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy, of_mixture
 class Mixture(AbstractMeasure):
     r"""The mixture $\sum_c \pi_c\mu_c$ with $\Lambda(t) = \log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-    Softmax attention over a mixture of Gaussians is a softmax-routed mixture of affine maps: the
-    limit of each component is weighted by $\pi_c e^{\Lambda_c(Uz)}$.
+    Over a mixture of Gaussians, the limit of softmax attention is a weighted mean of affine maps,
+    the limits of the components. The weights are proportional to $\pi_c e^{\Lambda_c(Uz)}$.
 
     Args:
         weights: the probabilities $\pi_c$.
@@ -55,11 +55,11 @@ class Mixture(AbstractMeasure):
         dims = [measure.dim for measure in measures]
         if len(set(dims)) > 1:
             raise ArgumentError(
-                "components", f"must all have one dimension, got dimensions {dims}."
+                "components", f"must all have the same dimension, got dimensions {dims}."
             )
         (probabilities,) = float_arrays(weights=weights)
         require_rank("weights", probabilities, 1)
-        require_shape("weights", probabilities, (len(measures),), "one weight a component")
+        require_shape("weights", probabilities, (len(measures),), "one weight per component")
         require_finite("weights", probabilities)
         require_weights("weights", probabilities)
         self.weights = probabilities
@@ -79,11 +79,11 @@ class Mixture(AbstractMeasure):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-        The code evaluates $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$, where the linear
-        function $\ell$ is zero at the current tilt and has the slope of $\Lambda$. The value does
-        not change, but derivatives are those of centred components, so a large common mean costs
-        no digits. At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean
-        of the slopes of the components with weights $\pi_c|e^{\Lambda_c}|$.
+        The code evaluates $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$, where the affine
+        function $\ell$ is zero at the current tilt and has the slope of $\Lambda$. The value is the
+        same, but only centred components are differentiated, so a large common mean costs no
+        digits. At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of
+        the slopes of the components with weights $\pi_c|e^{\Lambda_c}|$.
         """
         gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
@@ -94,7 +94,7 @@ class Mixture(AbstractMeasure):
         return tangent + log_mean_exp(transforms - tangent, self.weights)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
-        """Return `length` tokens, each from a component drawn by weight."""
+        """Return `length` tokens, each from a component drawn with the probabilities `weights`."""
         choice, keys = _choice(self.weights, length, key)
         drawn = [
             measure.sample(length, key=own_key)
@@ -103,11 +103,15 @@ class Mixture(AbstractMeasure):
         return _chosen(choice, drawn)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the parts of all components."""
+        """Return the Gaussian parts of all components; None if those of one are not known."""
         return mixed(as_float64(self.weights), [part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
-        """Return the largest proxy of a component plus $D^2/4$, D the diameter of their means."""
+        r"""Return $P=(p+D^2/4)I$, or None if the proxy of a component is not known.
+
+        Here p is the largest eigenvalue of the components' proxies, and D the diameter of their
+        means.
+        """
         return of_mixture(
             as_float64(self.weights), [part.variance_proxy() for part in self.components]
         )

@@ -35,12 +35,12 @@ class Product(AbstractMeasure):
 
     @property
     def dim(self) -> int:
-        """The dimension $d$ of a token, the sum of the components'."""
+        """The dimension $d$ of a token, the sum of the dimensions of the components."""
         return sum(measure.dim for measure in self.components)
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether all components are finite everywhere."""
+        """Whether the transforms of all components are finite everywhere."""
         return all(measure.finite_everywhere for measure in self.components)
 
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
@@ -54,7 +54,7 @@ class Product(AbstractMeasure):
         return jnp.sum(jnp.stack(transforms))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
-        """Return `length` tokens, block by block."""
+        """Return `length` tokens, whose blocks are drawn from the components."""
         keys = jax.random.split(key, len(self.components))
         blocks = [
             measure.sample(length, key=own_key)
@@ -63,7 +63,7 @@ class Product(AbstractMeasure):
         return jnp.concatenate(blocks, axis=1)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return all combinations of one part from each component."""
+        """Return all combinations of one Gaussian part per component, if known and not too many."""
         return multiplied([part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:

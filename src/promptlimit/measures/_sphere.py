@@ -25,7 +25,7 @@ class UniformSphere(AbstractMeasure):
     $\Lambda(t) = \log{}_0F_1(;d/2;r^2|t|^2/4)$; the tilted law is von Mises-Fisher.
 
     Args:
-        dim: the dimension $d$ of the space, at least 1 (where the sphere is two points).
+        dim: the dimension $d$ of the space, at least 1; for $d=1$ the sphere is two points.
         radius: $r \ge 0$.
 
     >>> import jax.numpy as jnp, promptlimit as pl
@@ -67,7 +67,7 @@ class UniformSphere(AbstractMeasure):
         return self.radius * normals / jnp.linalg.norm(normals, axis=1, keepdims=True)
 
     def variance_proxy(self) -> VarianceProxy:
-        r"""Return $r^2/d$: ${}_0F_1(;d/2;y^2/4)\le e^{y^2/2d}$, since $(d/2)_k\ge(d/2)^k$."""
+        r"""Return $P=(r^2/d)I$, by ${}_0F_1(;d/2;y^2/4)\le e^{y^2/2d}$, as $(d/2)_k\ge(d/2)^k$."""
         return VarianceProxy(
             np.zeros(self.dim), np.eye(self.dim) * float(self.radius) ** 2 / self.dim
         )

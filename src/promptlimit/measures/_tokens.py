@@ -2,7 +2,7 @@ r"""The log-Laplace transform of weighted tokens, with derivatives that use cent
 
 Automatic differentiation of $\log\sum_iw_ie^{\langle z_i,t\rangle}$ is inaccurate for the covariance
 of tokens whose mean is large compared with their standard deviation. Here the tilted mean
-$m=\sum_ip_iz_i$ has a custom derivative, in which only centred tokens are multiplied. With
+$m=\sum_ip_iz_i$ has a custom derivative that contains products of centred tokens only. With
 $e_i = e^{\langle z_i,t\rangle-\Lambda}$ and $p_i = w_ie_i$ (uniform $w_i$ without weights):
 
     dLambda = <m, dt> + sum_i p_i <dz_i, t> + sum_i dw_i e_i

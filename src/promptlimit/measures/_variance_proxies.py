@@ -1,8 +1,8 @@
-r"""Variance proxies of measures, which every bound requires.
+r"""Variance proxies of measures, on which the proved bounds are based.
 
 A matrix $P$ is a *variance proxy* of $\mu$ with mean $m$ if
-$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Products and affine maps preserve
-proxies without loss, unlike their norms (proofs in docs/bounds.md).
+$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Under products and affine maps a
+matrix $P$ loses nothing, whereas its norm alone would (proofs in docs/bounds.md).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class VarianceProxy:
 
     @property
     def largest(self) -> float:
-        """The largest eigenvalue."""
+        """The largest eigenvalue of $P$."""
         return float(np.linalg.eigvalsh(self.matrix)[-1])
 
     def affine(self, matrix: Array, shift: Array) -> "VarianceProxy":
@@ -42,13 +42,17 @@ class VarianceProxy:
 
 
 def of_points(points: Array, weights: Array) -> VarianceProxy:
-    """Return $D^2/4$, D the diameter, by Hoeffding's lemma in every direction."""
+    """Return $(D^2/4)I$ with D the diameter, by Hoeffding's lemma in every direction."""
     size = _half_diameter(points, weights) ** 2
     return VarianceProxy(weights @ points, size * np.eye(points.shape[1]))
 
 
 def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
-    """Return the largest proxy of a part plus $D^2/4$ for the choice of the part."""
+    """Return $(p+D^2/4)I$; None if a proxy is None.
+
+    Here p is the largest eigenvalue of a component's proxy. The term $D^2/4$, with D the diameter
+    of the components' means, is for the random choice of the component.
+    """
     kept = [(w, proxy) for w, proxy in zip(weights, proxies, strict=True) if w > 0]
     known = [(w, proxy) for w, proxy in kept if proxy is not None]
     if len(known) < len(kept):
@@ -63,7 +67,7 @@ def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> Varia
 
 
 def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
-    """Return the block-diagonal proxy."""
+    """Return the block-diagonal proxy of a product; None if a proxy is None."""
     known = [proxy for proxy in proxies if proxy is not None]
     if len(known) < len(proxies):
         return None
@@ -74,8 +78,8 @@ def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
 def _half_diameter(points: Array, weights: Array) -> float:
     """Return half the diameter of the points of nonzero weight, or an upper bound for many points.
 
-    Hoeffding's lemma needs the width in a direction, which is at most the diameter of any ball
-    around the points. For many points that ball is centred at their mean.
+    Hoeffding's lemma needs the width of the points in a direction, which is at most the diameter of
+    any ball that contains them. For many points a ball around their mean is used.
     """
     support = points[weights > 0]
     if support.shape[0] == 1:
