@@ -1,5 +1,6 @@
 """Draw figures and write pages from results. This package computes nothing and does not use jax."""
 
+from promptlimit.reporting._curves import plot_series as plot_series
 from promptlimit.reporting._drawing import FORMATS as FORMATS
 from promptlimit.reporting._drawing import QUICK_FORMATS as QUICK_FORMATS
 from promptlimit.reporting._drawing import Format as Format

@@ -1,11 +1,18 @@
-"""Curves on logarithmic axes: their positive part, standard errors and predicted slopes."""
+"""Draw curves: labelled series, positive parts, estimates with error bars, predicted slopes."""
 
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from promptlimit.reporting._theme import INK
+from promptlimit.reporting._theme import INK, selectable
+
+
+def plot_series(
+    axis: Axes, x: np.ndarray, y: np.ndarray, label: str, *fmt: str, **style: Any
+) -> None:
+    """Plot a curve with an entry in the legend. On a page, readers can hide it."""
+    selectable(axis.plot(x, y, *fmt, label=label, **style), label)
 
 
 def draw_curve(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, **style: Any) -> None:
@@ -16,7 +23,7 @@ def draw_curve(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, **style: An
 
 
 def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) -> None:
-    """Draw simulated values with two standard errors; a bar that reaches zero is cut there."""
+    """Draw simulated values with bars of two standard errors, which end above zero."""
     shown = np.isfinite(y) & (y > 0.0)
     if not shown.any():
         return
@@ -26,7 +33,7 @@ def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) 
 
 
 def draw_slope(axis: Axes, x: np.ndarray, y: np.ndarray, exponent: float) -> None:
-    """Draw $L^{-exponent}$ a little below the last half of a curve."""
+    """Draw a line of the slope $L^{-exponent}$ a little below the last half of a curve."""
     shown = np.isfinite(x) & np.isfinite(y) & (y > 0.0)
     if not np.isfinite(exponent) or shown.sum() < 2:
         return

@@ -1,14 +1,14 @@
 """Draw figures from results or arrays, and render them as files."""
 
-import importlib
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from promptlimit.reporting import _head_figures, _result_figures
 from promptlimit.reporting._theme import theme
 from promptlimit.results import (
     AbstractKindReport,
@@ -25,11 +25,11 @@ from promptlimit.results import (
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
-"""The formats of quick mode: the page needs SVG only."""
+"""The formats of quick mode, which are those that the pages need."""
 
 _MARGIN = 0.1  # inches around the figure
 
-# Metadata that would make the same figure differ from run to run.
+# Without these metadata, the same figure has the same bytes in every run.
 _UNDATED: dict[str, dict[str, str | None]] = {
     "png": {"Software": None},
     "svg": {"Date": None},
@@ -37,44 +37,44 @@ _UNDATED: dict[str, dict[str, str | None]] = {
 }
 
 
-_FIGURES: dict[type[Result], str] = {
-    DenoisingReport: "denoise_curve",
-    FlowReport: "flow",
-    GapReport: "gap_curve",
-    ImportanceSampling: "importance",
-    StackReport: "stack_curve",
-    StreamReport: "stream_curve",
-    TemperatureTable: "temperature",
+_FIGURES: dict[type[Result], Callable[[Mapping[str, np.ndarray]], Figure]] = {
+    DenoisingReport: _result_figures.denoise_curve,
+    FlowReport: _result_figures.flow,
+    GapReport: _result_figures.gap_curve,
+    ImportanceSampling: _result_figures.importance,
+    StackReport: _result_figures.stack_curve,
+    StreamReport: _result_figures.stream_curve,
+    TemperatureTable: _result_figures.temperature,
 }
-"""Results with a figure in `reporting.figures`; the others are drawn by their own `plot`."""
+"""The functions that draw results; other results are drawn by their method `plot`."""
 
 
 def figure_of(result: Result) -> Figure | None:
     """Return the figure of a result; None for a result without an axis to draw."""
     if isinstance(result, AbstractKindReport) and not result.curves:
         return None
-    name = _FIGURES.get(type(result))
-    if name is not None:
-        return draw(name, result.to_arrays())
-    try:
-        with theme():
+    drawing = _FIGURES.get(type(result))
+    with theme():
+        if drawing is not None:
+            return drawing(result.to_arrays())
+        try:
             drawn: Any = result.plot().figure
-    except TypeError:
-        return None
+        except TypeError:
+            return None
     return drawn
 
 
 def draw(name: str, data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure of that name, drawn from its arrays by `reporting.figures.NAME`."""
-    module = importlib.import_module(f"promptlimit.reporting.figures.{name}")
+    """Return the figure with a name, such as "gap_curve" or "heads_map", drawn from its arrays."""
+    module = _result_figures if hasattr(_result_figures, name) else _head_figures
     with theme():
-        return module.draw(data)
+        return getattr(module, name)(data)
 
 
 def render(figure: Figure, *formats: Format) -> list[bytes]:
-    """Return the figure as the content of files; the same figure gives the same bytes.
+    """Return the contents of the figure's files; the same figure gives the same bytes.
 
-    It is laid out once, so that no format moves it for the next.
+    The layout is computed once and is the same in all formats.
     """
     with theme():
         layout = figure.get_layout_engine()

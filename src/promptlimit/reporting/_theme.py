@@ -1,5 +1,6 @@
-"""One look for every figure: quiet axes, colours that survive colour blindness and grey print."""
+"""The style of all figures: few lines, and colours for colour-blind readers and grey print."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -22,11 +23,13 @@ SOFTMAX, LINEAR = LIMIT, CONTRAST
 THIRD, FOURTH = "#009e73", "#cc79a7"
 """Bluish green and reddish purple of the same palette, for further curves."""
 
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 SERIES = "series:"
-"""The prefix of the ids of series that a reader of the page can hide; their label follows."""
+"""The prefix of the ids of series that readers of a page can hide; the label follows it."""
 
 PAINTED = "painted"
-"""The id of artists that keep their colours on a dark page, where others turn light."""
+"""The id of artists that keep their colours on a dark page; other artists become light."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -37,6 +40,7 @@ _RC: dict[Any, Any] = {
     "axes.titlesize": 11,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.min_exponent": 2,  # 0.02 and 60 instead of 2 × 10⁻² and 6 × 10¹
     "figure.dpi": 150,
     "font.size": 10,
     "grid.color": "#ececec",
@@ -54,15 +58,19 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def theme() -> Generator[None]:
-    """Apply the style while drawing, and restore the settings of the caller."""
+    """Return a context in which figures are drawn in this style."""
     with mpl.rc_context(_RC):
         yield
 
 
 def selectable(drawn: Artist | Container | list, label: str) -> None:
-    """Mark artists as part of a series that a reader of the page can hide."""
+    """Mark artists as parts of a series that readers of a page can hide.
+
+    The page shows the label without TeX: "$n = 10^{2}$" becomes "n = 10²".
+    """
     if isinstance(drawn, Artist):
-        drawn.set_gid(f"{SERIES}{label}")
+        plain = re.sub(r"\^\{?(-?\d+)\}?", lambda power: power[1].translate(_SUPERSCRIPTS), label)
+        drawn.set_gid(f"{SERIES}{plain.replace('$', '')}")
         return
     for part in drawn:
         if part is not None:
@@ -70,18 +78,18 @@ def selectable(drawn: Artist | Container | list, label: str) -> None:
 
 
 def painted(*drawn: Artist | Colorbar) -> None:
-    """Mark maps, colour bars and the text on them: they keep their colours on a dark page."""
+    """Mark maps, colour bars and the text on them as artists that keep their colours."""
     for part in drawn:
         if isinstance(part, Colorbar):
             if part.solids is not None:
-                part.solids.set(rasterized=False, edgecolor="face")  # a picture has no mark
+                part.solids.set(rasterized=False, edgecolor="face")  # an image has no id
             painted(*part.ax.collections, *part.ax.patches, *part.ax.images)
         else:
             part.set_gid(PAINTED)
 
 
 def add_colour_bar(image: AxesImage, axis: Axes, *, extend: str) -> None:
-    """Add a colour bar to a heat-map; a logarithmic one has plain numbers at 1, 2 and 5."""
+    """Add a colour bar to a heat map, with plain numbers at 1, 2, 5, 10, ... on a log scale."""
     figure = axis.get_figure()
     if not isinstance(figure, Figure):
         return
@@ -96,5 +104,5 @@ def add_colour_bar(image: AxesImage, axis: Axes, *, extend: str) -> None:
 
 
 def shades(count: int) -> list[str]:
-    """Return colours from dark to light that are legible on light and dark pages."""
+    """Return colours from dark to light that are visible on light and dark pages."""
     return [to_hex(shade) for shade in mpl.colormaps["viridis"](np.linspace(0.0, 0.72, count))]

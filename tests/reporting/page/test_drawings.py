@@ -8,7 +8,7 @@ import pytest
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from promptlimit.reporting import render
+from promptlimit.reporting import plot_series, render
 from promptlimit.reporting.page._svg import inline, is_drawing
 from reporting.page.stored_results import plot
 
@@ -31,6 +31,13 @@ def test_a_plot_keeps_its_shapes_letters_and_series(drawn: Markup) -> None:
     series = [node.get("data-series") for node in root.iter() if node.get("data-series")]
     assert series == ["L = 10", "L = 1000 <b>"]
     assert {"#0072b2", "#222222"} <= {node.get("stroke") for node in root.iter()}
+
+
+def test_the_label_of_a_series_is_shown_without_tex() -> None:
+    figure = Figure()
+    plot_series(figure.subplots(), np.arange(2), np.arange(2), "$L = 10^{-12}$", color="#0072b2")
+    drawn = inline(render(figure, "svg")[0], "p-")
+    assert re.findall('data-series="([^"]*)"', drawn) == ["L = 10⁻¹²"]
 
 
 def test_no_style_no_foreign_id_and_no_metadata_are_left(drawn: Markup) -> None:

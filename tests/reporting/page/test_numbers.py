@@ -34,6 +34,10 @@ def test_a_number_is_shown_to_three_digits(value: float, text: str) -> None:
         ("x^<b>_<i>", "x^&lt;b&gt;_&lt;i&gt;"),
         ("from $L=1$ on", "from <math><mrow><mi>L</mi><mo>=</mo><mn>1</mn></mrow></math> on"),
         ("at $L$, or", "at <span><math><mrow><mi>L</mi></mrow></math>,</span> or"),
+        (
+            r"$x \sim \infty$",
+            "<math><mrow><mi>x</mi><mo>∼</mo><mi>∞</mi></mrow></math>",
+        ),
         ("a price of 5$ & more", "a price of 5$ &amp; more"),
         (r"wrong: $\frac{$", r"wrong: $\frac{$"),
         (r"$\text{</mtext><script>x</script>}$", None),

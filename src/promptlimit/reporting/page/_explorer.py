@@ -2,14 +2,63 @@
 
 import dataclasses
 from importlib import resources
+from pathlib import Path
 
-from promptlimit.reporting.page._head_marks import HeadMarks
+from promptlimit.errors import InputFileError
 from promptlimit.reporting.page._templates import Entry, page_text
+from promptlimit.storage import json_object, list_of, number_of, text_of
+
+_MOST_HEADS, _LONGEST = 100_000, 2**40
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMarks:
+    r"""The heads of a model, as `promptlimit heads` stores them in atlas.json.
+
+    Attributes:
+        model: the name of the model.
+        window: the length of the prompts.
+        sharpness: the sharpness $\sigma$ of every head, a median over queries, by layer and head.
+    """
+
+    model: str
+    window: int
+    sharpness: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "HeadMarks":
+        """Return the heads of a stored atlas; raise `InputFileError` for any other file."""
+        try:
+            content = json_object(path, largest=100_000_000, pipes=True)
+            sharpness = tuple(_layer(layer) for layer in list_of(content, "value"))
+            count = sum(len(layer) for layer in sharpness)
+            if not 0 < count <= _MOST_HEADS:
+                raise ValueError(f"its 'value' has {count} heads, not 1 to {_MOST_HEADS}")
+            window = number_of(content, "window")
+            if not (1 <= window <= _LONGEST and window == int(window)):
+                raise ValueError(
+                    f"its 'window' is {window:g}, not a whole number from 1 to {_LONGEST}"
+                )
+            return cls(text_of(content, "model"), int(window), sharpness)
+        except (ValueError, OSError) as problem:
+            raise InputFileError(
+                f"{path} must be an atlas.json of promptlimit heads, but {problem}."
+            ) from problem
+
+
+def _layer(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list):
+        raise ValueError("its 'value' is not a list of lists")
+    heads = tuple(number_of({"value": value}, "value") for value in values)
+    for sharpness in heads:
+        if not 0.0 <= sharpness < float("inf"):
+            raise ValueError(f"its 'value' has {sharpness}, not finite and at least 0")
+    return heads
 
 
 @dataclasses.dataclass(frozen=True)
 class _Preset:
-    """A button: its label, the numbers it sets, and a note on them."""
+    """A button of the explorer: its label, a note, and the values that it sets."""
 
     label: str
     note: str

@@ -1,4 +1,4 @@
-"""An atlas of heads as a page: summary, figures, replacement, and every head in a table."""
+"""The page of an atlas, the measurement of every head of a model: figures and tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class _Text:
-    """What the page shows of one text."""
+    """The results of one text on the page."""
 
     anchor: str
     name: str
@@ -73,12 +73,12 @@ class _Text:
 
     @property
     def summary(self) -> list[list[str]]:
-        """The rows of the summary; numbers have two decimals."""
+        """The rows of the summary table, with two decimals."""
         return [[_cell(value, 2) for value in row] for row in self.atlas.summary().rows]
 
     @property
     def rows(self) -> list[list[str]]:
-        """A row for each head."""
+        """The rows of the table of heads."""
         columns = self.atlas.columns
         return [
             [_cell(row[column.name], column.digits) for column in columns]
@@ -95,10 +95,10 @@ def write_heads_page(
     """Write `index.html` and return its path.
 
     Args:
-        folder: where.
-        atlases: by the name of their text, all of one class.
-        replacement: of the first text, if any.
-        drawings: SVG files of this library by "TEXT/FIGURE", and "heads_replacement".
+        folder: the folder of the page.
+        atlases: the atlases by the name of their text, all of the same class.
+        replacement: the replacement of heads on the first text, or None.
+        drawings: the contents of SVG files by "TEXT/FIGURE", and by "heads_replacement".
     """
     path = folder / "index.html"
     write_bytes(path, heads_page(atlases, replacement, drawings).encode())
@@ -110,7 +110,7 @@ def heads_page(
     replacement: HeadReplacement | None,
     drawings: Mapping[str, bytes],
 ) -> str:
-    """Return the page as text; arguments as for `write_heads_page`."""
+    """Return the page as text; `write_heads_page` describes the arguments."""
     texts = []
     for index, (name, atlas) in enumerate(atlases.items(), start=1):
         figures = tuple(

@@ -10,7 +10,9 @@ from markupsafe import Markup, escape
 
 _BEFORE_FUNCTION = re.compile(r"(?<=[\w)}]) ?(?=\\(?:ln|log|tanh)\b)")
 _FUNCTION = re.compile(r"\\(?:ln|log|tanh)\b(?! ?(?:[(^_]|$))")
-"""Functions before an argument without parentheses; the converter leaves no space around them."""
+"""Functions before an argument without parentheses, where the converter omits the space."""
+_CORRECTED = {"~": ("mo", "∼"), "∞": ("mi", "∞")}
+"""Symbols for which the converter writes the wrong element: ~ is an operator, ∞ a number."""
 _MATHML = "{http://www.w3.org/1998/Math/MathML}"
 _ELEMENTS = {
     *("math", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mroot", "mrow", "mspace", "msqrt"),
@@ -36,7 +38,7 @@ def measured(value: float, error: float | None) -> Markup:
 
 
 def number(value: float, digits: int = 3, least: float = 1e-3) -> Markup:
-    """Return a number to some digits, with a power of ten below `least` and from 1e5 on.
+    """Return a number with this many digits, as a power of ten below `least` and from 1e5 on.
 
     >>> number(0.0123), number(1.2e-7), number(-3e12)
     (Markup('0.0123'), Markup('1.2 × 10<sup>−7</sup>'), Markup('−3 × 10<sup>12</sup>'))
@@ -67,7 +69,7 @@ def _signed(text: str) -> Markup:
 
 
 def formula(text: str) -> Markup:
-    """Return text with its TeX between dollar signs as MathML; TeX that is wrong stays as it is.
+    """Return text with the TeX between dollar signs as MathML; invalid TeX is not changed.
 
     >>> print(formula("a < b for $x^2$"))
     a &lt; b for <math><mrow><msup><mi>x</mi><mn>2</mn></msup></mrow></math>
@@ -85,11 +87,11 @@ def formula(text: str) -> Markup:
 
 @functools.cache
 def _mathml(tex: str) -> Markup:
-    """Return TeX as MathML; the converter does not escape all it is given, so tags are checked."""
+    """Return TeX as MathML, with validated tags: the converter does not escape all input."""
     spaced = _FUNCTION.sub(r"\g<0>\,", _BEFORE_FUNCTION.sub(r"\,", tex))
     try:
-        tree = ElementTree.fromstring(convert(spaced))  # noqa: S314  # it holds no document type
-    except Exception:  # text from a file may be any; the converter has no common error class
+        tree = ElementTree.fromstring(convert(spaced))  # noqa: S314  # MathML without a document type
+    except Exception:  # the errors of the converter have no common class
         return escape(f"${tex}$")
     for part in tree.iter():
         name = part.tag.removeprefix(_MATHML)
@@ -102,8 +104,9 @@ def _mathml(tex: str) -> Markup:
     tree.attrib.pop("display", None)
     for part in tree.iter():
         part.tag = part.tag.removeprefix(_MATHML)
-        if part.text == "/":  # a browser surrounds it by the space of a relation
+        if part.text == "/":  # browsers add the space of a relation around it
             part.attrib |= {"lspace": "0", "rspace": "0"}
+        part.tag, part.text = _CORRECTED.get(part.text or "", (part.tag, part.text))
     return Markup(ElementTree.tostring(tree, encoding="unicode"))  # noqa: S704  # checked above
 
 

@@ -42,8 +42,9 @@ def report_pages(report: StoredReport, drawings: Drawings) -> dict[str, str]:
     """Return the text of each page by its place in the folder; the same results give the same text.
 
     Args:
-        report: claims and figures.
-        drawings: SVG files of this library, or PNG files, by study and name; empty for none.
+        report: the claims and figures.
+        drawings: the content of an SVG file of this library, or of a PNG file, by study and name of
+            the figure; empty if there is no picture.
     """
     studies = [Study(study, report.of_study(study.name), drawings) for study in report.studies]
     pages = {study.page: _study_page(study) for study in studies}
@@ -105,7 +106,7 @@ class Study:
 
     @property
     def short_name(self) -> str:
-        """The name of its folder, as words."""
+        """The name of its folder, with spaces and a capital letter."""
         return self.about.name.replace("_", " ").capitalize()
 
     @property
@@ -125,12 +126,12 @@ class Study:
 
     @property
     def key_figure(self) -> StoredFigure | None:
-        """The figure that represents the study: the named one, else the first."""
+        """The figure that represents the study: the one that it names, otherwise the first one."""
         named = [f for f in self.results.figures if f.name == self.about.key_figure]
         return next(iter([*named, *self.results.figures]), None)
 
     def count(self, verdict: str) -> int:
-        """Return how many claims have a verdict."""
+        """Return the number of claims with this verdict."""
         return sum(claim.result.verdict == verdict for claim in self.claims)
 
     @property

@@ -1,11 +1,12 @@
-"""A drawing of our own, made to stand inside a page.
+"""Convert SVG files of Matplotlib to markup inside a page, and validate them.
 
-The page forbids inline styles and holds several drawings: style declarations become attributes, and
-ids that are referred to get a prefix of their own. All others go, but for those that name a series,
-axes or ticks, whose labels stay in sight when a reader looks closer.
+A page forbids inline styles, so style declarations become attributes. A page contains several
+drawings, so ids that a drawing refers to get a prefix for each drawing. The ids of series, axes and
+ticks become attributes, by which the script of the page hides series and keeps tick labels visible
+when a reader zooms in. All other ids are removed.
 
-A drawing that was on a disk meanwhile may be anybody's: `is_drawing` says whether it has nothing
-but the shapes and letters that Matplotlib draws with.
+A drawing that was read from disk may come from anywhere: `is_drawing` returns whether it consists
+only of the shapes and text that Matplotlib draws.
 """
 
 import re
@@ -34,10 +35,12 @@ _DEEPEST = 30
 
 
 def is_drawing(content: bytes) -> bool:
-    """Return whether a file has nothing but shapes and letters, and refers to nothing outside it.
+    """Return whether a file consists of shapes and text only, without references outside it.
+
+    This is true of the SVG files that Matplotlib draws for this library.
 
     Args:
-        content: an SVG file that may be anybody's. What Matplotlib draws for this library is one.
+        content: the content of an SVG file from any source.
     """
     if not content.startswith(_HEAD) or b"<!ENTITY" in content:
         return False
@@ -54,7 +57,7 @@ def is_drawing(content: bytes) -> bool:
 
 
 def _is_harmless(node: ET.Element, shapes: set[str]) -> bool:
-    """Return whether an element and all it says are known; `use` may only repeat a shape."""
+    """Return whether an element and its attributes are allowed; `use` may only repeat a shape."""
     if node.tag not in _ELEMENTS:
         return False
     for key, value in node.items():
@@ -77,7 +80,7 @@ def _is_look(name: str, value: str) -> bool:
 
 
 def _is_plain(value: str) -> bool:
-    """Return whether a value is numbers and words, or refers to something in the drawing."""
+    """Return whether a value consists of numbers and words, or is a link inside the drawing."""
     return bool(_LINK.fullmatch(value) or (_PLAIN.fullmatch(value) and "url" not in value.lower()))
 
 
@@ -91,8 +94,8 @@ def inline(content: bytes, prefix: str) -> Markup:
     """Return an SVG file of Matplotlib as markup for a page.
 
     Args:
-        content: the file, drawn by this library; if it was stored meanwhile, `is_drawing`.
-        prefix: begins every id, so that those of two drawings on one page are never the same.
+        content: the content of the file. If it was read from disk, `is_drawing` must be true.
+        prefix: the beginning of every id; it must be different for each drawing on a page.
     """
     root = ET.fromstring(content)  # noqa: S314  # drawn here, from numbers
     _drop_unshown(root)
@@ -119,7 +122,7 @@ def inline(content: bytes, prefix: str) -> Markup:
 
 
 def _mark_paper(root: ET.Element) -> None:
-    """Mark the white backgrounds of figure and axes, which the page leaves out."""
+    """Mark the white backgrounds of figure and axes, which the page does not show."""
     for node in root.iter(f"{_SVG}g"):
         if node.get("id", "").startswith("patch_"):
             for path in node.iter(f"{_SVG}path"):
@@ -128,7 +131,7 @@ def _mark_paper(root: ET.Element) -> None:
 
 
 def _declare(node: ET.Element) -> None:
-    """Turn the declarations of a style into attributes."""
+    """Replace the style of an element by attributes."""
     for declaration in node.attrib.pop("style", "").split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font" and (font := _FONT.fullmatch(value)):
@@ -144,7 +147,7 @@ def _declare(node: ET.Element) -> None:
 
 
 def _names(root: ET.Element, prefix: str) -> dict[str, str]:
-    """Return a name for each id that the drawing refers to."""
+    """Return a new name for each id that the drawing refers to."""
     targets: dict[str, str] = {}
     for node in root.iter():
         links = [value[1:] for key, value in node.items() if key == f"{_XLINK}href"]
@@ -155,7 +158,7 @@ def _names(root: ET.Element, prefix: str) -> dict[str, str]:
 
 
 def _refer(node: ET.Element, names: dict[str, str]) -> None:
-    """Give an element and what it refers to their names on the page."""
+    """Replace the id and the links of an element by the new names."""
     name = node.attrib.pop("id", "")
     if name in names:
         node.set("id", names[name])

@@ -23,7 +23,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uf
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the contents: its target, its label, a mark before it and the entries below it."""
+    """A line of the table of contents: its target, label, mark, and the entries below it."""
 
     anchor: str
     label: str
@@ -44,10 +44,10 @@ def page_text(
     """Return a page as the text of an HTML file; the same values give the same text.
 
     Args:
-        template: the file that fills the shell.
-        title: the name in the browser's bar and the heading.
-        contents: what is on the page.
-        sources: style sheets and scripts besides those of every page.
+        template: the file name of the template, which extends `shell.html`.
+        title: the title of the page.
+        contents: the table of contents.
+        sources: the file names of style sheets and scripts, in addition to those of every page.
         home: the target of the link on the name of the library.
         values: the variables of the template.
     """
@@ -59,7 +59,7 @@ def page_text(
 
 
 def _sources(ending: str, more: tuple[str, ...]) -> Markup:
-    """Return the sources of one kind as one text, those of every page first."""
+    """Return the style sheets, or the scripts, of a page as one text."""
     names = (f"page{ending}", *(name for name in more if name.endswith(ending)))
     return Markup("\n").join(map(_source, names))
 
@@ -97,7 +97,7 @@ def verdict_class(verdict: str) -> str:
 
 
 def facts(value: object) -> Iterator[tuple[str, str]]:
-    """Yield names and values of a mapping from a file as text, whatever it holds.
+    """Yield the names and values of a mapping from a file as text, for values of any type.
 
     >>> list(facts({"seed": 0, "quick": False, "versions": {"jax": "0.10"}}))
     [('seed', '0'), ('quick', 'no'), ('versions', 'jax 0.10')]

@@ -1,6 +1,6 @@
 "use strict";
-// Four things: light or dark, contents that follow, curves to show or hide, a closer look at figures.
-// Without this script the page is complete, only still.
+// This script switches between light and dark, marks the current section in the contents, hides curves
+// and zooms in figures. The page is complete without it.
 
 function build(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -14,7 +14,7 @@ function remembered(value) {
     if (value) localStorage.setItem("theme", value);
     return localStorage.getItem("theme");
   } catch {
-    return null; // Some browsers keep nothing for files.
+    return null; // Some browsers store nothing for local files.
   }
 }
 
@@ -48,7 +48,7 @@ function setUpContents(contents) {
       if (isIntersecting) visible.add(target);
       else visible.delete(target);
     }
-    // The innermost of the sections in sight is the last one in the order of the page.
+    // The current section is a visible one that contains no other visible section.
     const inSight = [...links.keys()].filter((target) => visible.has(target));
     const leaf = inSight.find((target) => !inSight.some((other) => other !== target && target.contains(other)));
     const current = links.get(leaf);
@@ -66,7 +66,7 @@ function setUpContents(contents) {
 }
 
 function unfold() {
-  // A link to a claim opens its evidence; paper shows all evidence.
+  // A link to a claim opens its evidence; printing opens all evidence.
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   const evidence = target && target.querySelector("details.evidence");
   if (evidence) evidence.open = true;
@@ -122,7 +122,7 @@ function chips(svg) {
 
 // --- a closer look -------------------------------------------------------------------------------
 function ticksOf(svg) {
-  // The labels of ticks, above all that is drawn; where they are, and the axes they belong to.
+  // The tick labels, moved above the curves, with their positions and axes.
   return [...svg.querySelectorAll("[data-tick]")].flatMap((group) => {
     const text = group.querySelector("text"), axes = group.closest("[data-axes]");
     if (!text || !axes) return [];
@@ -136,7 +136,7 @@ function ticksOf(svg) {
 }
 
 function pin({ label, axis, place, paper }, box, scale) {
-  // Keep a label at its size, and inside of what is seen as long as some of its axes are.
+  // Keep a label at its size, and inside the visible part while its axes are partly visible.
   const gap = 3 / scale, isAcross = axis === "x";
   const x = isAcross ? place.x + place.width / 2 : place.x + place.width;
   const y = isAcross ? place.y : place.y + place.height / 2;
@@ -149,7 +149,7 @@ function pin({ label, axis, place, paper }, box, scale) {
 }
 
 class View {
-  // The part of a drawing that is seen: its viewBox, kept inside the whole.
+  // The visible part of a drawing is its viewBox, which stays inside the whole drawing.
   constructor(frame, svg) {
     this.frame = frame;
     this.svg = svg;
@@ -170,7 +170,7 @@ class View {
     for (const tick of this.ticks) pin(tick, box, this.scale);
   }
   point(event) {
-    // Where on the drawing a pointer is, as shares of what is seen.
+    // The position of a pointer, relative to the visible part of the drawing.
     const area = this.svg.getBoundingClientRect();
     return [(event.clientX - area.x) / area.width, (event.clientY - area.y) / area.height];
   }
@@ -212,7 +212,7 @@ function listenToPointers(view) {
     return Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
   };
   frame.addEventListener("wheel", (event) => {
-    // The wheel alone scrolls the page, except where the figure is all there is.
+    // The wheel without a key scrolls the page, unless the figure fills the screen.
     if (!event.ctrlKey && !event.metaKey && !frame.closest("dialog")) return;
     event.preventDefault();
     view.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.002)), view.point(event));
@@ -274,7 +274,7 @@ function zoomButtons(plot, view) {
 }
 
 function hintAtMore(frame) {
-  // On a small screen a figure is wider than its frame; its edge fades while there is more.
+  // On a small screen a figure is wider than its frame, whose edge fades until the end is reached.
   const look = () => {
     const rest = frame.scrollWidth - frame.clientWidth - frame.scrollLeft;
     frame.classList.toggle("more", rest > 4);

@@ -1,6 +1,6 @@
 "use strict";
-// Statistics of the softmax weights of L scores of sharpness s, exactly: the same quadrature, with
-// the same nodes, as promptlimit.weight_statistics. One call costs the same whatever the lengths.
+// Exact statistics of the softmax weights of L scores of sharpness s, by the quadrature rule and nodes
+// of promptlimit.weight_statistics. The cost does not depend on the lengths.
 const weights = (() => {
   const STEP = 3 / 16; // of the nodes in t and u: a dyadic fraction, so that nodes are exact
   const NEGLIGIBLE = -46;
@@ -8,7 +8,7 @@ const weights = (() => {
 
   // --- the normal law ----------------------------------------------------------------------------
   // erfc x = e^(-x^2) (h x / pi) (1/x^2 + 2 sum_k e^(-k^2 h^2) / (k^2 h^2 + x^2)) + 2 / (1 - e^(2 pi x / h)):
-  // the trapezoidal rule, and the pole it has passed. Near zero, where these cancel, erf's series.
+  // the trapezoidal rule plus the residue of a pole. Near zero these cancel, so the series of erf is used.
   function erfc(x) {
     if (x < 0) return 2 - erfc(-x);
     if (x < 0.75) {
@@ -28,7 +28,7 @@ const weights = (() => {
 
   const below = (x) => 0.5 * erfc(-x / Math.SQRT2); // P(g < x)
 
-  // log P(g < x); far down by its continued fraction, where P itself is zero.
+  // log P(g < x); by its continued fraction where P underflows.
   function logBelow(x) {
     if (x > 5) return Math.log1p(-below(-x));
     if (x > -20) return Math.log(below(x));
@@ -45,7 +45,7 @@ const weights = (() => {
     return high;
   }
 
-  // The x with log P(g < x) = y: from the side whose probability is small.
+  // The x with log P(g < x) = y, computed from the tail with the smaller probability.
   function quantile(y) {
     if (y < -0.5) return bisected(-40, 40, 1e-9, (x) => logBelow(x) < y);
     const upper = Math.log(-Math.expm1(y));
@@ -58,7 +58,7 @@ const weights = (() => {
     return top + Math.log1p(Math.exp(Math.min(a, b) - top));
   }
 
-  // log E min(1, e^(s g - x)), which times 0.63 to 1 is 1 - phi(-x).
+  // log E min(1, e^(s g - x)); 1 - phi(-x) is 0.63 to 1 times this mean.
   function logOverlap(x, s) {
     return logSum(logBelow(-x / s), (s * s) / 2 - x + logBelow(x / s - s));
   }
@@ -68,7 +68,7 @@ const weights = (() => {
     return bisected(low, high, STEP, (x) => logOverlap(x, s) > target);
   }
 
-  // First and last index of the nodes u = STEP * index that lengths in a range need.
+  // The first and last index of the nodes u = STEP * index for lengths in a range.
   function nodeRange(s, shortest, longest) {
     const left = -overlapQuantile(NEGLIGIBLE - Math.log(longest), s);
     let right = 4.1 - s * quantile(NEGLIGIBLE / shortest);
@@ -114,14 +114,14 @@ const weights = (() => {
     return made;
   }
 
-  // Where the nodes in t start, from the decay of the integrands at the lowest u.
+  // The first node in t, from the decay of the integrands at the lowest u.
   function lowestT(s, u, longest) {
     const slope = 1 + u / (s * s), spread = Math.sqrt(80) * s;
     const start = slope > 0 ? -Math.min(spread, 40 / slope) : u + s * s - spread;
     return Math.min(start, -Math.log(longest) - 40);
   }
 
-  // Convolutions: kernels depend on t - u alone, and 1 - phi = int F_1(t) P(g < (u - t) / s) dt.
+  // Convolutions: kernels depend only on t - u, and 1 - phi = int F_1(t) P(g < (u - t) / s) dt.
   function wideTransforms(s, first, count, longest) {
     const lowest = Math.floor(lowestT(s, STEP * first, longest) / STEP);
     const size = Math.ceil(5.0625 / STEP) - lowest, span = count - 1;
@@ -162,7 +162,7 @@ const weights = (() => {
   }
 
   // --- statistics --------------------------------------------------------------------------------------
-  // A head of sharpness s over lengths in a range: its transforms once, then any length is a sum.
+  // A head of sharpness s over lengths in a range. Its transforms are computed once, then a sum per length.
   // participation E S_2 = [a20]_1, shrinkage 1 - E S_2 = [a10^2]_2 and scoreError E (A - s)^2 =
   // [a22]_1 + [(s a20)^2]_2, where [f]_b = L (L-1)...(L-b+1) int f phi^(L-b) du.
   function head(s, shortest, longest) {

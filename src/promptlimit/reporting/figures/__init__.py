@@ -1,1 +1,0 @@
-"""One module per figure: `draw(data)` draws it from arrays."""
