@@ -85,7 +85,7 @@ def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path:
     with pytest.raises(InputFileError) as caught:
         folder.figure(STUDY, "more")
     assert str(caught.value) == (
-        f"{arrays} must hold the figure's arrays, but it does not exist. Run "
+        f"{arrays} must contain the arrays of a figure, but it does not exist. Run "
         "promptlimit reproduce more again."
     )
 
@@ -95,8 +95,8 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     checks = json.loads(file.read_text())["checks"]
     change(file, checks=[{**checks[0], "value": 0.0}, checks[1]])
     assert refusal(path) == (
-        f"{file} must hold a claim, but its numbers say 'does not hold' where its verdict says "
-        "'holds'. Run promptlimit reproduce claim-of-number-4 again."
+        f"{file} must contain a claim, but its verdict is 'holds', and the verdict of its checks "
+        "is 'does not hold'. Run promptlimit reproduce claim-of-number-4 again."
     )
 
 
@@ -139,7 +139,7 @@ def test_a_claim_that_is_none_is_named(path: Path, changes: dict[str, Any], reas
     file = path / STUDY / "claims" / "claim-of-number-4.json"
     change(file, **changes)
     assert re.match(
-        rf"{re.escape(str(file))} must hold a claim, but {re.escape(reason)}", refusal(path)
+        rf"{re.escape(str(file))} must contain a claim, but {re.escape(reason)}", refusal(path)
     )
 
 
@@ -173,7 +173,7 @@ def test_two_claims_of_one_number_are_refused(path: Path) -> None:
     ReportFolder(path).save_claim(claim(4))
     assert "'again' and 'claim-of-number-4' both have number 4" in refusal(path)
     file.with_name("again.json").rename(file.with_name("copy.json"))
-    assert "copy.json must hold a claim, but its 'name' is 'again'" in refusal(path)
+    assert "copy.json must contain a claim, but its 'name' is 'again'" in refusal(path)
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
@@ -183,8 +183,8 @@ def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
 
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
-        f"{tmp_path} must hold STUDY/claims/NAME.json or STUDY/figures/NAME.json, but has "
-        f"neither. Create them with promptlimit reproduce --out {tmp_path}"
+        f"{tmp_path} must contain STUDY/claims/NAME.json or STUDY/figures/NAME.json, but "
+        f"has neither. Create them with promptlimit reproduce --out {tmp_path}"
     )
     assert "absent must be a folder of results, but it does not" in refusal(tmp_path / "absent")
 

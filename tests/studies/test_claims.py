@@ -16,9 +16,9 @@ import pytest
 import promptlimit as pl
 from promptlimit.dynamics import ball_gap, block_limit, gradient_flow
 from promptlimit.measures import Empirical, Gaussian
-from promptlimit.studies import Setting, decide
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt.gaps import Simulated
+from studies.planted import turns_red
 
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
 
@@ -80,14 +80,14 @@ def test_a_planted_error_turns_the_claim_red(
     name: str, head: type, read: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module_of(name), head.__name__, planted(head, read))
-    assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"
+    assert turns_red(CLAIMS[name])
 
 
 def test_tokens_that_are_two_per_cent_too_large_turn_claim_2_red(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module_of("strong-law"), "Empirical", lambda x: Empirical(1.02 * x))
-    assert decide(CLAIMS["strong-law"], Setting(quick=True)).verdict == "does not hold"
+    assert turns_red(CLAIMS["strong-law"])
 
 
 def module_of(name: str) -> ModuleType:
@@ -151,7 +151,7 @@ def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.Monk
         return dataclasses.replace(found, mse=found.mse + (0.001 if including_query else 0.0))
 
     monkeypatch.setattr(module, "prompt_moments", heavy)
-    assert decide(CLAIMS["query-in-the-prompt"], Setting(quick=True)).verdict == "does not hold"
+    assert turns_red(CLAIMS["query-in-the-prompt"])
 
 
 def test_a_wrong_push_forward_turns_claim_1_red(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_wrong_push_forward_turns_claim_1_red(monkeypatch: pytest.MonkeyPatch)
         return Gaussian(matrix @ prompt.location, matrix @ prompt.covariance @ matrix.T)
 
     monkeypatch.setattr(pl.AbstractAttention, "push_forward", shifted)
-    assert decide(CLAIMS["gaussian-limit"], Setting(quick=True)).verdict == "does not hold"
+    assert turns_red(CLAIMS["gaussian-limit"])
 
 
 def limit_off_by_a_thousandth(task, alpha, theta=None):
@@ -193,7 +193,7 @@ def test_a_planted_error_in_a_flow_turns_its_claim_red(
     name: str, function: str, planted: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module_of(name), function, planted)
-    assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"
+    assert turns_red(CLAIMS[name])
 
 
 def test_claims_on_training_are_those_from_the_thirteenth() -> None:

@@ -10,7 +10,7 @@ from promptlimit.finite import prompt_moments
 from promptlimit.lengths import importance_sampling
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.prompts import STUDY
-from promptlimit.tasks import InContextBigram, SingleLocation, linear_optimum
+from promptlimit.tasks import InContextBigram, bayes_risk, linear_optimum
 
 QUICK = Setting(quick=True)
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
@@ -40,10 +40,9 @@ class WrongSink(InContextBigram):
         return 1.01 * self.symbols * self.concentration
 
 
-class WrongLocation(SingleLocation):
-    def bayes_risk(self, lengths):
-        found = super().bayes_risk(lengths)
-        return dataclasses.replace(found, value=1.001 * found.value)
+def wrong_bayes_risk(task, lengths):
+    found = bayes_risk(task, lengths)
+    return dataclasses.replace(found, value=1.001 * found.value)
 
 
 def faster(*args, **options):
@@ -66,7 +65,7 @@ def one_token_fewer(task, lengths):
         ("slope", "_LEADING", 1.5),
         ("chain", "prompt_moments", heavier_chain),
         ("known-tokens", "prompt_moments", moved_bias),
-        ("nishimori", "SingleLocation", WrongLocation),
+        ("nishimori", "bayes_risk", wrong_bayes_risk),
         ("without-replacement", "_factor", lambda size: 0.5),
         ("importance-rates", "importance_sampling", faster),
     ],

@@ -9,6 +9,7 @@ from promptlimit.studies._checks import (
     SKEWNESS,
     beyond_errors,
     critical_distance,
+    distance_in_errors,
     largest_share,
     share_at_least,
     within_errors,
@@ -25,13 +26,21 @@ def test_the_largest_share_gives_so_few_successes_with_the_level(
 
 def test_a_share_is_rejected_with_at_most_the_level_if_it_is_true() -> None:
     counts = np.arange(65)
-    failed = [not share_at_least("starts", int(k), 64, 0.75).passed for k in counts]
+    failed = [not share_at_least("starts", np.arange(64) < k, 0.75).passed for k in counts]
     assert 0 < binom.pmf(counts, 64, 0.75)[failed].sum() <= LEVEL
 
 
 def test_a_share_is_rejected_if_it_is_far_from_true() -> None:
-    assert not share_at_least("starts", 37, 64, 0.99).passed
-    assert share_at_least("starts", 64, 64, 1.0).passed
+    assert not share_at_least("starts", [True] * 37 + [False] * 27, 0.99).passed
+    assert share_at_least("starts", [True] * 64, 1.0).passed
+
+
+def test_distances_are_in_standard_errors_of_the_mean() -> None:
+    draws = np.array([[1.0, 10.0], [2.0, 10.0], [3.0, 16.0]])
+    # means 2 and 12, standard deviations 1 and the root of 12
+    expected = [np.sqrt(3.0), -0.5]
+    assert distance_in_errors(draws, [1.0, 13.0]) == pytest.approx(expected)
+    assert distance_in_errors(draws[:, 0], 1.0) == pytest.approx(np.sqrt(3.0))
 
 
 @pytest.mark.parametrize("looks", [1, 12])

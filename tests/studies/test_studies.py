@@ -121,9 +121,9 @@ def test_every_formula_of_the_studies_becomes_mathml() -> None:
             assert not {"$", "\\"} & set(formula(text)), text
 
 
-@pytest.mark.parametrize("form", [lambda file: file, as_package])
+@pytest.mark.parametrize("form", [lambda file: file, str, as_package])
 def test_decorated_functions_are_claims_and_figures(
-    coins: Path, form: Callable[[Path], Path]
+    coins: Path, form: Callable[[Path], str | Path]
 ) -> None:
     study = study_at(form(coins))
     assert (study.name, study.title) == ("coins", "On coins")

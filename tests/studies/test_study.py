@@ -97,6 +97,20 @@ def test_mean_gradients_on_batches_are_those_of_prompts_drawn_in_numpy(kernel: s
         sharp = Factored(kernel, *factors, scale=0.5)
         found = batch_gradients(task, [sharp], length, key=jax.random.key(1), batch=100, batches=40)
 
+        programs: list[str] = []
+
+        def listen(event: str, duration_secs: float, **_: str | int) -> None:
+            if event.endswith("backend_compile_duration"):
+                programs.append(event)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            other = Factored(kernel, *(3 * leaf for leaf in factors), scale=0.5)
+            batch_gradients(task, [other], length, key=jax.random.key(2), batch=100, batches=40)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+    assert not programs, "the program of the first call was not reused"
+
     w = np.sqrt(task.prior_variance) * rng.normal(size=(prompts, 2))
     x = rng.normal(size=(prompts, length + 1, 2))
     x[:, :-1] = x[:, :-1] @ np.linalg.cholesky(task.covariance).T
@@ -452,7 +466,9 @@ def test_a_population_gap_is_freed_of_the_noise_of_its_points() -> None:
     gap = float(population_gradient_gap(task, starts, 1000, points=16).value)
     softmax, linear = (risk_gradient(start, task, 1000, points=16) for start in starts)
     square = sum(np.sum((softmax.value[name] - linear.value[name]) ** 2) for name in linear.value)
-    noise = sum(np.sum(error**2) / 4 for error in softmax.error.values())  # two deviations each
+    noise = sum(
+        np.sum(error**2) / 4 for error in softmax.error.values()
+    )  # widened by Student's law
     assert gap == pytest.approx(square - noise, rel=1e-9)
     assert noise > 1e-6 * square
 

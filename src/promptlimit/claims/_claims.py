@@ -1,4 +1,4 @@
-"""A claim of a study, the numbers that decide it, and the verdict; claims and figures as stored."""
+"""Claims of studies with their checks and verdicts, and claims and figures as they are stored."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Check:
             statement, used if the original fails; a "control" is a case where the statement
             is known to be false, and passes when the test detects that.
         error: the standard error of the value, if it was simulated.
-        basis: where the tolerance comes from: theory, rounding, a significance level or a
+        basis: the origin of the tolerance: theory, rounding error, a significance level or a
             stated margin.
         false_alarm: the probability that this check fails by chance although the statement is
             true; 0 for a deterministic check.
@@ -87,7 +87,7 @@ def at_most(
         name: a description of the number.
         value: the number.
         bound: the largest value that passes.
-        basis: where the bound comes from: theory, rounding, a level or a stated margin.
+        basis: the origin of the bound: theory, rounding error, a level or a stated margin.
         error: the standard error of the value, if it was simulated.
         false_alarm: the probability that the check fails by chance.
     """
@@ -142,10 +142,10 @@ class ClaimResult:
     Attributes:
         number: the claim's number in the study.
         name: a short name for the command line.
-        statement: what is claimed.
-        reference: where the paper claims it.
+        statement: the statement that is claimed.
+        reference: the place in the paper that claims it.
         expected: the verdict on record.
-        checks: the numbers.
+        checks: the checks that decide the claim; empty if quick mode left it undecided.
         evidence: the reasons for a verdict on record other than "holds".
     """
 
@@ -162,8 +162,9 @@ class ClaimResult:
     def verdict(self) -> Verdict:
         """The verdict that follows from the checks.
 
-        A claim without checks was not decided in quick mode. A test that does not detect a false
-        statement decides nothing, so controls are considered first.
+        A claim without checks was not decided in quick mode. If a control fails, the verdict is
+        "not decidable here", because the checks would not detect a false statement. It is also the
+        verdict if no check has the role "statement".
         """
         if not self.checks:
             return "not decided in quick mode"
@@ -183,8 +184,8 @@ class ClaimResult:
     def deciding(self) -> Check | None:
         """The check that determines the verdict; None for a claim that was not decided.
 
-        Among checks that pass it is the one closest to its tolerance, and among checks that fail
-        the one farthest from it.
+        It is the check closest to its tolerance if the verdict follows from checks that pass, and
+        the check farthest from its tolerance if the verdict follows from checks that fail.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -228,8 +229,8 @@ class Origin:
 
     Attributes:
         command: the command; empty if the file does not contain it.
-        setting: the configuration, by name.
-        seconds: the duration, if known.
+        setting: the options of the reproduction, such as the seed, by name.
+        seconds: the duration of the computation, if known.
         digest: the hash of everything that determines the result; empty if the file does not
             contain it.
     """
@@ -242,17 +243,17 @@ class Origin:
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """The description of a study on a page.
+    """The description of a study on the pages of a report.
 
     Attributes:
         name: the name of its folder.
-        title: of the study.
+        title: the title of the study.
         citation: authors, place and year.
-        link: its address.
-        summary: what the study found, in a few sentences.
+        link: the address of the paper.
+        summary: the findings, in a few sentences.
         key_figure: the name of the figure that represents the study on the first page.
-        order: studies of lower order come first.
-        claims: how many claims it has.
+        order: the position in a report, where studies of lower order come first.
+        claims: the number of its claims.
     """
 
     name: str
@@ -267,7 +268,7 @@ class StoredStudy:
 
 @dataclass(frozen=True)
 class StoredClaim:
-    """A claim of a study with its result, and its origin."""
+    """The result of a claim of a study, and the origin of the result."""
 
     study: str
     result: ClaimResult
@@ -285,10 +286,10 @@ class StoredFigure:
 
     Attributes:
         study: the name of its study.
-        name: the stem of its files.
+        name: the name of its files, without their endings.
         title: the title above the figure.
         caption: the text below the figure.
-        reference: the figure of the paper, or the result that it illustrates; may be empty.
+        reference: the figure of the paper, or the result that the figure illustrates; may be empty.
         section: "paper" if the paper contains the figure, otherwise "beyond".
         arrays: the numbers that it shows.
         origin: the origin of the arrays.
@@ -309,7 +310,7 @@ class StoredFigure:
 
     @property
     def place(self) -> tuple[bool, bool, tuple[int, ...], str]:
-        """The sort key: figures of the paper by number, those without a number, further figures."""
+        """The sort key: figures of the paper first, those with numbers before the others."""
         numbers = figure_numbers(self.reference)
         return self.section == "beyond", not numbers, numbers, self.name
 
@@ -324,7 +325,7 @@ class StoredReport:
     provenance: Mapping[str, Any]
 
     def of_study(self, name: str) -> "StoredReport":
-        """Return what belongs to one study."""
+        """Return the results of one study, without the provenance."""
         return StoredReport(
             tuple(study for study in self.studies if study.name == name),
             tuple(claim for claim in self.claims if claim.study == name),

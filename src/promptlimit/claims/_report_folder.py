@@ -1,16 +1,18 @@
-"""Report folders: claims and figures of studies on disk, written from and read into typed objects.
+"""Report folders: claims and figures of studies on disk.
 
     DIR/index.html  explorer.html  provenance.json  runs/
     DIR/STUDY/index.html  study.json
     DIR/STUDY/claims/NAME.json
     DIR/STUDY/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
 
-Files are written atomically, the .json of a figure after its arrays. Files are not trusted when
-read: a damaged file raises an error, and so does a verdict that does not follow from its numbers.
+Files are written atomically, the .json file of a figure after its arrays. Files are validated when
+they are read: a damaged file raises an error, and so does a verdict that does not follow from the
+checks.
 """
 
+import contextlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -51,14 +53,14 @@ _BEGINNINGS = {"png": b"\x89PNG\r\n", "svg": b"<?xml "}
 
 
 class ReportFolder:
-    """A folder of results of studies."""
+    """A folder with the results of studies, as typed objects."""
 
     def __init__(self, path: Path):
         self.path = path
         self._provenance = path / "provenance.json"
 
     def runs(self, engine: str) -> Path:
-        """Return the folder of the runs of all studies for an engine with this hash."""
+        """Return the folder of the trajectories and training runs of code with this hash."""
         return self.path / "runs" / engine
 
     def save_study(self, study: StoredStudy) -> None:
@@ -66,7 +68,7 @@ class ReportFolder:
         write_json(self.path / study.name / "study.json", asdict(study))
 
     def save_claim(self, claim: StoredClaim) -> None:
-        """Write a claim with its numbers and its origin."""
+        """Write a claim with its checks and its origin."""
         content = {**claim.result.to_dict(), **_origin_json(claim.origin)}
         write_json(self._file(claim.study, "claims", claim.name), content)
 
@@ -82,7 +84,7 @@ class ReportFolder:
     def save_pictures(
         self, figure: StoredFigure, pictures: Mapping[str, bytes], drawn_by: str
     ) -> StoredFigure:
-        """Write the pictures of a stored figure by their endings; return the figure with them.
+        """Write the pictures of a stored figure, by file ending; return the figure with them.
 
         Pictures with other endings belong to an earlier drawing and are deleted.
         """
@@ -101,18 +103,18 @@ class ReportFolder:
         write_json(self._file(figure.study, "figures", figure.name), content)
 
     def save_pages(self, pages: Mapping[str, str]) -> Path:
-        """Write pages by their places in the folder; return the path of `index.html`."""
+        """Write pages, by their paths in the folder; return the path of `index.html`."""
         for place, text in pages.items():
             write_bytes(self.path / place, text.encode())
         return self.path / "index.html"
 
     def claim(self, study: str, name: str) -> StoredClaim | None:
-        """Return a stored claim or None; raise an error if its file is damaged."""
+        """Return a stored claim, or None without a file; raise an error if the file is damaged."""
         path = self._file(study, "claims", name)
         return _read_claim(study, path) if path.exists() else None
 
     def figure(self, study: str, name: str) -> StoredFigure | None:
-        """Return a stored figure or None; raise an error if its files are damaged."""
+        """Return a stored figure, or None without files; raise an error if they are damaged."""
         path = self._file(study, "figures", name)
         return _read_figure(study, path) if path.exists() else None
 
@@ -123,7 +125,7 @@ class ReportFolder:
         return {path.name for path in self.path.iterdir() if _is_study(path)}
 
     def picture(self, figure: StoredFigure, ending: Literal["png", "svg"]) -> bytes:
-        """Return a stored picture of a figure; empty if there is no valid picture."""
+        """Return the content of a stored picture of a figure; empty without a valid picture."""
         path = self._file(figure.study, "figures", figure.name).with_suffix(f".{ending}")
         try:
             content = limited_bytes(path, _LARGEST_PICTURE)
@@ -146,7 +148,7 @@ class ReportFolder:
             return False
 
     def read(self) -> StoredReport:
-        """Return all stored items, and one message for each file that cannot be used."""
+        """Return all stored items; raise an error with one line for each damaged file."""
         if not self.path.is_dir():
             raise InputFileError(
                 f"{self.path} must be a folder of results, but it does not exist. "
@@ -165,8 +167,8 @@ class ReportFolder:
             raise InputFileError("\n".join(problems))
         if not claims and not figures:
             raise InputFileError(
-                f"{self.path} must hold STUDY/claims/NAME.json or STUDY/figures/NAME.json, but has "
-                f"neither. Create them with promptlimit reproduce --out {self.path}"
+                f"{self.path} must contain STUDY/claims/NAME.json or STUDY/figures/NAME.json, but "
+                f"has neither. Create them with promptlimit reproduce --out {self.path}"
             )
         self._require_different_numbers(claims)
         return StoredReport(
@@ -177,7 +179,7 @@ class ReportFolder:
         )
 
     def require_layout(self) -> None:
-        """Raise an error for a folder of version 0.1, which had no subfolders for studies."""
+        """Raise an error for a report folder of version 0.1, without subfolders for studies."""
         if (self.path / "claims").is_dir() or (self.path / "figures").is_dir():
             raise InputFileError(
                 f"{self.path} must have one subfolder per study, but it contains claims/ and "
@@ -196,10 +198,10 @@ class ReportFolder:
 
         Args:
             items: all items of the run.
-            fresh: the items that were computed in this run.
+            fresh: the items of the run that were computed, not read from disk.
             facts: the date, the machine and the versions.
-            whole: whether this is the whole reproduction. A later, partial run is added to the
-                provenance of the whole and does not replace it.
+            whole: whether the run reproduces all studies. The provenance of a later, partial run is
+                added to that of the whole one.
         """
         name = run_name({"items": sorted(item.origin.digest for item in items)})
         try:
@@ -233,7 +235,7 @@ class ReportFolder:
             paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
             if len(paths) > _MOST_FILES:
                 raise InputFileError(
-                    f"{folder} must hold at most {_MOST_FILES} results, got {len(paths)}. "
+                    f"{folder} must contain at most {_MOST_FILES} results, got {len(paths)}. "
                     "Move other files elsewhere."
                 )
             yield from ((study, path) for path in paths)
@@ -245,7 +247,7 @@ class ReportFolder:
             other = names.setdefault((claim.study, number), claim.name)
             if other != claim.name:
                 raise InputFileError(
-                    f"{self.path / claim.study / 'claims'} must hold each claim once, but "
+                    f"{self.path / claim.study / 'claims'} must contain each claim once, but "
                     f"'{other}' and '{claim.name}' both have number {number}. Move one of them "
                     "elsewhere."
                 )
@@ -268,30 +270,23 @@ def _read_study(name: str, path: Path) -> StoredStudy:
     if not path.exists():
         return StoredStudy(name, name.replace("_", " ").capitalize())
     content = _object(path)
-    with _Refusing(path, "a study's words"):
-        words = {
-            key: text_of(content, key, "")
-            for key in ("title", "citation", "link", "summary", "key_figure")
-        }
-        if words["link"] and not words["link"].startswith("https://"):
-            raise ValueError("its 'link' does not start with https://")
+    with _refusing(path, "contain the description of a study"):
+        text = ("title", "citation", "link", "summary", "key_figure")
         numbers = {"order": 1, "claims": 0} | content
-        order, claims = (whole_of(numbers, key, 0) for key in ("order", "claims"))
-        return StoredStudy(
+        study = StoredStudy(
             name,
-            words["title"],
-            words["citation"],
-            words["link"],
-            words["summary"],
-            words["key_figure"],
-            order,
-            claims,
+            *(text_of(content, key, "") for key in text),
+            order=whole_of(numbers, "order", 0),
+            claims=whole_of(numbers, "claims", 0),
         )
+        if study.link and not study.link.startswith("https://"):
+            raise ValueError("its 'link' does not start with https://")
+    return study
 
 
 def _read_claim(study: str, path: Path) -> StoredClaim:
     content = _object(path)
-    with _Refusing(path, "a claim"):
+    with _refusing(path, "contain a claim"):
         result = ClaimResult(
             number=whole_of(content, "number", 1),
             name=text_of(content, "name"),
@@ -302,11 +297,11 @@ def _read_claim(study: str, path: Path) -> StoredClaim:
             evidence=text_of(content, "evidence", ""),
         )
         if result.name != path.stem:
-            raise ValueError(f"its 'name' is '{result.name[:40]}'")
+            raise ValueError(f"its 'name' is '{result.name[:40]}', not that of the file")
         if content.get("verdict") != result.verdict:
             raise ValueError(
-                f"its numbers say '{result.verdict}' where its verdict says "
-                f"'{str(content.get('verdict'))[:40]}'"
+                f"its verdict is '{str(content.get('verdict'))[:40]}', and the verdict of its "
+                f"checks is '{result.verdict}'"
             )
         return StoredClaim(study, result, _origin(content))
 
@@ -328,7 +323,7 @@ def _check(content: object) -> Check:
 
 def _read_figure(study: str, path: Path) -> StoredFigure:
     content = _object(path)
-    with _Refusing(path, "a figure's words"):
+    with _refusing(path, "contain the description of a figure"):
         figure = StoredFigure(
             study=study,
             name=path.stem,
@@ -342,7 +337,7 @@ def _read_figure(study: str, path: Path) -> StoredFigure:
             pictures=_pictures(path),
         )
     arrays = path.with_suffix(".npz")
-    with _Refusing(arrays, "the figure's arrays"):
+    with _refusing(arrays, "contain the arrays of a figure"):
         content = limited_bytes(arrays, _LARGEST_ARRAYS)
         return replace(figure, arrays=unpack_nonfinite(numbers_in_archive(arrays, content)))
 
@@ -356,8 +351,10 @@ def _read_provenance(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     content = _object(path)
-    with _Refusing(path, "where the results come from"):
-        return {**content, **{key: number_of(content, key) for key in content if key == "seconds"}}
+    with _refusing(path, "contain the provenance of the results"):
+        if "seconds" in content:
+            content["seconds"] = number_of(content, "seconds")
+    return content
 
 
 def _origin(content: Mapping[str, Any]) -> Origin:
@@ -381,29 +378,17 @@ def _origin_json(origin: Origin) -> dict[str, Any]:
     }
 
 
-class _Refusing:
-    """Turn errors about the content of a file into one message that names the file."""
-
-    def __init__(self, path: Path, what: str):
-        self._path, self._what = path, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
-        if isinstance(problem, ValueError):
-            reason = f"{problem}. {_again(self._path)}"
-            raise InputFileError(f"{self._path} must hold {self._what}, but {reason}") from None
+@contextlib.contextmanager
+def _refusing(path: Path, must: str) -> Generator[None]:
+    """Raise `InputFileError` with a message that names the file for a `ValueError` in the block."""
+    try:
+        yield
+    except ValueError as problem:
+        name = "" if path.stem in ("provenance", "study") else f" {path.stem}"
+        again = f"Run promptlimit reproduce{name} again."
+        raise InputFileError(f"{path} must {must}, but {problem}. {again}") from None
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
+    with _refusing(path, "contain a JSON object"):
         return json_object(path)
-    except ValueError as problem:
-        reason = f"{problem}. {_again(path)}"
-        raise InputFileError(f"{path} must contain a JSON object, but {reason}") from None
-
-
-def _again(path: Path) -> str:
-    name = "" if path.stem in ("provenance", "study") else f" {path.stem}"
-    return f"Run promptlimit reproduce{name} again."

@@ -1,8 +1,8 @@
 """Studies: statements decided by computation, each with negative controls, and their figures.
 
-`STUDY = Study(...)` in a module or package collects decorated functions; `promptlimit reproduce`
-finds the study and writes a report. The rest of the library does not import this package, and
-importing it does not load jax.
+`STUDY = Study(...)` in a module or package collects decorated functions, the claims and figures.
+`promptlimit reproduce` finds the study and writes a report. Only the command line imports this
+package, and importing it does not load jax.
 """
 
 import lazy_loader

@@ -5,6 +5,7 @@ from ._checks import at_most as at_most
 from ._checks import beyond_errors as beyond_errors
 from ._checks import control_at_least as control_at_least
 from ._checks import control_at_most as control_at_most
+from ._checks import distance_in_errors as distance_in_errors
 from ._checks import rejected as rejected
 from ._checks import share_at_least as share_at_least
 from ._checks import within_errors as within_errors

@@ -1,58 +1,70 @@
 r"""Checks of simulated numbers: each has a level, the probability of failing by chance.
 
-A reproduction draws its prompts, starts and batches from its seed. Whether a claim holds must not
-depend on that seed, so a check of a simulated number passes unless the number contradicts the
-statement at `LEVEL`. The levels of all checks of a run add up to less than 1e-4
-(`tests/studies` counts them), and the negative controls show that the checks have power.
+A reproduction draws its prompts, starts and batches from its seed. Verdicts must not depend on this
+seed, so a check of a simulated number fails only if the number contradicts the statement at
+`LEVEL`. The levels of all checks of a run add up to less than 1e-4 (`tests/studies` counts them).
+Negative controls show that the checks detect false statements.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
+from promptlimit._arrays import ArrayLike
 from promptlimit.claims import Check, at_least, at_most
 
-# checks of a study too
+# studies import these checks from here
 from promptlimit.claims import amended as amended  # noqa: PLC0414
 from promptlimit.claims import control_at_least as control_at_least  # noqa: PLC0414
 from promptlimit.claims import control_at_most as control_at_most  # noqa: PLC0414
 
 LEVEL = 1e-6
-"""The probability that a statistical check fails although the statement is true."""
+"""The probability that a check of simulated numbers fails although the statement is true."""
 
 LEVEL_FORMULA = f"$10^{{{math.log10(LEVEL):.0f}}}$"
 
 SKEWNESS = 10.0
-"""Allowance for skewness: quantiles are those of the normal law at `LEVEL / SKEWNESS`.
+"""Allowance for skewness: checks use normal quantiles at `LEVEL / SKEWNESS`.
 
-The mean of n numbers of skewness g, in units of its estimated standard error, exceeds z with a
-probability that is larger than the normal one by a factor of about exp(g z^3 / (3 sqrt n)). For
-n = 4,000, g = 2.5 and z = 5.3 this factor is 7.
+For n numbers of skewness g, divide the error of the mean by its estimated standard error. This
+ratio exceeds z with a probability that is larger than for normal numbers, by a factor of about
+exp(g z^3 / (3 sqrt n)). For n = 4,000, g = 2.5 and z = 5.3 this factor is 7.
 """
 
 
 def critical_distance(looks: int = 1) -> float:
-    """Return how many standard errors the farthest of several means may be from its expectation.
+    """Return the largest accepted distance of a mean from its expectation, in standard errors.
 
     Args:
-        looks: the number of means; their levels add up to `LEVEL`.
+        looks: the number of means that are compared; their levels add up to `LEVEL`.
     """
     from scipy.stats import norm  # noqa: PLC0415  # scipy.stats takes a second to load
 
     return float(norm.isf(LEVEL / SKEWNESS / looks / 2))
 
 
-def within_errors(name: str, distances: Iterable[float]) -> Check:
-    """Return a check that passes if no mean is too many standard errors from its expectation.
+def distance_in_errors(draws: ArrayLike, expected: ArrayLike) -> np.ndarray:
+    """Return how far the mean of draws is above its expectation, in standard errors of that mean.
 
     Args:
-        name: what was computed, in words.
-        distances: of the means from their expectations, each in its own standard error, which
-            must come from thousands of independent draws.
+        draws: independent draws, along the first axis.
+        expected: their expectation.
     """
-    looks = np.abs(np.asarray(list(distances), dtype=np.float64)).ravel()
+    numbers = np.asarray(draws, dtype=np.float64)
+    error = numbers.std(axis=0, ddof=1) / math.sqrt(len(numbers))
+    return np.asarray((numbers.mean(axis=0) - np.asarray(expected)) / error)
+
+
+def within_errors(name: str, distances: ArrayLike) -> Check:
+    """Return a check that passes if every mean is within the critical distance of its expectation.
+
+    Args:
+        name: a description of the means.
+        distances: the distances of the means from their expectations, each in its own standard
+            error, which must come from thousands of independent draws; see `distance_in_errors`.
+    """
+    looks = np.abs(np.asarray(distances, dtype=np.float64)).ravel()
     return at_most(
         f"{name}: {'largest ' * (looks.size > 1)}distance in standard errors",
         float(looks.max()),
@@ -63,17 +75,19 @@ def within_errors(name: str, distances: Iterable[float]) -> Check:
     )
 
 
-def beyond_errors(name: str, distance: float) -> Check:
-    """Return a control that passes if a wrong value is rejected, by twice the critical distance.
+def beyond_errors(name: str, distance: float | np.ndarray) -> Check:
+    """Return a control that passes if a wrong value is at twice the critical distance or more.
+
+    The distance has a standard deviation of about one, so this margin makes the probability that
+    the control fails by chance far smaller than `LEVEL`.
 
     Args:
-        name: what was computed, in words.
-        distance: of the wrong value from the mean, in standard errors. Its own deviation is about
-            one, so that the control itself fails with a probability far below `LEVEL`.
+        name: a description of the comparison.
+        distance: the distance of the wrong value from a simulated mean, in standard errors.
     """
     check = at_least(
         f"{name}: distance in standard errors",
-        distance,
+        abs(float(distance)),
         2 * critical_distance(),
         error=1.0,
         basis="twice the critical distance of one comparison",
@@ -82,21 +96,22 @@ def beyond_errors(name: str, distance: float) -> Check:
     return replace(check, role="control")
 
 
-def share_at_least(name: str, successes: int, trials: int, share: float) -> Check:
-    """Return a check that passes unless the successes contradict a share at `LEVEL`.
+def share_at_least(name: str, successes: ArrayLike, share: float) -> Check:
+    """Return a check that passes unless the number of successes contradicts a share at `LEVEL`.
 
-    The value is the upper end of the one-sided interval of Clopper and Pearson: the largest share
-    that gives so few successes with probability `LEVEL`.
+    The value of the check is the upper end of the one-sided Clopper-Pearson interval: the largest
+    probability of success at which this few successes have the probability `LEVEL`.
 
     Args:
-        name: what was counted, in words.
-        successes: how many there were.
-        trials: of how many independent ones.
-        share: the share that is claimed, at least.
+        name: a description of the trials that count as a success.
+        successes: whether each of several independent trials succeeded.
+        share: the smallest probability of success according to the claim.
     """
+    succeeded = np.asarray(successes, dtype=np.bool_)
+    count, trials = int(succeeded.sum()), succeeded.size
     return at_least(
-        f"{name}: {successes} of {trials}; largest share consistent with this count",
-        largest_share(successes, trials),
+        f"{name}: {count} of {trials}; largest share consistent with this count",
+        largest_share(count, trials),
         share,
         basis=f"one-sided Clopper-Pearson interval at level {LEVEL_FORMULA}",
         false_alarm=LEVEL,
@@ -104,17 +119,17 @@ def share_at_least(name: str, successes: int, trials: int, share: float) -> Chec
 
 
 def rejected(check: Check) -> Check:
-    """Return a control that passes if a check of a share, made on a false case, fails.
+    """Return a control that passes if a check of a share fails.
 
     Args:
-        check: from `share_at_least`, of an ensemble known to have another share.
+        check: the result of `share_at_least` for trials whose share is known to be smaller.
     """
     relation = "<=" if check.relation == ">=" else ">="
     return replace(check, relation=relation, role="control")
 
 
 def largest_share(successes: int, trials: int) -> float:
-    """Return the upper end of the one-sided interval of Clopper and Pearson at `LEVEL`."""
+    """Return the upper end of the one-sided Clopper-Pearson interval at `LEVEL`."""
     from scipy.stats import beta  # noqa: PLC0415  # as above
 
     if successes == trials:

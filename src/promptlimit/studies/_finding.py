@@ -1,4 +1,4 @@
-"""Finding studies: those of this library, installed ones, and those given by a path."""
+"""Find studies: the studies of this library, of installed packages, and at a path."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from promptlimit.errors import InputFileError
 from promptlimit.studies._study import Study, import_for_study
 
 _GROUP = "promptlimit.studies"
-"""The group of entry points, and the package with the studies of this library."""
+"""The name of the group of entry points, and of the package with this library's studies."""
 
 
 def studies() -> tuple[Study, ...]:
@@ -20,8 +20,8 @@ def studies() -> tuple[Study, ...]:
 
     A package provides a study through an entry point of the group `promptlimit.studies`, such as
     `coins = "my_package.coins:STUDY"`. An entry point that cannot be loaded is left out, with a
-    warning. The studies of this library are found by listing them, so that a source tree works
-    without being installed again.
+    warning. The studies of this library are found by listing the modules of this package, so a new
+    study in a source tree is found without installing the library again.
     """
     places = importlib.import_module(_GROUP).__path__
     names = [module.name for module in pkgutil.iter_modules(places)]
@@ -58,16 +58,16 @@ def _warn(entry: EntryPoint, reason: str) -> None:
     )
 
 
-def study_at(path: Path) -> Study:
+def study_at(path: str | Path) -> Study:
     """Return the study of a Python file, or of a package folder, anywhere on disk.
 
-    Its folder is added to the end of Python's search path, so that modules next to it can be
-    imported.
+    The parent folder is added to the end of Python's search path, so the study can import the
+    modules in it.
 
     Args:
         path: `my_study.py` or `my_study/`.
     """
-    place = path.resolve()
+    place = Path(path).resolve()
     file = place / "__init__.py" if place.is_dir() else place
     name = place.name if place.is_dir() else place.stem
     if not file.is_file() or file.suffix != ".py" or not name.isidentifier():
@@ -82,7 +82,7 @@ def study_at(path: Path) -> Study:
     if str(place.parent) not in sys.path:
         sys.path.append(str(place.parent))
         importlib.invalidate_caches()
-    study = getattr(import_for_study(name, path), "STUDY", None)
+    study = getattr(import_for_study(name, Path(path)), "STUDY", None)
     if not isinstance(study, Study) or study.module != name:
         raise InputFileError(f"{path} must define STUDY = Study(title=..., ...).")
     study.address = str(place)
@@ -90,7 +90,7 @@ def study_at(path: Path) -> Study:
 
 
 def _is_free(name: str, file: Path) -> bool:
-    """Return whether a name belongs to this file or to no module, and to no installed study."""
+    """Return whether no module but this file has a name, and no study of this library has it."""
     if importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
         return False
     spec = importlib.util.find_spec(name)
@@ -98,6 +98,6 @@ def _is_free(name: str, file: Path) -> bool:
 
 
 def find_study(address: str) -> Study:
-    """Return the study with that name, or at that path."""
+    """Return the study with a name, or at a path."""
     by_name = {study.name: study for study in studies()}
     return by_name[address] if address in by_name else study_at(Path(address))

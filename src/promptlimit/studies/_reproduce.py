@@ -1,4 +1,4 @@
-"""Many claims and figures, on several cores, in one setting or at many seeds."""
+"""Reproduce many claims and figures on several cores, in one setting or at many seeds."""
 
 import os
 import time
@@ -21,15 +21,15 @@ from promptlimit.studies._work import Outcome, Work, outcome
 from promptlimit.studies._workers import worker_pool
 
 _DURATIONS = {"part": 5.0, "claim": 2.0, "figure": 1.0}
-"""Usual relative durations, for the estimate of the time left."""
+"""Typical relative durations, for the estimate of the time left."""
 
 
 @runtime_checkable
 class Listener(Protocol):
-    """Receives the progress."""
+    """An object that receives the progress of a reproduction."""
 
     def plan(self, words: str, items: Mapping[str, float]) -> None:
-        """Receive the plan: names, each with its usual relative duration."""
+        """Receive a description of the plan, and a typical relative duration for each item."""
 
     def at(self, words: str) -> None:
         """Receive a description of the current computation."""
@@ -48,12 +48,14 @@ def reproduce(
 ) -> list[Outcome]:
     """Return the outcomes of claims and figures, in their order, read from disk or computed now.
 
+    Outcomes of parts that failed come last.
+
     Args:
         chosen: studies, each with the claims and figures to reproduce.
-        setting: of all claims and figures.
-        folder: where results are stored.
-        listener: receives the progress.
-        whole: whether the parts of a study are computed first, side by side.
+        setting: the setting of all claims and figures.
+        folder: the report folder in which results are stored.
+        listener: the object that receives the progress.
+        whole: whether the parts of a study are computed first, in parallel.
     """
     for study, _ in chosen:
         study.require_complete()
@@ -100,7 +102,7 @@ def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
 def _side_by_side(
     order: Sequence[Work], folder: ReportFolder, listener: Listener, cores: int
 ) -> dict[tuple[str, str, str], Outcome]:
-    """Compute everything on several cores, each piece of work after all that it needs."""
+    """Compute everything on several cores, each piece of work after the parts that it needs."""
     outcomes: dict[tuple[str, str, str], Outcome] = {}
     waiting = sorted(order, key=lambda work: work.kind != "part")
     running: dict[Future[Outcome], Work] = {}
@@ -131,7 +133,7 @@ def _side_by_side(
 
 
 def _here(work: Work, folder: ReportFolder, listener: Listener) -> Outcome:
-    """Compute in this process."""
+    """Compute one piece of work in this process."""
     listener.at(work.label)
     result = outcome(replace(work, setting=replace(work.setting, report=listener.at)), folder)
     _report_end(work.label, result, listener)
@@ -147,8 +149,8 @@ def run_facts(setting: Setting, began: float) -> dict[str, Any]:
     """Return the versions, device, setting and duration of a command that ends now.
 
     Args:
-        setting: its setting.
-        began: when it began, by the monotonic clock.
+        setting: the setting of the command.
+        began: the value of `time.monotonic()` at its beginning.
     """
     device, seconds = jax.devices()[0], time.monotonic() - began
     started = datetime.fromtimestamp(time.time() - seconds, UTC)
@@ -169,8 +171,8 @@ class SeedVerdicts:
         study: the name of its study.
         name: the name of the claim.
         expected: the verdict on record.
-        verdicts: by seed; "failed" where deciding the claim raised an error.
-        differing: the reason for each verdict that is not the one on record, by seed.
+        verdicts: the verdict by seed; "failed" if deciding the claim raised an error.
+        differing: the reason for each verdict other than the one on record, by seed.
     """
 
     study: str
@@ -225,10 +227,10 @@ def decide_at_seeds(
 
     Args:
         chosen: studies, each with the claims to decide.
-        setting: of all seeds; its own seed is not used.
+        setting: the setting, whose seed is replaced by each of the seeds.
         seeds: the seeds.
-        out: the folder of the reports; seed 3 goes to `out/seeds/3`.
-        listener: receives the progress.
+        out: the folder of the reports; the report of seed 3 is `out/seeds/3`.
+        listener: the object that receives the progress.
     """
     for study, _ in chosen:
         study.require_complete()

@@ -1,14 +1,13 @@
-"""Stored results: the hashes that say which code computed them, and the pages that show them.
+"""Stored results: the hashes of the code that computed them, and the pages that show them.
 
-The hash of a result covers the whole package except the command line, the reporting and other
-studies, so that no list of modules has to be maintained. Of its own study it covers every file, but
-not the functions decorated with `.drawing`: a changed drawing is drawn again and nothing is
-computed. A helper that a drawing calls counts as code that computes. Versions of jax and of other
-libraries are left out, because they change results by rounding only; `environment.json` and
-`provenance.json` record them.
+The hash of a result covers all code of this library except the command line, the reporting and the
+other studies. It covers every file of the study, without the functions decorated with `.drawing`:
+after a change of such a function, the figure is drawn again from its stored arrays. A function that
+a drawing calls counts as code that computes. Versions of jax and of other libraries change results
+by rounding only, so the hash does not cover them; `environment.json` and `provenance.json` record
+them.
 
-Nothing here imports jax, and pages are written without importing a study unless a figure has to be
-drawn again.
+This module does not import jax. It imports a study only to draw one of its figures again.
 """
 
 import ast
@@ -47,8 +46,8 @@ def drawing_hash(study: Study) -> str:
 def engine_hash() -> str:
     """Return the hash of the code that computes flows and training runs.
 
-    It leaves out the studies: a run is named by its configuration, so a changed claim can reuse
-    stored runs.
+    The hash does not cover studies. A stored run has the name of its configuration, so a claim
+    whose code has changed can reuse it.
     """
     return _library_hash(studies_too=False)
 
@@ -72,7 +71,7 @@ def _library_hash(*, studies_too: bool) -> str:
 def _study_hash(source: Path, *, with_drawings: bool) -> str:
     """Return the hash of a file, or of all files of a folder.
 
-    It is that of the first call: code that is changed later is not the code that was imported.
+    The first hash is cached: later changes of the files do not affect the code that was imported.
     """
     sources = {}
     for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
@@ -114,15 +113,15 @@ def drawn_figure(
 ) -> tuple[StoredFigure, bytes]:
     """Return a stored figure with its pictures on disk, and the SVG for the page.
 
-    It is drawn unless this code has drawn it before and the stored SVG is one that this library
-    writes, because a file on disk may come from anywhere.
+    The figure is drawn again if its pictures are missing or were drawn by other code. It is also
+    drawn again if the stored SVG could not have been written by this library.
 
     Args:
         study: the study of the figure.
         figure: the stored figure.
-        folder: where its pictures are or go.
-        drawn_by: the hash of this code.
-        formats: of the pictures, "svg" among them.
+        folder: the report folder with its pictures.
+        drawn_by: the hash of the current code that draws, from `drawing_hash`.
+        formats: the formats of the pictures, "svg" among them.
     """
     if figure.drawn_by == drawn_by and set(formats) <= set(figure.pictures):
         svg = folder.picture(figure, "svg")
@@ -141,9 +140,9 @@ def write_pages(
     """Write the pages of a folder; return the first page, the results, and a list of problems.
 
     Args:
-        folder: the results to show. It is read again, and its files are not trusted.
-        known: studies given by a path, which can draw their figures again.
-        drawings: SVG files by study and name, for figures that were drawn just now.
+        folder: the folder of the results. Its files are read and validated again.
+        known: studies given by a path, which draw figures whose stored pictures cannot be used.
+        drawings: the contents of SVG files, by study and name, of figures that were just drawn.
     """
     report = folder.read()
     shown, problems = dict(drawings or {}), []

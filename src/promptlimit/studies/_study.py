@@ -19,9 +19,9 @@ A study is a Python module, or a package whose public submodules each register c
     def draw_tosses(arrays):
         return matplotlib_figure
 
-The name of a study is that of its module. The name of a claim is that of its function, with dashes
-for underscores; the name of a figure is that of its function. Docstrings are statements and
-captions, with TeX between dollar signs. This module does not import jax.
+A study has the name of its module, a figure the name of its function, and a claim the name of its
+function with dashes in place of underscores. The docstring of a claim is its statement, and that of
+a figure its caption, with TeX between dollar signs. This module does not import jax.
 """
 
 import functools
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TAKEN = ("claims", "figures", "runs")
-"""Folders of a report that do not belong to a study."""
+"""Names of folders in a report that cannot be names of studies."""
 
 Protocol = Literal["exact", "full"]
 Arrays = Mapping[str, "np.ndarray"]
@@ -57,17 +57,17 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings that claims and figures are computed with.
+    """The settings of a reproduction, which its claims and figures receive.
 
     Attributes:
-        seed: of all random numbers.
+        seed: the seed of all random numbers.
         quick: whether to compute less, for continuous integration: fewer lengths, starts and
             draws.
-        protocol: "exact" follows gradient flows and a few runs of gradient descent; "full" also
+        protocol: "exact" computes gradient flows and a few runs of gradient descent; "full" also
             runs the whole training protocol of a paper.
-        folder: where trajectories and training runs are kept, so that figures and claims share
-            them and an interrupted command can resume; None keeps them in memory.
-        report: a function called with a short description of the current computation.
+        folder: the folder of trajectories and training runs, which figures and claims share and
+            from which an interrupted command resumes; None keeps them in memory.
+        report: a function that receives a short description of the current computation.
     """
 
     seed: int = 0
@@ -86,16 +86,16 @@ class Claim:
     """A statement and the function that computes the numbers deciding it.
 
     Attributes:
-        number: its place among the claims of the study, from 1 to 999.
+        number: the number of the claim in its study, from 1 to 999.
         name: a short name for the command line.
-        statement: what is claimed.
-        reference: where it is claimed.
-        decide: returns or yields checks, at least one of them a negative control.
-        expected: the verdict on record; a different verdict fails the command.
-        evidence: why the verdict on record is not "holds", in a few sentences.
-        after_parts: whether it uses what the parts of the study compute.
-        quick: whether quick mode decides it; otherwise its verdict there is "not decided in quick
-            mode" and `decide` is not called.
+        statement: the statement that is claimed.
+        reference: the place where it is claimed.
+        decide: a function that returns or yields checks, at least one of them a negative control.
+        expected: the verdict on record; `promptlimit reproduce` fails if it finds another one.
+        evidence: the reasons for a verdict on record other than "holds", in a few sentences.
+        after_parts: whether the claim uses results of the parts of the study.
+        quick: whether quick mode decides the claim. If not, quick mode does not call `decide`, and
+            the verdict is "not decided in quick mode".
     """
 
     number: int
@@ -122,13 +122,13 @@ class Figure:
 
     Attributes:
         name: a short name for the command line.
-        title: its subject, in a few words.
-        caption: what the figure shows.
-        compute: returns the arrays.
+        title: the subject of the figure, in a few words.
+        caption: a description of what the figure shows.
+        compute: a function that returns the arrays.
         section: "paper" if the paper contains this figure, "beyond" if it does not.
-        reference: the figure of the paper, or where the quantity is defined.
-        after_parts: whether it uses what the parts of the study compute.
-        draw: returns the Matplotlib figure of these arrays.
+        reference: the number of the figure in the paper, or the place that defines the quantity.
+        after_parts: whether the figure uses results of the parts of the study.
+        draw: a function that returns the Matplotlib figure of the arrays.
     """
 
     name: str
@@ -144,9 +144,9 @@ class Figure:
         _require_name(self.name)
 
     def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Let a function draw this figure: a decorator.
+        """Register the function that draws this figure: a decorator.
 
-        It returns the function, so one function can draw several figures: stack the decorators.
+        One function can draw several figures: stack their decorators.
         """
         self.draw = function
         return function
@@ -154,16 +154,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """A computation that several claims and figures share, kept in the folder of the setting.
+    """A computation that several claims and figures share and that is stored in `Setting.folder`.
 
-    Parts save time only: they run first, side by side in several processes. A claim or figure must
-    be able to compute what it needs without them.
+    Parts only save time: they run first, in parallel processes. A claim or figure must be able to
+    compute what it needs without them.
 
     Attributes:
         name: a short description.
-        compute: the computation.
-        stage: a part starts when all parts of lower stages have ended.
-        accelerated: whether it runs on an accelerator where there is one.
+        compute: a function that computes and stores the results.
+        stage: the order of the part, which starts when all parts of lower stages have ended.
+        accelerated: whether it runs on an accelerator if there is one.
     """
 
     name: str
@@ -179,14 +179,14 @@ class Study:
     """Claims and figures, registered by decorators in a module or package.
 
     Args:
-        title: of the study, or of the paper that it reproduces.
+        title: the title of the study, or of the paper that it reproduces.
         citation: authors, place and year.
         link: an address that starts with https://; optional.
-        summary: what was found, in a few sentences.
+        summary: the findings, in a few sentences.
         key_figure: the name of the figure that represents the study on the first page.
-        order: studies of lower order come first in a report.
-        module: the name of the module that defines the study; the one that is being imported
-            unless given.
+        order: the position in a report, where studies of lower order come first.
+        module: the name of the module that defines the study; by default the module that is being
+            imported.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Study:
         self.summary, self.key_figure, self.order = summary, key_figure, order
         self.module = _module_being_imported() if module is None else module
         self.address = self.name
-        """How the command line finds the study: its name, or its path if it was given as one."""
+        """The argument of `promptlimit reproduce` that finds the study: its name or its path."""
         self._claims: list[Claim] = []
         self._figures: list[Figure] = []
         self._parts: Callable[[Setting], Iterable[Part]] | None = None
@@ -227,7 +227,7 @@ class Study:
 
     @property
     def source(self) -> Path:
-        """The file of its module, or the folder of its package."""
+        """The path of the module's file, or of the package's folder."""
         module = importlib.import_module(self.module)
         return Path(module.__path__[0] if hasattr(module, "__path__") else str(module.__file__))
 
@@ -256,16 +256,18 @@ class Study:
         quick: bool = True,
         name: str | None = None,
     ) -> Callable[[Callable[[Setting], Iterable[Check]]], Claim]:
-        """Register a function as a claim: a decorator. Its docstring is the statement.
+        """Register a function as a claim: a decorator.
+
+        The function returns or yields checks. Its docstring is the statement.
 
         Args:
-            number: see `Claim` for this and the other arguments.
-            reference: where it is claimed.
+            number: the number of the claim in the study; `Claim` describes all arguments.
+            reference: the place where it is claimed.
             expected: the verdict on record.
-            evidence: why that is not "holds".
-            after_parts: whether it uses what the parts of the study compute.
-            quick: whether quick mode decides it.
-            name: for the command line; the name of the function, with dashes, unless given.
+            evidence: the reasons for a verdict on record other than "holds".
+            after_parts: whether the claim uses results of the parts of the study.
+            quick: whether quick mode decides the claim.
+            name: the name for the command line; by default that of the function, with dashes.
         """
 
         def register(function: Callable[[Setting], Iterable[Check]]) -> Claim:
@@ -301,12 +303,12 @@ class Study:
         Decorate the function that draws them with `NAME.drawing`, where NAME is the figure.
 
         Args:
-            title: see `Figure` for this and the other arguments.
-            reference: the figure of the paper, or where the quantity is defined.
-            section: whether the paper contains the figure.
-            after_parts: whether it uses what the parts of the study compute.
-            name: for the command line; the name of the function unless given.
-            caption: what the figure shows; the docstring of the function unless given.
+            title: the subject of the figure; `Figure` describes all arguments.
+            reference: the number of the figure in the paper, or where the quantity is defined.
+            section: "paper" if the paper contains the figure, otherwise "beyond".
+            after_parts: whether the figure uses results of the parts of the study.
+            name: the name for the command line; by default that of the function.
+            caption: a description of the figure; by default the docstring of the function.
         """
 
         def register(function: Callable[[Setting], Arrays]) -> Figure:
@@ -320,12 +322,12 @@ class Study:
         return register
 
     def parts(self, function: Callable[[Setting], Iterable[Part]]) -> Callable:
-        """Register a function that lists the computations that claims and figures share."""
+        """Register a function that returns the parts of the study: a decorator."""
         self._parts = function
         return function
 
     def list_parts(self, setting: Setting) -> tuple[Part, ...]:
-        """Return what claims and figures share, in the order in which to compute it."""
+        """Return the parts of the study, in the order in which they should start."""
         self._import_all()
         return () if self._parts is None else tuple(self._parts(setting))
 
@@ -337,7 +339,7 @@ class Study:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Every figure: those of the paper, then those beyond it, by name."""
+        """Every figure, sorted by name: first the figures of the paper, then the others."""
         self._import_all()
         return tuple(
             sorted(self._figures, key=lambda figure: (figure.section == "beyond", figure.name))
@@ -354,7 +356,7 @@ class Study:
             return drawing(arrays)
 
     def require_complete(self) -> None:
-        """Refuse a figure without a drawing, before any work."""
+        """Raise an error if a figure has no function that draws it."""
         for figure in self.figures:
             if figure.draw is None:
                 raise InputFileError(
@@ -402,11 +404,11 @@ class Study:
 
 
 def import_for_study(name: str, place: Path) -> ModuleType:
-    """Return an imported module; raise an error of one sentence if its code raises.
+    """Import and return a module; raise `InputFileError` if its code raises an error.
 
     Args:
-        name: of the module.
-        place: its file or folder, for the sentence.
+        name: the name of the module.
+        place: its file or folder, for the error message.
     """
     try:
         return importlib.import_module(name)
@@ -439,7 +441,7 @@ def _name_of(function: Callable) -> str:
 
 
 def _module_being_imported() -> str:
-    """Return the name of the module whose code is running, the innermost if there are several."""
+    """Return the name of the module whose top-level code is running, the innermost one."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""One claim, figure or part: read from disk if it is stored, otherwise computed."""
+"""The work of a reproduction: each claim, figure or part is read from disk or computed."""
 
 import time
 import traceback
@@ -21,8 +21,8 @@ from promptlimit.studies._study import Claim, Figure, Item, Part, Setting, Study
 class Work:
     """One piece of work: a claim, figure or part of a study, in a setting.
 
-    Worker processes receive the names of study and item and look them up, because a decorated
-    function cannot be pickled.
+    It is pickled as the names of the study and of the item, which worker processes look up, because
+    a decorated function cannot be pickled.
 
     Attributes:
         study: the study.
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Study, kind and name."""
+        """The names of the study, of the kind and of the item."""
         return self.study.name, self.kind, self.item.name
 
     @property
@@ -52,17 +52,17 @@ class Work:
 
     @property
     def digest(self) -> str:
-        """The hash of all that determines its result."""
+        """The hash of the name, code and setting that determine the result."""
         return item_hash(self.study, self.kind, self.item.name, self.setting)
 
     @property
     def needs_accelerator(self) -> bool:
-        """Whether it must run in the process that has an accelerator, if there is one."""
+        """Whether it must run in the parent process, because it uses an accelerator."""
         accelerated = isinstance(self.item, Part) and self.item.accelerated
         return accelerated and jax.default_backend() != "cpu"
 
     def needs(self, other: "Work") -> bool:
-        """Return whether it uses what another piece of work computes."""
+        """Return whether this work must wait for another piece of work."""
         if self.study is not other.study or not isinstance(other.item, Part):
             return False
         if isinstance(self.item, Part):
@@ -70,7 +70,7 @@ class Work:
         return self.item.after_parts
 
     def is_stored(self, folder: ReportFolder) -> bool:
-        """Return whether the folder seems to contain its result."""
+        """Return whether the folder contains a file with the hash of this work."""
         return folder.holds(self.study.name, f"{self.kind}s", self.item.name, self.digest)
 
 
@@ -90,12 +90,12 @@ class Outcome:
     """The result of one piece of work.
 
     Attributes:
-        stored: the claim or figure as it is on disk; None for a part and for a failure.
-        fresh: whether it was computed now.
-        seconds: how long it took.
+        stored: the claim or figure as it is on disk; None for a part or a failure.
+        fresh: whether the result was computed now, not read from disk.
+        seconds: the duration.
         svg: the drawing of a figure, for the page.
-        note: a sentence about a damaged file that was written again; mostly empty.
-        problem: why it failed; empty if it did not.
+        note: a sentence about a damaged file that was written again; usually empty.
+        problem: the reason for a failure; empty if there was none.
     """
 
     stored: StoredClaim | StoredFigure | None
@@ -107,7 +107,7 @@ class Outcome:
 
     @property
     def summary(self) -> str:
-        """How it ended, in a few words: the verdict of a claim."""
+        """A few words about the outcome, such as the verdict of a claim."""
         if self.problem:
             return "failed"
         if isinstance(self.stored, StoredClaim):
@@ -127,7 +127,7 @@ def outcome(work: Work, folder: ReportFolder) -> Outcome:
     began = time.monotonic()
     try:
         result = _outcome(work, folder)
-    except (OSError, MemoryError):  # these concern all work on this machine
+    except (OSError, MemoryError):  # errors of the machine stop all work
         raise
     except Exception as problem:  # the code of a study may raise anything
         reason = f"{type(problem).__name__}: {problem}".strip().removesuffix(":")
@@ -149,7 +149,7 @@ def _outcome(work: Work, folder: ReportFolder) -> Outcome:
 def _claim_outcome(work: Work, claim: Claim, folder: ReportFolder) -> Outcome:
     stored, note = _stored(folder.claim, work)
     if stored is not None and stored.result == _result(claim, stored.result.checks):
-        return Outcome(stored, fresh=False)  # the statement is that of the code, not of the file
+        return Outcome(stored, fresh=False)  # stored with the current statement
     began = time.monotonic()
     result = decide(claim, work.setting)
     fresh = StoredClaim(work.study.name, result, _origin(work, began))
@@ -174,14 +174,14 @@ def _figure_outcome(work: Work, figure: Figure, folder: ReportFolder) -> Outcome
             origin=_origin(work, began),
         )
         folder.save_figure(stored)
-        stored = folder.figure(study.name, figure.name) or stored  # as every later drawing reads it
+        stored = folder.figure(study.name, figure.name) or stored  # as later drawings read it
     formats = QUICK_FORMATS if work.setting.quick else FORMATS
     stored, svg = drawn_figure(study, stored, folder, drawing_hash(study), formats)
     return Outcome(stored, fresh, svg=svg, note=note)
 
 
 def _stored(read: Any, work: Work) -> tuple[Any, str]:
-    """Return what is stored with the same hash, else None; and a note about a damaged file."""
+    """Return the stored item if its hash is that of the work, and a note if its file is damaged."""
     try:
         item = read(work.study.name, work.item.name)
     except InputFileError as problem:
@@ -224,13 +224,13 @@ def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:
 
 
 def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> Any:
-    """Return the result of a computation in double precision, on the CPU by default."""
+    """Call a function with jax in double precision, on the CPU by default; return its result."""
     with jax.enable_x64(True), on_cpu():
         return compute(setting)
 
 
 def on_cpu() -> AbstractContextManager:
-    """Compute on the CPU, also where there is an accelerator."""
+    """Return a context in which jax computes on the CPU, even if there is an accelerator."""
     if jax.default_backend() == "cpu":
         return nullcontext()
     try:
@@ -240,5 +240,5 @@ def on_cpu() -> AbstractContextManager:
 
 
 def on_accelerator() -> AbstractContextManager:
-    """Compute where jax computes by default."""
+    """Return a context in which jax computes on its default device, an accelerator if any."""
     return nullcontext() if jax.default_backend() == "cpu" else jax.default_device(None)

@@ -1,4 +1,4 @@
-"""Worker processes, one per core, that share what they compile."""
+"""Worker processes, one per core, that share compiled programs."""
 
 import contextlib
 import multiprocessing
@@ -14,8 +14,8 @@ from multiprocessing.connection import wait
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the memory of an accelerator belongs to the parent process
-    "NPROC": "1",  # threads of XLA; each core has a process of its own
-    "OMP_NUM_THREADS": "1",  # and those of the linear algebra of NumPy and SciPy
+    "NPROC": "1",  # one thread of XLA, because there is a process per core
+    "OMP_NUM_THREADS": "1",  # one thread of the linear algebra of NumPy and SciPy
     "OPENBLAS_NUM_THREADS": "1",
 }
 _CACHE = {
@@ -32,9 +32,9 @@ class WorkerLostError(OSError):
 def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
     """Yield a pool of `count` processes; leaving the block ends them, even while they compute.
 
-    The workers share jax's cache of compiled programs, in a temporary folder, so that each program
-    is compiled once. Ctrl-C reaches the parent process alone. What a worker writes must be written
-    atomically: leaving the block ends it at any moment.
+    The workers share jax's cache of compiled programs, in a temporary folder, so each program is
+    compiled once. Except on Windows, only the parent process receives Ctrl-C. Workers must write
+    files atomically, because leaving the block can end them at any moment.
     """
     with tempfile.TemporaryDirectory(prefix="promptlimit-") as cache:
         pool = ProcessPoolExecutor(
@@ -61,7 +61,7 @@ def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
 
 
 def _start_worker(cache: str) -> None:
-    """Set the environment before NumPy and jax load, and end when the parent process does."""
+    """Set the environment before NumPy and jax load, and end this process with its parent."""
     os.environ.update(_ENVIRONMENT)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a cache of the user keeps its own limits
         os.environ.update(_CACHE, JAX_COMPILATION_CACHE_DIR=cache)
@@ -72,19 +72,19 @@ def _end_with_parent(cache: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        shutil.rmtree(cache, ignore_errors=True)  # a parent that was killed could not
+        shutil.rmtree(cache, ignore_errors=True)  # a killed parent process left it
         os._exit(1)
 
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Generator[None]:
-    """Let processes started in this block ignore Ctrl-C, from their first moment on."""
+    """Block Ctrl-C in this block, so that processes started in it never receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
     from multiprocessing import resource_tracker  # noqa: PLC0415  # not for Windows
 
-    resource_tracker.ensure_running()  # started with the first process, it would unblock the signal
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

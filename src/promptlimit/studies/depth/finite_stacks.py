@@ -1,4 +1,9 @@
-"""A claim on softmax stacks over finite prompts."""
+r"""A claim on softmax stacks over finite prompts.
+
+A layer $(r,u,v)$ in one dimension maps a query $z$ to $rz+vA_L(z)$, with softmax attention $A_L$
+over $L$ tokens at the tilt $uz$, and the tokens alike. The output of a stack differs from its limit
+by the mean over the tokens $y$ of their *influence* $K(y)$, the first order, and a remainder $R$.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,8 +14,8 @@ from matplotlib.figure import Figure
 from promptlimit._quadrature import normal_gauss
 from promptlimit.depth import (
     GaussianStack,
+    InfluenceFunction,
     LayerMatrices,
-    StackKernel,
     fluctuation_bias,
     fluctuation_cov,
     semi_exact_bias,
@@ -31,7 +36,7 @@ Array = np.ndarray
 
 
 def line_stack(*layers: tuple[float, float, float]) -> GaussianStack:
-    """Return layers (r, u, v) over standard normal tokens."""
+    """Return the stack of layers (r, u, v) over standard normal tokens."""
     matrices = [[np.array([[number]]) for number in layer] for layer in layers]
     return GaussianStack(
         np.zeros(1), np.eye(1), tuple(LayerMatrices(r, ((u, v),)) for r, u, v in matrices)
@@ -41,7 +46,7 @@ def line_stack(*layers: tuple[float, float, float]) -> GaussianStack:
 def outputs(
     stack: GaussianStack, tokens: Array, query: float, *, causal: bool = False
 ) -> list[Array]:
-    """Return the query after every layer, [n] each, over prompts [n, L], by running the network."""
+    """Return the queries after every layer, [n] each, over the prompts `tokens`, [n, L]."""
     queries, length = np.full(len(tokens), query), tokens.shape[1]
     after = []
     for place, layer in enumerate(stack.layers, start=1):
@@ -61,14 +66,16 @@ def outputs(
 
 
 def first_orders(stack: GaussianStack, tokens: Array, query: float) -> dict[str, Array]:
-    """Return the sums of the influences of the tokens of prompts [n, L], [n] each.
+    """Return mean influences of the tokens of the prompts `tokens`, [n, L], [n] each.
 
-    "whole" is the influence, "direct" leaves out what tokens pass on, and "causal" multiplies what
-    p of them pass on by the number of such paths from a token at its place under a mask.
+    A token influences the output directly, and through p other tokens whose error it changes and
+    which pass the error on in later layers. "whole" is the whole influence and "direct" the direct
+    one. "causal" is the influence under a causal mask, which multiplies the part with p tokens by
+    the number of paths that the mask allows from the token's place.
     """
     count, length = tokens.shape
-    kernel = StackKernel.of(stack, np.array([query]))
-    parts = [part.reshape(count, length) for part in kernel.by_steps(tokens.reshape(-1, 1))]
+    influence = InfluenceFunction.of(stack, np.array([query]))
+    parts = [part.reshape(count, length) for part in influence.by_steps(tokens.reshape(-1, 1))]
     later = np.cumsum(1.0 / np.arange(length, 0, -1.0))[::-1]  # sum of 1/j over the places from i
     masked = sum(part * later**p / math.factorial(p) for p, part in enumerate(parts))
     columns = {"whole": sum(parts), "direct": parts[0], "causal": masked}
@@ -76,9 +83,10 @@ def first_orders(stack: GaussianStack, tokens: Array, query: float) -> dict[str,
 
 
 def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float:
-    """Return E K^2 from the stack itself on quadrature atoms, by perturbing the weight of each.
+    """Return E K^2, from the output of the stack over the nodes of a quadrature rule.
 
-    The perturbation is imaginary, so that the derivative involves no cancellation.
+    The influence of a node is the derivative of the output in its weight, by an imaginary step,
+    which has no cancellation.
     """
     points, weights = normal_gauss(nodes)
     moved = weights + 1e-30j * (np.eye(nodes) - weights)
@@ -95,9 +103,9 @@ def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float
 
 
 def masked_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float:
-    r"""Return $\sum_{pq}\binom{p+q}pE\,K_pK_q$, $K_p$ the influence that p tokens pass on."""
+    r"""Return $\sum_{pq}\binom{p+q}pE\,K_pK_q$, with $K_p$ the influence through p other tokens."""
     points, weights = normal_gauss(nodes)
-    parts = StackKernel.of(stack, np.array([query])).by_steps(points[:, None])
+    parts = InfluenceFunction.of(stack, np.array([query])).by_steps(points[:, None])
     columns = [np.ravel(part) for part in parts]
     return sum(
         math.comb(p + q, p) * float(weights @ (first * second))
@@ -113,16 +121,22 @@ _CHUNK = 2**22
 _PROMPTS = 20_000
 """The number of prompts at each length.
 
-The skewness of L R is about 3; the allowance covers 6 with 20,000 prompts.
+With 20,000 prompts the levels of checks allow for a skewness of 6; that of L R is about 3.
 """
 _FALL = 0.8
-"""A factor between 1/2, the fall of √L |R| at four times the length, and 1 (wrong first order)."""
+"""A ratio of √L |R| at four times the length that separates right from wrong first orders.
+
+The ratio tends to 1/2 for the right first order and to 1 for a wrong one.
+"""
 _CLOSER = 2 / 3
-"""Between 1, the share in the limit, and 1/2, that of two first orders which are equally wrong."""
+"""The share of prompts whose output must be closer to the right first order than to a wrong one.
+
+It tends to 1 for long prompts, and would be 1/2 for two first orders that are equally wrong.
+"""
 
 
 def left_over(length: int, prompts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return L times the distance of outputs from each first order, [prompts] each."""
+    """Return L times the remainders of outputs after each first order, [prompts] each."""
     limit = _STACK.output(np.array([_QUERY]))[0]
     chunk = max(1, _CHUNK // length**2)
     columns: dict[str, list[np.ndarray]] = {}
@@ -150,16 +164,16 @@ def finite_stacks(setting: Setting) -> Iterator[Check]:
     along which tokens pass on errors $p$ and $q$ times counts $\binom{p+q}{p}$ times in $C$.
     """
     # Over L tokens a stack returns its limit, a first order F with L Var F = C, and a remainder R.
-    # √L R falls like 1/√L: it has half the size at four times the length. Under a mask, where the
-    # first tokens read few others, powers of ln L slow it down, so F is compared with the first
-    # order without a mask. A wrong first order leaves a remainder as large as itself.
+    # √L R falls like 1/√L, so it halves at four times the length. Under a mask the first tokens
+    # attend to few others, and powers of ln L slow the fall of R. There, F is compared with the
+    # first order without a mask. A wrong first order leaves a remainder as large as itself.
     rng, query = np.random.default_rng([setting.seed, 10]), np.array([_QUERY])
     variance = float(fluctuation_cov(_STACK, query)[0, 0])
     masked = float(fluctuation_cov(_STACK, query, causal=True)[0, 0])
     lengths = (10, 40) if setting.quick else (20, 80)
     setting.report(f"stacks over prompts of {lengths[0]} and {lengths[1]} tokens")
     short, long = (left_over(length, _PROMPTS, rng) for length in lengths)
-    # L E R = b + c/L + O(1/L²): a step of Richardson's leaves the last term
+    # L E R = b + c/L + O(1/L²): Richardson extrapolation from two lengths eliminates c
     ends = 4.0 * long["plain"] / 3.0, short["plain"] / 3.0
     bias, closed = float(ends[0].mean() - ends[1].mean()), fluctuation_bias(_STACK, query)[0]
     error = math.sqrt(sum(float(column.var()) / column.size for column in ends))
@@ -214,8 +228,8 @@ def finite_stacks(setting: Setting) -> Iterator[Check]:
 
 
 def _share(name: str, larger: np.ndarray, smaller: np.ndarray, share: float) -> Check:
-    """Return a check that at least this share of one column is below another."""
-    return share_at_least(name, int(np.sum(smaller < larger)), larger.size, share)
+    """Return a check that `smaller` is below `larger` in at least this share of the entries."""
+    return share_at_least(name, smaller < larger, share)
 
 
 _DEPTH = 5
@@ -225,13 +239,13 @@ _SLOW = line_stack((1.0, 0.6, 0.5), (1.0, 0.3, 0.5))
 
 
 def _spread(setting: Setting) -> dict[str, np.ndarray]:
-    """Return L Var after each layer, in closed form and simulated, with and without a mask."""
+    """Return L times the variance after each layer, in closed form and simulated."""
     whole = line_stack(*[_LAYER] * _DEPTH)
     query, depths = np.array([_QUERY]), np.arange(1, _DEPTH + 1)
     stacks = [GaussianStack(whole.mean, whole.cov, whole.layers[:depth]) for depth in depths]
     points, weights = normal_gauss(60)
     direct = [
-        weights @ StackKernel.of(stack, query).by_steps(points[:, None])[0][:, 0] ** 2
+        weights @ InfluenceFunction.of(stack, query).by_steps(points[:, None])[0][:, 0] ** 2
         for stack in stacks
     ]
     closed = {
@@ -255,7 +269,7 @@ def _spread(setting: Setting) -> dict[str, np.ndarray]:
 
 
 def _bias(setting: Setting) -> dict[str, np.ndarray]:
-    """Return L times the bias of a stack whose tokens attend to themselves, by length."""
+    """Return L times the bias of the stack `_SLOW` at several lengths, simulated and computed."""
     query, rng = np.array([_QUERY]), np.random.default_rng([setting.seed, 2])
     lengths = np.array([10, 30, 100]) if setting.quick else np.array([10, 30, 100, 300])
     means, errors = [], []
@@ -283,12 +297,12 @@ def _bias(setting: Setting) -> dict[str, np.ndarray]:
 @STUDY.figure("A softmax stack at finite length", reference="derived here", name="finite_stacks")
 def finite_stack_curves(setting: Setting) -> dict[str, np.ndarray]:
     r"""Left: $L$ times the variance of the output after each layer of a stack over $L$ Gaussian
-    tokens. Lines: the closed form, with and without a causal mask. Circles: stacks simulated at
-    $L = 200$. Most of the variance comes from errors that tokens pass on to one another from layer
-    to layer; the dotted line omits them. Right: $L$ times the bias of two layers whose tokens
-    attend to themselves ($w = 0.6$). The leading order in $1/L$ (dashed) has the wrong sign at
-    every realistic length. The line computes the error of each token within its own prompt exactly,
-    and follows the simulated stacks.
+    tokens. Lines: the closed form, with and without a causal mask. Circles: stacks simulated at $L
+    = 200$. Most of the variance comes from errors that tokens pass on to one another from layer to
+    layer; the dotted line omits them. Right: $L$ times the bias of two layers whose tokens attend
+    to themselves (scores $0.6\,zy$ in the first layer). The leading order in $1/L$ (dashed) has the
+    wrong sign at every realistic length. The line computes the error of each token within its own
+    prompt exactly, and follows the simulated stacks.
     """
     setting.report("stacks at finite length")
     return _spread(setting) | _bias(setting)

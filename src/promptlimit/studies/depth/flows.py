@@ -1,4 +1,8 @@
-"""Claims on continuous depth: the flow of Gaussian tokens under softmax attention."""
+r"""Claims on continuous depth: the flow of Gaussian tokens under softmax attention.
+
+Tokens have the covariance $G(t)$ at depth $t$, with $G(0)=G_0$. A head has the key-query matrix $U$
+and the value matrix $V$, and $C=\sqrt{G_0}(U+U^\top)\sqrt{G_0}$.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +14,7 @@ from numpy.typing import NDArray
 from promptlimit.attention import Layer, SoftmaxAttention, Stack
 from promptlimit.depth import depth_flow
 from promptlimit.measures import Empirical, Gaussian
-from promptlimit.reporting import FAINT, LIMIT, selectable, shades
+from promptlimit.reporting import FAINT, LIMIT, plot_series, shades
 from promptlimit.results import DepthFlow
 from promptlimit.studies import Check, Setting, at_most, control_at_least, control_at_most
 from promptlimit.studies.depth import STUDY
@@ -43,7 +47,7 @@ def random_head(rng: np.random.Generator, dim: int) -> tuple[Matrix, Matrix]:
 
 
 def root_of(covariance: Matrix) -> Matrix:
-    """Return the symmetric root."""
+    """Return the symmetric square root of a covariance."""
     variances, axes = np.linalg.eigh(covariance)
     return (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
 
@@ -56,14 +60,14 @@ def flow(
     value: Matrix | None = None,
     method: str = "auto",
 ) -> DepthFlow:
-    """Return the flow of centred tokens under one softmax head, with V = I unless given."""
+    """Return the flow of centred Gaussian tokens under one softmax head, by default with V = I."""
     eye = np.eye(len(covariance))
     head = SoftmaxAttention(key_query, eye if value is None else value)
     return depth_flow(head, Gaussian(np.zeros(len(eye)), covariance), times, method=method)
 
 
 def closed_form(key_query: Matrix, covariance: Matrix, time: float) -> Matrix:
-    r"""Return $G_0(I-t(U+U^\top)G_0)^{-1}$."""
+    r"""Return the closed form of $G(t)$ for V = I, $G_0(I-t(U+U^\top)G_0)^{-1}$."""
     symmetric = key_query + key_query.T
     return covariance @ np.linalg.inv(np.eye(len(covariance)) - time * symmetric @ covariance)
 
@@ -79,8 +83,8 @@ def closed_covariance(setting: Setting) -> Iterator[Check]:
     continuous depth, their covariance at depth $t$ is $G(t) = G_0\,(I - t\,(U + U^\top)\,G_0)^{-1}$
     (derived here from the equation of Castin et al.).
     """
-    # V = −I has the flow of −U. In one dimension its variances are those of V = I times
-    # (1 − t)/(1 + t): at t = 0.3 the distance is 6/13.
+    # V = −I has the flow of −U. In one dimension its variance is that of V = I multiplied by
+    # (1 − t)/(1 + t), so at t = 0.3 the relative distance is 6/13.
     rng = np.random.default_rng(setting.seed)
     apart, other = [], []
     times = [0.3, 0.6, 0.9]
@@ -169,14 +173,15 @@ _LATE = 1e8
 
 @STUDY.claim(3, reference="Castin et al. 2025, low-rank limits")
 def low_rank_limits(setting: Setting) -> Iterator[Check]:
-    r"""Let $V = I$ and let $B = U + U^\top$ be negative semidefinite. The covariance tends to
-    $\sqrt{G_0}\,P\sqrt{G_0}$, where $P$ projects on the kernel of $\sqrt{G_0}\,B\sqrt{G_0}$; its
-    rank is $d - \mathrm{rank}(B)$, which is $\lceil d/2 \rceil$ if $U = K^\top Q$ with $K = {-Q}$
-    of $\lfloor d/2 \rfloor$ rows. If $B$ is negative definite, then $t\,G(t)$ tends to
-    $({-B})^{-1}$ for every $G_0$ (derived here).
+    r"""Let $V = I$, let the covariance $G_0$ at $t = 0$ be invertible, and let $B = U + U^\top$ be
+    negative semidefinite. The covariance $G(t)$ tends to $\sqrt{G_0}\,P\sqrt{G_0}$, where $P$
+    projects on the kernel of $\sqrt{G_0}\,B\sqrt{G_0}$; its rank is $d - \mathrm{rank}(B)$, which
+    is $\lceil d/2 \rceil$ if $U = K^\top Q$ with $K = {-Q}$ of rank $\lfloor d/2 \rfloor$. If $B$
+    is negative definite, then $t\,G(t)$ tends to $({-B})^{-1}$ for every such $G_0$ (derived here).
     """
     # Singular values of Q and eigenvalues of G₀ are between 1/2 and 2, so that the eigenvalues of
-    # √G₀B√G₀ that are not zero are at most -1/4. By t = 10⁸ they leave 4e-8 of their directions.
+    # √G₀B√G₀ that are not zero are at most -1/4. At t = 10⁸ the factors (1 - tλ)⁻¹ of
+    # G(t) = √G₀(I - t√G₀B√G₀)⁻¹√G₀ for these eigenvalues λ are at most 4e-8.
     rng = np.random.default_rng(setting.seed)
     wrong, apart, inverses, missed = 0.0, [], [], []
     for dim in (3, 4) if setting.quick else (3, 4, 5, 6):
@@ -262,7 +267,7 @@ def constant_rank(setting: Setting) -> Iterator[Check]:
 def _errors(
     key_query: np.ndarray, cov: np.ndarray, time: float, counts: Sequence[int]
 ) -> np.ndarray:
-    """Return the distance of stacks of thin layers from the flow, by the number of layers."""
+    """Return the distance of stacks of thin layers from the flow, for each number of layers."""
     target, law = flow(key_query, cov, [time]).cov[0], Gaussian(np.zeros(len(cov)), cov)
     errors = []
     for count in counts:
@@ -277,8 +282,8 @@ def thin_layers(setting: Setting) -> Iterator[Check]:
     r"""A stack of $K$ residual layers of step $T/K$ approximates the flow at depth $T$ with an
     error of order $1/K$.
     """
-    # U is symmetric with one eigenvalue 0.15 and no larger ones, so that the error of a step,
-    # h²(GBGBG − GUGU'G) to leading order, does not vanish: it does for some U.
+    # With B = U + U', a step of size h has the error h²(GBGBG − GUGU'G) to leading order. For some
+    # U it vanishes, but not for a symmetric U with an eigenvalue 0.15 and none of larger modulus.
     rng = np.random.default_rng(setting.seed)
     counts = (40, 80) if setting.quick else (40, 80, 160)
     ratios = []
@@ -381,13 +386,10 @@ def draw_blow_up(data: Mapping[str, np.ndarray]) -> Figure:
     axis = figure.subplots()
     for place, colour in enumerate(shades(data["lengths"].size)):
         label = f"L = {data['lengths'][place]:g}"
-        lines = axis.plot(data["times"], data["variances"][place], label=label, color=colour)
-        selectable(lines, label)
+        plot_series(axis, data["times"], data["variances"][place], label, color=colour)
     known = np.isfinite(data["limit"])
-    limit = axis.plot(
-        data["times"][known], data["limit"][known], label="limit", color=LIMIT, dashes=(4, 2)
-    )
-    selectable(limit, "limit")
+    limit = data["times"][known], data["limit"][known]
+    plot_series(axis, *limit, "limit", color=LIMIT, dashes=(4, 2))
     axis.axvline(float(data["blow_up"]), color=FAINT, linewidth=0.8)
     axis.set(yscale="log")
     axis.set_xlabel("depth $t$")

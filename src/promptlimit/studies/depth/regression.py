@@ -1,4 +1,8 @@
-"""Claims on regression in context by several layers."""
+r"""Claims on regression in context by several layers.
+
+A layer $U=\mathrm{diag}(aI,0)$, $V=\mathrm{diag}(0,-\beta/a)$ is a step of gradient descent of size
+$\beta$ on the regression of the prompt.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
 from promptlimit.attention import KernelName, Layer, LinearAttention, SoftmaxAttention, Stack
-from promptlimit.reporting import selectable, shades
+from promptlimit.reporting import plot_series, shades
 from promptlimit.studies import (
     Check,
     Setting,
@@ -30,13 +34,15 @@ _HEADS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
 def descent_stack(
     steps: list[float], dim: int, kernel: KernelName, sharpness: float = 1.0
 ) -> Stack:
-    r"""Return layers $U=\mathrm{diag}(aI,0)$, $V=\mathrm{diag}(0,-\beta_l/a)$, the last turned.
+    r"""Return a stack of layers $U=\mathrm{diag}(aI,0)$, $V=\mathrm{diag}(0,-\beta_l/a)$.
+
+    The last layer also changes the sign of the label, so that the output is the prediction.
 
     Args:
-        steps: $\beta_l$.
-        dim: $d$.
-        kernel: of the heads.
-        sharpness: $a$, on which the limit does not depend.
+        steps: the sizes $\beta_l$ of the steps.
+        dim: $d$, the number of covariates.
+        kernel: the kernel of the heads.
+        sharpness: $a$; the infinite-prompt limit does not depend on it.
     """
     key_query = np.diag([sharpness] * dim + [0.0])
     layers = []
@@ -60,10 +66,10 @@ def softmax_errors(
 ) -> NDArray[np.float64]:
     r"""Return squared errors of softmax stacks on the same simulated prompts, [stack, prompt].
 
-    A stack is given by the steps of its layers. The noise of the query's label is left out.
-    Covariates do not change from layer to layer, so all layers have the weights of the first and
-    smooth the labels with one matrix (that of Nadaraya and Watson, with the kernel
-    $e^{a\langle x,x'\rangle}$).
+    A stack is given by the steps of its layers. The errors exclude the noise of the query's label.
+    Covariates do not change from layer to layer, so all layers have the same softmax weights. They
+    smooth the labels with one matrix, the Nadaraya-Watson estimator with the kernel
+    $e^{a\langle x,x'\rangle}$.
     """
     weights = np.sqrt(prior_variance) * rng.normal(size=(prompts, dim, 1))
     x = rng.normal(size=(prompts, length + 1, dim))
@@ -124,7 +130,7 @@ def depth_in_the_limit(setting: Setting) -> Iterator[Check]:
 
 
 def residual_flow(start: Sequence[float], times: np.ndarray) -> np.ndarray:
-    r"""Return $e_l(t)$ of the flow $e_l'=-\partial_l\frac12\prod_ke_k^2$, [layers, times]."""
+    r"""Return the solution $e_l(t)$ of $e_l'=-\partial_l\frac12\prod_ke_k^2$, [layers, times]."""
 
     def motion(_: float, residuals: np.ndarray) -> np.ndarray:
         others = [np.delete(residuals, place).prod() for place in range(residuals.size)]
@@ -324,7 +330,7 @@ def _draw_lengths(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
         label = f"L = {data['lengths'][place]:g}"
         excess, bound = (data[name][:, place] - _NOISE for name in ("mse", "bound"))
         style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colour}
-        selectable(axis.plot(depths, excess, label=label, **style), label)
+        plot_series(axis, depths, excess, label, **style)
         axis.plot(depths, bound, color=colour, linestyle=":", linewidth=1)
         axis.axhline(data["bayes"][place] - _NOISE, color=colour, dashes=(4, 2), linewidth=0.8)
     axis.set(yscale="log", xlabel="depth $K$", ylabel="least mean squared error, less the noise")
@@ -339,7 +345,7 @@ def _draw_protocol(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
         ("moving", "covariates too (GD++)", light, "D"),
     ):
         style: dict[str, Any] = {"marker": marker, "markersize": 4, "color": colour}
-        selectable(axis.plot(data[f"{name}_depths"], data[name], label=label, **style), label)
+        plot_series(axis, data[f"{name}_depths"], data[name], label, **style)
     axis.set(yscale="log", xlabel="depth $K$", ylabel="least mean squared error")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(loc="upper right")
@@ -391,8 +397,7 @@ def draw_softmax_stacks(data: Mapping[str, np.ndarray]) -> Figure:
     for place, colour in enumerate(shades(data["depths"].size)):
         label = f"{data['depths'][place]:g} layers" if place else "one layer"
         style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colour}
-        lines = axis.plot(data["lengths"], data["mse"][place], label=label, **style)
-        selectable(lines, label)
+        plot_series(axis, data["lengths"], data["mse"][place], label, **style)
         low, high = (data["mse"][place] + side * data["error"][place] for side in (-1, 1))
         axis.fill_between(data["lengths"], low, high, color=colour, alpha=0.2, linewidth=0)
         axis.axhline(data["limits"][place], color=colour, dashes=(4, 2), linewidth=0.8)

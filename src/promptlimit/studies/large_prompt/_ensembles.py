@@ -1,4 +1,4 @@
-"""Random problems: parameters and Gaussian laws of moderate size, and prompts that grow."""
+"""Test problems of the claims: heads $(U,V)$, Gaussian laws of the tokens, and growing prompts."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from promptlimit.measures import Empirical, Gaussian
 def standard_problem(
     dim: int, sharpness: float | np.floating
 ) -> tuple[SoftmaxAttention, Gaussian, Gaussian]:
-    r"""Return $U=\tau I$, $V=I$, tokens and queries $N(0,I_d)$: every query direction alike."""
+    r"""Return the isotropic problem $U=\tau I$, $V=I$, with tokens and queries $N(0,I_d)$."""
     with jax.enable_x64(True):
         normal = Gaussian(np.zeros(dim), np.eye(dim))
         return SoftmaxAttention(float(sharpness) * np.eye(dim), np.eye(dim)), normal, normal
@@ -23,10 +23,11 @@ def standard_problem(
 def generic_problem(
     sharpness: float, dim: int = 4, outputs: int = 2
 ) -> tuple[SoftmaxAttention, Gaussian, np.ndarray]:
-    r"""Return a head, a law and a query without symmetries, at which the score has this sharpness.
+    r"""Return a head, a law of the tokens and a query $z$ without symmetries.
 
-    The problem is fixed: entries are sines and cosines of whole numbers, the covariance is
-    $2^{-|i-j|}$, and U is scaled so that $\langle Uz,\Gamma Uz\rangle=\sigma^2$.
+    The problem is not random: entries are sines and cosines of whole numbers, and the covariance
+    $\Gamma$ of the tokens has entries $2^{-|i-j|}$. U is scaled so that the scores have the
+    standard deviation $\sigma$, the sharpness: $\langle Uz,\Gamma Uz\rangle=\sigma^2$.
     """
     numbers = np.arange(1.0, 1.0 + dim * dim).reshape(dim, dim)
     index = np.arange(dim)
@@ -57,17 +58,20 @@ def random_gaussian(
 
 
 def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
-    """Return the prompt of the first tokens; others weigh nothing: one program for all counts."""
+    """Return the prompt of the first `count` tokens.
+
+    It keeps the other tokens with weight 0, so that all counts share one compiled program.
+    """
     weights = np.zeros(len(tokens))
     weights[:count] = 1.0 / count
     return Empirical(tokens, weights)
 
 
 def local_slopes(values: np.ndarray, lengths: np.ndarray | Sequence[Number]) -> np.ndarray:
-    """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
+    """Return log-log slopes between neighbouring lengths, which are the last axis of `values`."""
     return np.diff(np.log(values)) / np.diff(np.log(np.asarray(lengths, dtype=np.float64)))
 
 
 def relative_error(got: np.ndarray | Array, want: np.ndarray) -> float:
-    """Return the distance between two arrays, relative to the size of the second."""
+    """Return the distance between two arrays, relative to the norm of the second."""
     return float(np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want))

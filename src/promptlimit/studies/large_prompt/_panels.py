@@ -1,4 +1,7 @@
-"""Shared by the figures of the paper: panels for laws, colours for lengths, training curves."""
+"""Drawing functions that the figures of Boursier and Boyer's paper share.
+
+They draw curves and dots along training, with one colour per prompt length, and one panel per law.
+"""
 
 from collections.abc import Mapping
 
@@ -55,7 +58,10 @@ def plain_steps(axis: Axes) -> None:
 def draw_curves(
     axis: Axes, steps: np.ndarray, arrays: Mapping[str, np.ndarray], values: np.ndarray
 ) -> None:
-    """Draw [length, start, time]: the shown start thick, the others thin."""
+    """Draw `values`, [length, start, time], against the steps: one line per length and start.
+
+    The line of the start `arrays["shown"]` is thick, the others are thin.
+    """
     for length, rows in zip(arrays["lengths"], values, strict=True):
         colour = length_colours(arrays["lengths"])[int(length)]
         for start, row in enumerate(rows):
@@ -72,7 +78,7 @@ def draw_curves(
 
 
 def draw_dots(axis: Axes, arrays: Mapping[str, np.ndarray], values: np.ndarray) -> None:
-    """Draw training runs at the lengths that have a colour; [length, time]."""
+    """Draw `values`, [length, time], of training runs as dots, at lengths that have a colour."""
     colours = length_colours(arrays["lengths"])
     for length, row in zip(arrays["trained_lengths"], values, strict=True):
         if int(length) in colours:

@@ -1,15 +1,18 @@
 r"""Distance between softmax and linear attention at one random start (Figure 1).
 
-Both heads have the same factors and read the same prompt. Given the weights w and the query, a
-token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard
-normal, so with $M=\frac1L\sum_lg_l^2$ the difference of the predictions is
+Both heads have the same factors and the same prompt. Given the regression weights w and the query,
+a token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, with $g$ and $\xi$ independent
+and standard normal. Let $p_l$ be the weight that softmax attention gives to token l. With the mean
+score $A=\sum_lp_lg_l$, the variance $\mathrm{Var}_p$ of the $g_l$ under these weights, their power
+sums $S_k=\sum_lp_l^k$ and $M=\frac1L\sum_lg_l^2$, the difference of the predictions is
 $\alpha(A-\sigma M)+\beta\sum_l(p_l-\sigma g_l/L)\xi_l$, and
 
 $$E(\cdot)^2=\alpha^2\Big(E(A-\sigma)^2-\tfrac{2\sigma}L(E\,A+\sigma\,E\,\mathrm{Var}_p)
 +\tfrac{2\sigma^2}L\Big)+\beta^2\Big(E\,S_2-\tfrac{2\sigma}LE\,A+\tfrac{\sigma^2}L\Big).$$
 
-The covariance of $A$ and $M$ is by Stein's identity, $L\,E[A(M-1)]=E\sum_lg_l\partial_lA=E\,A+
-\sigma\,E\,\mathrm{Var}_p$, and $E\,\mathrm{Var}_p=1+\sigma^2(2E\,S_3-E\,S_2)-E(A-\sigma)^2$.
+The covariance of $A$ and $M$ follows from Stein's identity,
+$L\,E[A(M-1)]=E\sum_lg_l\partial_lA=E\,A+ \sigma\,E\,\mathrm{Var}_p$, and
+$E\,\mathrm{Var}_p=1+\sigma^2(2E\,S_3-E\,S_2)-E(A-\sigma)^2$.
 """
 
 import functools
@@ -58,7 +61,8 @@ def squared_output_gap(
         task: the law of prompts and queries.
         start: the factors that both heads share.
         lengths: $L$, several.
-        points: of quadrature over weights and queries; the error is the spread of four sets.
+        points: the number of quadrature points over regression weights and queries. The error
+            is the standard error over four point sets.
     """
     merged = start.merged()
     replicates = []
@@ -86,14 +90,14 @@ def _mean_gap(
 
 
 def _statistics(sigma: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors of alpha² and beta², [length, point], by splines in the sharpness."""
+    """Return what multiplies α² and β² in the gap, [length, point], by splines in σ."""
     along, across = _splines(float(np.ceil(sigma.max())), tuple(lengths))
     return along(sigma).T, across(sigma).T
 
 
 @functools.cache
 def _splines(largest: float, lengths: tuple[int, ...]) -> tuple[CubicSpline, CubicSpline]:
-    """Return both factors as functions of the sharpness, from 0 to `largest`."""
+    """Return what multiplies α² and β² in the gap, as functions of σ from 0 to `largest`."""
     grid = np.linspace(0.0, largest, 1 + _GRID * int(largest))[:, None]
     L = np.asarray(lengths, dtype=np.float64)
     weights = weight_statistics(grid, L)
@@ -113,12 +117,13 @@ def population_gradient_gap(
         task: the law of prompts and queries.
         starts: the factors as a softmax and as a linear head.
         length: $L$.
-        points: of quadrature, in each of eight replicates.
+        points: the number of quadrature points in each of eight replicates.
     """
     softmax, linear = (risk_gradient(start, task, length, points=points) for start in starts)
     difference = [softmax.value[name] - linear.value[name] for name in softmax.value]
     errors = list(softmax.error.values())
-    # The square of a noisy difference is too large by its variance; errors are two deviations.
+    # The square of a noisy difference is too large by its variance. Errors of eight replicates are
+    # widened to about two standard errors (`student_factor`), so their square is divided by 4.
     noise = sum(float((error**2).sum()) / 4 for error in errors)
     square = sum(float((part**2).sum()) for part in difference)
     pairs = zip(difference, errors, strict=True)
@@ -135,16 +140,26 @@ def batch_gradients(
     batch: int,
     batches: int,
 ) -> np.ndarray:
-    """Return the gradients of R on batches that all heads share, [head, batch, parameter].
+    """Return the gradients of the risk on batches that all heads share, [head, batch, parameter].
 
     Args:
         task: the law of prompts and queries.
-        heads: where the gradient is taken.
+        heads: the heads at which the gradient is taken.
         length: $L$.
         key: randomness.
-        batch: prompts in a batch.
+        batch: the number of prompts in a batch.
         batches: the number of batches.
     """
+    keys = jax.random.split(key, batches)
+    rows = [_gradients_on_batch(task, list(heads), length, one, batch) for one in keys]
+    return np.asarray(rows, dtype=np.float64).swapaxes(0, 1)
+
+
+@eqx.filter_jit
+def _gradients_on_batch(
+    task: LinearRegression, heads: list[Factored], length: int, key: PRNGKeyArray, batch: int
+) -> list[Array]:
+    """Return the gradients of R on one batch, one per head; compiled once per length."""
 
     def loss(head: Factored, key: PRNGKeyArray) -> Array:
         law_key, prompt_key, query_key = jax.random.split(key, 3)
@@ -156,13 +171,8 @@ def batch_gradients(
     def mean_loss(head: Factored, keys: jax.Array) -> Array:
         return jax.vmap(loss, in_axes=(None, 0))(head, keys).mean()
 
-    @eqx.filter_jit
-    def gradients(heads: Sequence[Factored], key: PRNGKeyArray) -> list[Array]:
-        keys = jax.random.split(key, batch)
-        return [ravel_pytree(eqx.filter_grad(mean_loss)(head, keys))[0] for head in heads]
-
-    rows = [gradients(heads, one) for one in jax.random.split(key, batches)]
-    return np.asarray(rows, dtype=np.float64).swapaxes(0, 1)
+    keys = jax.random.split(key, batch)
+    return [ravel_pytree(eqx.filter_grad(mean_loss)(head, keys))[0] for head in heads]
 
 
 def same_batch_gradient_gap(
@@ -174,15 +184,15 @@ def same_batch_gradient_gap(
     batch: int = 128,
     batches: int = 32,
 ) -> BatchGap:
-    r"""Return the mean squared distance of the two gradients of $R$ on a batch they share.
+    r"""Return the mean squared distance between the gradients of both heads on the same batch.
 
     Args:
         task: the law of prompts and queries.
         starts: the factors as a softmax and as a linear head.
         length: $L$.
         key: randomness.
-        batch: prompts in a batch.
-        batches: the number of batches; the spread between them gives the error.
+        batch: the number of prompts in a batch.
+        batches: the number of batches, over which the standard error is taken.
     """
     softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)

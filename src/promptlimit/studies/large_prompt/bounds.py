@@ -1,4 +1,4 @@
-"""Claims on elementary bounds and on the formulas of gradients."""
+"""Claims on elementary bounds of outputs and tokens, and on the formulas of gradients."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from scipy.integrate import quad
 from scipy.spatial import ConvexHull
+from scipy.special import softmax
 from scipy.stats import chi2
 
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
@@ -30,7 +31,7 @@ _DIM = 3
 
 
 def _sub_gaussian_laws() -> list[tuple[AbstractMeasure, float]]:
-    """Return centred laws with their variance proxies."""
+    r"""Return centred laws, each with its variance proxy $\sigma^2$ as a sub-Gaussian law."""
     cov = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.0]])
     largest = float(np.linalg.eigvalsh(cov).max())
     zero = np.zeros(_DIM)
@@ -44,7 +45,7 @@ def _sub_gaussian_laws() -> list[tuple[AbstractMeasure, float]]:
 
 
 def _shifted_over_bound() -> float:
-    """Return the ratio of Lemma D.1 for tokens of mean (1, 1, 1), which are not centred."""
+    """Return the ratio of Lemma D.1 (see `_limit_over_bound`) for tokens of mean (1, 1, 1)."""
     attention, _, z = generic_problem(1.0, _DIM)
     u, v, query = np.asarray(attention.key_query), np.asarray(attention.value), 0.01 * z
     norms = np.linalg.norm(v, 2) * np.linalg.norm(u, 2) * np.linalg.norm(query)
@@ -53,7 +54,7 @@ def _shifted_over_bound() -> float:
 
 
 def _limit_over_bound(rng: np.random.Generator, law: AbstractMeasure, proxy: float) -> float:
-    r"""Return the largest $|T[\mu](z)|/(2\sigma^2\|V\|\|U\||z|)$ met (Lemma D.1)."""
+    r"""Return the largest $|T[\mu](z)|/(2\sigma^2\|V\|\|U\||z|)$ of 30 problems (Lemma D.1)."""
     worst = 0.0
     for size in (0.1, 1.0, 10.0):
         for _ in range(10):
@@ -85,7 +86,7 @@ def _token_ratios(scale: float, log_two: float) -> list[float]:
 
 
 def _distance_outside(kernel: type, rng: np.random.Generator, key: jax.Array) -> float:
-    """Return how far outputs leave the convex hull of the values, at most; inside is negative."""
+    """Return the largest distance of outputs outside the hull of the values; negative inside."""
     worst = -np.inf
     law = Gaussian(np.zeros(_DIM), np.eye(_DIM))
     for own in jax.random.split(key, 20):
@@ -118,7 +119,7 @@ def elementary_bounds(setting: Setting) -> Iterator[Check]:
     )
     yield at_most(
         r"largest ratio of $\mathbb{E}\max_i{|z_i|}^2$ to its bound "
-        r"$4\sigma^2(\ln L + \frac{d}{2}\ln 2)$, $L$ from 2 to $10^9$",
+        r"$4\sigma^2(\ln L + \frac{d}{2}\ln 2)$, standard normal tokens, $L$ from 2 to $10^9$",
         max(_token_ratios(4.0, 2.0)),
         1.0,
         basis=bound,
@@ -156,14 +157,12 @@ _ROUNDING = "rounding error, with a margin of $10^6$"
 
 
 def _textbook(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
-    scores = tokens @ (k.T @ (q @ z))
-    weights = np.exp(scores - scores.max())
-    weights /= weights.sum()
+    weights = softmax(tokens @ (k.T @ (q @ z)))
     return weights, v @ (weights @ tokens)
 
 
 def _closed_forms(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
-    """Appendix C.7 on finitely many tokens, by plain weighted sums."""
+    """Return the gradients of Appendix C.7 over finitely many tokens, by weighted sums."""
     weights, _ = _textbook(tokens, k, q, v, z)
     mean = weights @ tokens
     cov = (tokens - mean).T @ ((tokens - mean) * weights[:, None])
@@ -177,7 +176,7 @@ def _closed_forms(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarra
 
 
 def _differences(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
-    """Central differences of the textbook formula in each entry of K."""
+    """Return central differences of the textbook formula in each entry of the key matrix K."""
     step, result = 1e-5, np.empty((_OUTPUTS, *k.shape))
     for index in np.ndindex(*k.shape):
         up, down = k.copy(), k.copy()

@@ -1,4 +1,9 @@
-"""How fast the infinite-prompt flow converges: a rate, and a Polyak-Lojasiewicz inequality."""
+r"""How fast the infinite-prompt flow converges: a rate, and a Polyak-Lojasiewicz inequality.
+
+From a block start $U=\mathrm{diag}(A,0)$, $V=\mathrm{diag}(0,b)$, the risk $R$ over an infinite
+prompt falls to its minimum $R^*$. At the end of the flow $R-R^*$ falls like $e^{-2\lambda t}$, and
+along the whole flow $|\nabla R|^2\ge\mu(R-R^*)$; see `dynamics.flow_rate`.
+"""
 
 import functools
 import math
@@ -10,10 +15,10 @@ from matplotlib.figure import Figure
 
 from promptlimit.dynamics import FlowPlan, block_start, flow_rate, gradient_flow
 from promptlimit.measures import ar1_covariance
-from promptlimit.reporting import FOURTH, INK, LINEAR, SOFTMAX, THIRD, selectable
+from promptlimit.reporting import FOURTH, INK, LINEAR, SOFTMAX, THIRD, plot_series, selectable
 from promptlimit.studies import Check, Setting, at_least, at_most, control_at_least, control_at_most
 from promptlimit.studies.large_prompt import STUDY
-from promptlimit.studies.large_prompt._regressions import THETA
+from promptlimit.studies.large_prompt.flows import THETA
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.tasks import LinearRegression
 
@@ -23,7 +28,7 @@ $10^{-5}$, and the excess risk is still far above rounding error."""
 
 
 class Case(NamedTuple):
-    """A regression and a block start."""
+    """A regression and its block start, given by `alpha` and `theta` of `block_start`."""
 
     name: str
     task: LinearRegression
@@ -32,7 +37,7 @@ class Case(NamedTuple):
 
 
 class Followed(NamedTuple):
-    r"""A flow over the infinite prompt, and its constants.
+    r"""A flow over the infinite prompt, and the constants of its convergence.
 
     Attributes:
         times: the recorded times.
@@ -40,7 +45,9 @@ class Followed(NamedTuple):
         slopes: $|\nabla R|^2/(R-R^*)$ at these times, which is minus the slope of $\ln(R-R^*)$.
         rate: $2\lambda$.
         pl_constant: $\mu$.
-        fixed_rate: the rate if $b$ stayed at its end, $2\tau^2c^2\ell^3$.
+        fixed_rate: $2\tau^2c^2\ell^3$, the rate of a flow that holds $b$ at its limit $c$. Here
+            $\tau^2$ is the variance of the regression weights and $\ell$ the least eigenvalue of
+            $\Sigma$.
     """
 
     times: np.ndarray
@@ -65,13 +72,13 @@ _CASES = (
 
 
 def cases(setting: Setting) -> tuple[Case, ...]:
-    """Return regressions with distinct, correlated and equal variances; two in quick mode."""
+    """Return the cases: all four, or in quick mode those with distinct variances."""
     return _CASES[:2] if setting.quick else _CASES
 
 
 @functools.cache
 def _flow(place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the times of a case, its excess risks and its squared gradients."""
+    """Return the times of a case, with the excess risks and squared gradient norms at them."""
     case = _CASES[place]
     times = _TIMES / flow_rate(case.task, case.alpha, case.theta).rate
     flow = gradient_flow(
@@ -99,11 +106,12 @@ def followed(setting: Setting) -> list[Followed]:
 
 @STUDY.claim(23, reference="Theorem 5.2 and Appendix F.3")
 def exponential_convergence(setting: Setting) -> Iterator[Check]:
-    r"""From a block start the risk over an infinite prompt satisfies a Polyak-Łojasiewicz
-    inequality ${|\nabla R|}^2 \ge \mu(R - R^*)$ along the whole flow, so that it converges
-    exponentially. One can take $\mu = 2\tau^2\ell^3b_*^2$ with the least nonzero eigenvalue $\ell$
-    of $\Sigma$ and $b_*^2 = (\frac12\mathrm{tr}\,\Sigma - (R(0) - R^*)/\tau^2)/{\|\Sigma^2\|}_F$,
-    and in the end $R - R^*$ falls at the rate $2\lambda$ of the curvature (both derived here).
+    r"""From a small block start the risk $R$ over an infinite prompt, with minimum $R^*$, satisfies
+    a Polyak-Łojasiewicz inequality ${|\nabla R|}^2 \ge \mu(R - R^*)$ along the whole flow, so that
+    it converges exponentially. One can take $\mu = 2\tau^2\ell^3b_*^2$ with the least nonzero
+    eigenvalue $\ell$ of $\Sigma$ and $b_*^2 = (\frac12\mathrm{tr}\,\Sigma - (R(0) -
+    R^*)/\tau^2)/{\|\Sigma^2\|}_F$ if this is positive, and in the end $R - R^*$ falls at the rate
+    $2\lambda$ of the curvature (both derived here).
     """
     flows = followed(setting)
     for case, flow in zip(cases(setting), flows, strict=True):
@@ -140,8 +148,8 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
         basis="half of the difference between the two formulas",
     )
     yield control_at_most(
-        r"smallest ${|\nabla R|}^2/(R - R^*)$ along these flows over $1.1 \times 2\lambda$, a "
-        "constant that is too large",
+        r"smallest ${|\nabla R|}^2/(R - R^*)$ along a flow over $1.1 \times 2\lambda$, a constant "
+        "that is too large: largest value over these flows",
         max(float(flow.slopes.min()) / (1.1 * flow.rate) for flow in flows),
         1.0,
         basis=r"theory: the ratio tends to $2\lambda$",
@@ -183,7 +191,7 @@ def draw_convergence_rates(data: Mapping[str, np.ndarray]) -> Figure:
     for place, bound in enumerate(data["bounds"]):
         name = _NAMES[place]
         style = {"color": colours[place]}
-        selectable(left.plot(times, data["excess"][place], label=name, **style), name)
+        plot_series(left, times, data["excess"][place], name, **style)
         selectable(left.plot(times, np.exp(-bound * times), dashes=(1, 2), lw=1.1, **style), name)
         selectable(right.plot(times, data["slopes"][place], **style), name)
         selectable([right.axhline(bound, dashes=(1, 2), lw=1.1, **style)], name)

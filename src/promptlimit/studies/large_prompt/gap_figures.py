@@ -1,4 +1,4 @@
-"""Figures of gaps: their exact size, rate and the length they require."""
+"""Figures of gaps: their exact size, their exponent, and the prompt length for a small gap."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,7 @@ from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent, output_gap, required_length
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import Gaussian
-from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, painted, shades
-from promptlimit.reporting.figures import gap_curve as gap_drawing
+from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, draw, painted, shades
 from promptlimit.results import GapReport
 from promptlimit.studies import Setting
 from promptlimit.studies.large_prompt import STUDY
@@ -43,7 +42,7 @@ def _simulated(
     return moments.mse, moments.error
 
 
-@STUDY.figure("The exact gap of a finite prompt", reference="docs/finite.md")
+@STUDY.figure("The exact gap of a finite prompt", reference="finite.md")
 def exact_gap(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared error of softmax attention over $L$ standard normal tokens, relative to the
     squared limit, for several values of the sharpness $\sigma$. Lines are exact, computed by
@@ -90,8 +89,14 @@ def draw_exact_gap(data: Mapping[str, np.ndarray]) -> Figure:
             elinewidth=1.0,
             color=colour,
         )
-        label = f" sharpness {sharpness:g}"
-        axis.annotate(label, (data["lengths"][-1], curve[-1]), color=colour, va="center")
+        axis.annotate(
+            f"sharpness {sharpness:g}",
+            (data["lengths"][-1], curve[-1]),
+            xytext=(5, 0),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+        )
     axis.plot(data["freezing_lengths"], data["freezing"], color=LIMIT, dashes=(4, 2), linewidth=1.4)
     axis.annotate(
         "frozen above: sharpness² > 2 ln L",
@@ -103,7 +108,7 @@ def draw_exact_gap(data: Mapping[str, np.ndarray]) -> Figure:
     )
     axis.set(xscale="log", yscale="log", xlim=(0.8, 3e12))
     axis.set_xlabel("length $L$ of the prompt")
-    axis.set_ylabel("mean square error / squared limit", color=INK)
+    axis.set_ylabel("mean squared error / squared limit", color=INK)
     return figure
 
 
@@ -114,8 +119,8 @@ _CURVE_SIMULATED = np.array([2.0, 5.0, 20.0, 100.0, 500.0, 2000.0])
 @STUDY.figure("One gap, in every kind", reference="Proposition 3.1")
 def gap_curve(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared gap between finite and infinite prompts, for standard normal tokens and queries
-    in five dimensions at sharpness $\tau = 0.4$: the exact gap; its leading order in $1/L$; the
-    explicit bound, which is proved but loose; and simulated prompts, whose prefixes serve all
+    in five dimensions and $U = 0.4\,I$: the exact gap; its leading order in $1/L$; the explicit
+    bound, which is proved but loose; and simulated prompts, whose prefixes are the prompts of all
     lengths.
     """
     problem = standard_problem(5, 0.4)
@@ -135,13 +140,13 @@ def gap_curve(setting: Setting) -> dict[str, np.ndarray]:
 @gap_curve.drawing
 def draw_gap_curve(arrays: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure."""
-    return gap_drawing.draw(arrays)
+    return draw("gap_curve", arrays)
 
 
 _FINE = np.sort(np.append(np.geomspace(0.2, 4.0, 60), [0.5, np.sqrt(0.5)]))
 _MEASURED = np.array([0.25, 0.4, 0.55, 0.707, 0.85, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0])
 _PLACES = (1e4, 1e29)
-"""Lengths about which slopes are taken, over two decades."""
+"""The middles of the two decades of lengths over which slopes are taken."""
 
 
 @STUDY.figure("How fast a prompt becomes infinite", reference="Proposition 3.1, made sharp")
@@ -149,9 +154,9 @@ def sharp_exponent(setting: Setting) -> dict[str, np.ndarray]:
     r"""Averaged over standard normal queries, the squared gap falls like $L^{-\kappa}$. Proposition
     3.1 gives $\kappa$ the form $c/\sigma^2$ and leaves the constant open. The sharp exponent is $1$
     up to $\tau^2 = 1/2$ and $\sqrt{1/\tau^2 + 1/4} - 1/2$ beyond; the bound proved in
-    docs/bounds.md has $\min(1, 1/(4\tau^2))$. Dots are slopes of exact gaps: at ten thousand
-    tokens, where a simulation would measure them, and at $10^{29}$, where they have almost reached
-    the exponent.
+    docs/bounds.md has $\min(1, 1/(4\tau^2))$. Dots are minus the slopes of exact gaps: at ten
+    thousand tokens, where a simulation would measure them, and at $10^{29}$, where they have almost
+    reached the exponent.
     """
     measured = _MEASURED[::10] if setting.quick else _MEASURED
     return {
@@ -169,7 +174,7 @@ def _exponent(tau: float) -> float:
 
 
 def _slope(tau: float, near: float) -> float:
-    """Return minus the slope of the exact squared gap over two decades about a length."""
+    """Return minus the slope of the exact squared gap over two decades around a length."""
     lengths = np.array([near / 10, near * 10])
     return float(-local_slopes(output_gap(*standard_problem(1, tau), lengths).value, lengths)[0])
 
@@ -204,7 +209,7 @@ def draw_sharp_exponent(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 _FINE_GRID = (66, 114)
-"""Sharpnesses and lengths of the figure's grid, by splines through the exact values."""
+"""The numbers of sharpnesses and lengths to which splines interpolate the exact values."""
 
 
 @STUDY.figure("How far from infinite", reference="Proposition 3.1, made sharp")
@@ -231,7 +236,7 @@ def phase_diagram(setting: Setting) -> dict[str, np.ndarray]:
 
 _LABELLED = (1e-4, 1e-3, 1e-2, 1e-1)
 _BEHIND = {"facecolor": INK, "alpha": 0.55, "linewidth": 0.0, "boxstyle": "round,pad=0.35"}
-"""What words lie on where lines would run through them."""
+"""The style of the box behind labels that lines would cross."""
 
 
 @phase_diagram.drawing
@@ -245,6 +250,7 @@ def draw_phase_diagram(data: Mapping[str, np.ndarray]) -> Figure:
     filled = axis.contourf(
         lengths, tau, gap, levels=levels, norm=LogNorm(), cmap="viridis", extend="max"
     )
+    filled.set_edgecolor("face")  # no seams between levels
     lines = axis.contour(lengths, tau, gap, levels=_LABELLED, colors="white", linewidths=1.0)
     level = axis.axhline(np.sqrt(0.5), color="white", dashes=(4, 2), linewidth=1.4)
     frozen = np.geomspace(1.0 + 1e-9, lengths[-1], 400)
@@ -278,7 +284,7 @@ def draw_phase_diagram(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _label_places(gap: np.ndarray, data: Mapping[str, np.ndarray]) -> list[tuple[float, float]]:
-    """Return where the labelled lines cross the level of sharpness 0.4."""
+    """Return the points at which the lines of `_LABELLED` gaps cross sharpness 0.4."""
     row = int(np.argmin(np.abs(data["sharpnesses"] - 0.4)))
     columns = [int(np.argmin(np.abs(np.log(gap[row] / level)))) for level in _LABELLED]
     return [(float(data["lengths"][c]), float(data["sharpnesses"][row])) for c in columns]
@@ -299,7 +305,7 @@ def required_lengths(setting: Setting) -> dict[str, np.ndarray]:
     r"""The smallest length from which the relative gap stays below one per cent, for standard
     normal tokens and queries in one dimension, against the sharpness $\tau$ of the scores. It is
     computed from the exact gap; from its leading order in $1/L$, which diverges at $\tau^2 = 1/2$;
-    and from the proved bound, which soon leaves the figure and reaches $10^{30}$.
+    and from the proved bound, which soon exceeds the range of the figure and reaches $10^{30}$.
     """
     sharpnesses = _SHARPNESSES[::4] if setting.quick else _SHARPNESSES
     answers = [required_length(*standard_problem(1, tau), TOLERANCE) for tau in sharpnesses]
@@ -322,7 +328,7 @@ _STYLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @required_lengths.drawing
 def draw_required_lengths(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure; lengths beyond all bounds are left out."""
+    """Return the figure without infinite lengths."""
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axis = figure.subplots()
     for kind, (label, style) in _STYLES.items():
@@ -336,5 +342,5 @@ def draw_required_lengths(data: Mapping[str, np.ndarray]) -> Figure:
     axis.set(yscale="log", ylim=(0.3 * np.min(data["exact"]), 300 * highest))
     axis.set_xlabel(r"sharpness $\tau$ of the scores")
     axis.set_ylabel("length for a relative gap of 1%")
-    axis.legend(loc="lower right")
+    axis.legend()
     return figure

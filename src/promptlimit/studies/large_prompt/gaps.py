@@ -1,4 +1,10 @@
-"""Claims on gaps: how fast outputs and gradients approach their limits."""
+r"""Claims on gaps: how fast outputs and gradients approach their limits.
+
+The gap is the mean squared distance between the value over $L$ tokens and its limit. The sharpness
+$\sigma$ is the standard deviation of the scores at one query. For $U=\tau I$ and standard normal
+tokens and queries, the gap of the output falls like $L^{-\kappa(\tau)}$ on average over queries.
+Slopes are those of log-log plots against $L$.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -46,13 +52,13 @@ class Simulated(NamedTuple):
 
 
 Problems = Sequence[tuple[int, float]]
-"""Dimensions and τ at which gaps are compared with their bounds."""
+"""Pairs of a dimension and τ, at which gaps are compared with their bounds."""
 BOUNDED, FEW_BOUNDED = ((1, 2.0), (3, 0.2)), ((3, 0.2),)
 PROMPTS, FEW_PROMPTS = Simulated(10_000, (2, 20, 200)), Simulated(10_000, (20,))
 
 
 def _simulation_distances(seed: int, prompts: Simulated) -> np.ndarray:
-    """Return how far the exact gap is from simulated prompts, in standard errors."""
+    """Return the distances of exact from simulated gaps, in standard errors."""
     problem = (*generic_problem(_SIMULATED_SHARPNESS), prompts.lengths)
     exact = prompt_moments(*problem, kind="exact")
     drawn = prompt_moments(
@@ -62,7 +68,7 @@ def _simulation_distances(seed: int, prompts: Simulated) -> np.ndarray:
 
 
 def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
-    """Return how far slopes over Gaussian queries at L near 1e30 are from the predicted rates."""
+    """Return the distance of the slope of the gap near L = 1e30 from minus κ, for each τ."""
     distances = []
     for tau in taus:
         problem = standard_problem(1, tau)
@@ -72,7 +78,12 @@ def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
 
 
 def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
-    """Return the largest ratio of exact gap to explicit bound on a grid, Gaussian queries."""
+    """Return the largest ratio of the exact gap to its explicit bound, over Gaussian queries.
+
+    Args:
+        wrt: the matrix in which gradients are taken; None for the gap of the output.
+        problems: dimensions and τ.
+    """
     worst = 0.0
     for dim, tau in problems:
         gap = library_output_gap
@@ -97,8 +108,8 @@ def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
 def output_gap(setting: Setting) -> Iterator[Check]:
     r"""The mean squared distance between the outputs over $L$ tokens and over the infinite prompt
     falls polynomially in $L$, more slowly for sharper heads. Averaged over Gaussian queries it
-    falls like $L^{-\kappa}$: with $\tau$ the sharpness, $\kappa = 1$ up to $\tau^2 = 1/2$, and
-    $\kappa$ is smaller beyond.
+    falls like $L^{-\kappa}$: for standard normal tokens and queries and $U = \tau I$, $\kappa = 1$
+    up to $\tau^2 = 1/2$, and $\kappa$ is smaller beyond.
     """
     seed = setting.seed
     at_one = library_output_gap(*standard_problem(1, 1.0), [1]).value[0]
@@ -161,7 +172,7 @@ _QUERY_LENGTHS = np.array([1e5, 1e6])
 
 
 def _slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
-    """Return the slopes of the exact gap over standard normal queries, outside and inside."""
+    """Return the slopes of the exact gap with the query outside and inside the prompt."""
     attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
 
     def gap(query: float, inside: bool) -> np.ndarray:
@@ -173,13 +184,14 @@ def _slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float
 def slopes_over_queries(
     gap: Callable[[float, bool], np.ndarray], lengths: np.ndarray, nodes: int
 ) -> tuple[float, float]:
-    """Return the slopes of a gap over standard normal queries, outside and inside the prompt.
+    """Return the slopes of a gap with the query outside and inside the prompt.
 
-    The midpoint rule over queries in one dimension converges geometrically. For broad queries
-    inside the prompt it is accurate to about one digit.
+    The gap is averaged over standard normal queries by the midpoint rule, which converges
+    geometrically. For broad queries inside the prompt the rule is accurate to about one digit.
 
     Args:
-        gap: returns the gap at the lengths for a query, inside the prompt or not.
+        gap: a function of a query, and of whether it is inside the prompt, that returns the gap at
+            both lengths.
         lengths: two lengths.
         nodes: the number of queries.
     """
@@ -224,7 +236,7 @@ def query_in_the_prompt(setting: Setting) -> Iterator[Check]:
 
 
 SHARPNESS = 0.8
-"""The sharpness of the head: mild, so that simulated squares have light tails."""
+"""The standard deviation of the scores: small, so that simulated squares have light tails."""
 _GRADIENT_LENGTHS = np.logspace(2, 12, 41).round()
 _FEW_LENGTHS = _GRADIENT_LENGTHS[::4]
 _GAP = {"value": "gap of the gradient in $V$", "key_query": "gap of the gradient in $U$"}
@@ -271,7 +283,7 @@ def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> lis
 
 
 def _without_the_tilt() -> float:
-    """Return how far the gap of the key-query gradient is from the output's, times |z| squared."""
+    r"""Return the relative distance of the gap in U from $|z|^2$ times the gap in V."""
     attention, law, query = generic_problem(SHARPNESS)
     by_u = gradient_moments(attention, law, query, 100, wrt="key_query").value
     by_v = gradient_moments(attention, law, query, 100, wrt="value").value
@@ -279,7 +291,7 @@ def _without_the_tilt() -> float:
 
 
 def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
-    """Return checks of the gap averaged over Gaussian queries of sharpness 1."""
+    """Return checks of the gap averaged over Gaussian queries, with τ = 1."""
     problem = standard_problem(2, 1.0)
     slopes = local_slopes(
         library_gradient_gap(*problem, _GRADIENT_LENGTHS[::8], wrt=wrt).value,
@@ -312,7 +324,7 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
 def simulated_gradients(
     seed: int, prompts: Simulated = PROMPTS, lengths: np.ndarray = _FEW_LENGTHS
 ) -> list[Check]:
-    """Return the checks of the value gradient, one of them against simulated prompts."""
+    """Return the checks of the gradient in V, one of them against simulated prompts."""
     return _checks("value", seed, prompts, lengths)
 
 

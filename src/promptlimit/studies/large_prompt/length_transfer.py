@@ -1,4 +1,8 @@
-"""Training over prompts of one length and testing over prompts of others."""
+"""Training over prompts of one length L and testing over prompts of other lengths L'.
+
+Trained heads are the heads of smallest risk over prompts of length L in the setting of the
+experiments.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -29,7 +33,7 @@ from promptlimit.tasks import TrainTestRisk, linear_optimum, risk, train_test_ri
 _TRAIN = (10, 20, 40, 100, 1000)
 _TEST = (10, 40, 100, 1000, 1e6, math.inf)
 CROSSING = 1410
-"""The length from which softmax attention trained over ten tokens has the smaller risk."""
+"""The test length from which softmax attention, trained over ten tokens, has the smaller risk."""
 
 _LONG = 10**6
 
@@ -40,7 +44,7 @@ def _excess(found: TrainTestRisk) -> np.ndarray:
 
 
 def ratios(train: tuple[Number, ...], test: tuple[Number, ...]) -> np.ndarray:
-    """Return the excess of softmax over that of linear attention, [train length, test length]."""
+    """Return the excess of softmax divided by that of linear attention, [train, test length]."""
     task = protocol_task("identity")
     softmax, linear = (
         _excess(train_test_risk(task, train, test, kernel=kernel))
@@ -50,7 +54,7 @@ def ratios(train: tuple[Number, ...], test: tuple[Number, ...]) -> np.ndarray:
 
 
 def without_division(length: Number, test: Number) -> float:
-    r"""Return the excess of linear attention without its $1/L$, trained at one length."""
+    r"""Return the excess of linear attention without its factor $1/L$, trained at one length."""
     task = protocol_task("identity")
     best = linear_optimum(task, length)
     with jax.enable_x64(True):
@@ -161,7 +165,7 @@ def draw_train_and_test(data: Mapping[str, np.ndarray]) -> Figure:
         axis.set_title(f"{title} attention")
         axis.set_xticks(range(table.shape[1]), [_length(one) for one in data["test_lengths"]])
         axis.set_yticks(range(table.shape[0]), [_length(one) for one in data["train_lengths"]])
-        axis.set_xlabel("tested at $L'$")
+        axis.set_xlabel("tested at L′")
         axis.grid(visible=False)
         painted(images[-1], *axis.texts)
     for row, column in np.argwhere(better):
@@ -170,7 +174,7 @@ def draw_train_and_test(data: Mapping[str, np.ndarray]) -> Figure:
         )
         axes[0].add_patch(frame)
         painted(frame)
-    axes[0].set_ylabel("trained at $L$")
+    axes[0].set_ylabel("trained at L")
     bar = figure.colorbar(images[0], ax=axes)
     bar.ax.set_title("error above\nthe noise", fontsize=9)
     painted(bar)
@@ -180,7 +184,11 @@ def draw_train_and_test(data: Mapping[str, np.ndarray]) -> Figure:
 def _write_cells(axis: Axes, table: np.ndarray, norm: LogNorm) -> None:
     for (row, column), value in np.ndenumerate(table):
         colour = "black" if norm(value) > 0.6 else "white"
-        axis.text(column, row, f"{value:.2g}", ha="center", va="center", color=colour, fontsize=9)
+        text = f"{value:.2g}"
+        if value < 1e-4:
+            mantissa, exponent = f"{value:.0e}".split("e")
+            text = rf"${mantissa} \times 10^{{{int(exponent)}}}$"
+        axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
 
 
 def _length(value: Number) -> str:

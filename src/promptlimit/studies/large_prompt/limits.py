@@ -1,4 +1,7 @@
-"""Claims on infinite prompts: linear attention as a limit, and the law of large numbers."""
+r"""Claims on infinite prompts: linear attention as a limit, and the law of large numbers.
+
+A head has the key-query matrix $U$ and the value matrix $V$; $z$ is its query.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -29,6 +32,7 @@ from promptlimit.studies import (
     at_most,
     beyond_errors,
     control_at_least,
+    distance_in_errors,
     within_errors,
 )
 from promptlimit.studies.large_prompt import STUDY
@@ -44,7 +48,7 @@ _PROBLEMS = 20
 _DIM = 3
 _EXACT = 1e-10
 _SHARPEST = 3.0
-"""Up to this sharpness the rule of 40 nodes integrates the definition to all digits."""
+"""The largest standard deviation of scores at which 40 quadrature nodes reach rounding error."""
 
 
 def _tokens(prompt: Gaussian, standard: np.ndarray) -> np.ndarray:
@@ -53,7 +57,7 @@ def _tokens(prompt: Gaussian, standard: np.ndarray) -> np.ndarray:
 
 
 def _integral(prompt: Gaussian, u: np.ndarray, v: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """The definition itself: a ratio of two integrals over tokens, by quadrature."""
+    """Return softmax attention by its definition, a ratio of two integrals over tokens."""
     standard, mass = product_rule([normal_gauss(40)] * _DIM)
     tokens = _tokens(prompt, standard)
     scores = tokens @ (u @ z)
@@ -62,7 +66,7 @@ def _integral(prompt: Gaussian, u: np.ndarray, v: np.ndarray, z: np.ndarray) -> 
 
 
 def _affine_errors(rng: np.random.Generator, rank: int) -> tuple[float, float]:
-    """Return the worst errors of Vm + V Gamma U z against the library and the definition."""
+    r"""Return the largest differences of $Vm+V\Gamma Uz$ from the library and the definition."""
     library, definition = 0.0, 0.0
     for _ in range(_PROBLEMS):
         u, v = random_parameters(rng, _DIM)
@@ -79,7 +83,7 @@ def _affine_errors(rng: np.random.Generator, rank: int) -> tuple[float, float]:
 
 
 def _image_error(rng: np.random.Generator) -> float:
-    """Return the worst error of the push-forward's moments against quadrature over queries."""
+    """Return the largest error of the mean and covariance of outputs, against quadrature."""
     standard, mass = product_rule(
         [normal_gauss(3)] * _DIM
     )  # exact for the quadratic integrands met here
@@ -98,7 +102,7 @@ def _image_error(rng: np.random.Generator) -> float:
 
 
 def _rademacher_departure() -> float:
-    """Return how far tokens with the same moments, but two-valued, are from the formula."""
+    """Return the relative error of the formula for two-valued tokens of the same covariance."""
     attention, law, z = generic_problem(1.0, _DIM)
     cov, U, V = (np.asarray(m) for m in (law.covariance, attention.key_query, attention.value))
     factor = np.linalg.cholesky(cov)
@@ -120,8 +124,10 @@ def gaussian_limit(setting: Setting) -> Iterator[Check]:
     errors = {
         rf"gradient of the log-Laplace transform compared with $Vm + V\Gamma Uz$, {what}": library,
         rf"quadrature of the definition compared with $Vm + V\Gamma Uz$, {what}": definition,
-        r"log-Laplace gradient compared with the formula, $\Gamma$ of rank one": singular_library,
-        r"definition compared with the formula, $\Gamma$ of rank one": singular_definition,
+        r"$\Gamma$ of rank one: gradient of the log-Laplace transform compared with "
+        r"$Vm + V\Gamma Uz$": singular_library,
+        r"$\Gamma$ of rank one: quadrature of the definition compared with "
+        r"$Vm + V\Gamma Uz$": singular_definition,
         f"moments of the image compared with quadrature, {what}": _image_error(rng),
     }
     yield from (
@@ -226,9 +232,10 @@ def _growing(
 
 
 def _moment_distances(law: AbstractMeasure, key: jax.Array) -> np.ndarray:
-    """Return how far many short prompts are from their exact moments, in standard errors, [3].
+    """Return the distances of simulated from exact moments, in standard errors, [3].
 
-    The mean output in both coordinates, and the mean squared distance from the limit.
+    The moments are the mean output in both coordinates and the mean squared distance from the
+    limit.
     """
     attention, query = SoftmaxAttention(_U, _V), to_device(_QUERY)
     tokens = law.sample(_PROMPTS * _TOKENS, key=key).reshape(_PROMPTS, _TOKENS, -1)
@@ -236,8 +243,7 @@ def _moment_distances(law: AbstractMeasure, key: jax.Array) -> np.ndarray:
     exact = prompt_moments(attention, law, _QUERY, _TOKENS, kind="exact")
     limit = np.asarray(SoftmaxAttention(_U, _V)(law, _QUERY))
     rows = np.column_stack([outputs, ((outputs - limit) ** 2).sum(axis=1)])
-    means = np.append(exact.mean, exact.mse)
-    return (rows.mean(axis=0) - means) / (rows.std(axis=0, ddof=1) / _PROMPTS**0.5)
+    return distance_in_errors(rows, np.append(exact.mean, exact.mse))
 
 
 def _predicted_variance(law: AbstractMeasure) -> float:
@@ -262,7 +268,7 @@ def strong_law(setting: Setting) -> Iterator[Check]:
         limit = np.asarray(SoftmaxAttention(_U, _V)(law, _QUERY))
         paths = _growing(law, keys[0], prompts, late)
         deviation = np.sqrt(_predicted_variance(law) / np.array(late))
-        # A Gaussian vector of total variance 1 exceeds r at most as often as a number does.
+        # The norm of a Gaussian vector of total variance 1 exceeds r at most as often as a scalar.
         strays.append(np.linalg.norm(paths - limit, axis=2) / deviation)
         means.append(_moment_distances(law, keys[1]))
         if name == "two-valued":
@@ -291,7 +297,7 @@ _QUERIES = np.linspace(-3.0, 3.0, 121)
 
 
 def _maps(law: AbstractMeasure, at: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Return the outputs at every query: growing prompts, the softmax limit, the linear limit."""
+    """Return the outputs at every query, of growing prompts and of both infinite-prompt limits."""
     softmax, linear = SoftmaxAttention([[1.0]], [[1.0]]), LinearAttention([[1.0]], [[1.0]])
     queries = to_device(at)[:, None]
     tokens = law.sample(LENGTHS[-1], key=jax.random.key(seed))

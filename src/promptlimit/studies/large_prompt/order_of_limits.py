@@ -1,7 +1,9 @@
 r"""Long training and long prompts: the two limits of the parameters do not commute.
 
-In the setting of the experiments and from a block start the flow stays at $U=\mathrm{diag}(aI,0)$,
-$v=(0,b)$, so that it is an equation in two variables, with the exact risk `IsotropicRisk`.
+In the setting of the experiments and from a block start, the flow keeps the form
+$U=\mathrm{diag}(aI,0)$, $v=(0,b)$. It is therefore a differential equation for $(a,b)$, with the
+exact risk `IsotropicRisk`. For $o=a^2$, the risk over long prompts exceeds its limit by $C(o)/2L$
+at its minima over an infinite prompt, $b=1/a$.
 """
 
 import functools
@@ -16,7 +18,7 @@ from scipy.optimize import brentq, minimize_scalar
 from promptlimit._arrays import Number
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.dynamics import FlowPlan, StabilisedRungeKutta, gradient_flow
-from promptlimit.reporting import INK, LINEAR, selectable, shades
+from promptlimit.reporting import INK, LINEAR, plot_series, selectable, shades
 from promptlimit.rules import unwrap
 from promptlimit.studies import Check, Setting, at_most, control_at_least, control_at_most
 from promptlimit.studies.large_prompt import STUDY
@@ -27,11 +29,11 @@ from promptlimit.tasks.regression import IsotropicRisk, isotropic_risks
 
 _START = (DIM**-0.5, 1.0)
 END = (DIM**-0.25, DIM**0.25)
-"""Where the infinite-prompt flow ends: (a, b) of Remark 5.3."""
+"""The end of the infinite-prompt flow: (a, b) of Remark 5.3."""
 
 _LENGTHS = (100, 1000, 10_000, 10**6, 10**8)
 _SLOW_LENGTHS = (1e8, 1e10, 1e12)
-"""Lengths at which the time when the flow leaves `END` is compared with its limit."""
+"""The lengths at which the time to leave `END` is compared with its leading order in L."""
 
 _TOLERANCE = 1e-9
 NEAR, FAR = 0.5, 1.0
@@ -39,7 +41,10 @@ NEAR, FAR = 0.5, 1.0
 
 
 def excess_constant(o: float) -> float:
-    r"""Return $C(o)$, $o=a^2$: over long prompts the head with $b=1/a$ has the excess $C/L$."""
+    r"""Return $C(o)$, $o=a^2$, for the head with $b=1/a$.
+
+    Its mean squared error over long prompts exceeds its limit by $C/L$ to leading order.
+    """
     rest = 1 - 2 * o
     return rest ** (-DIM / 2) * (1 + protocol_task("identity").noise_variance + o / rest) / o
 
@@ -65,24 +70,24 @@ def shortfall() -> float:
 
 
 def distance(a: float | np.ndarray, b: float | np.ndarray, other: tuple = END) -> np.ndarray:
-    r"""Return the distance of the parameters $(aI, b)$ from others."""
+    r"""Return the distance of the parameters $(aI,b)$ from other ones, by default `END`."""
     return np.asarray(np.sqrt(DIM * (a - other[0]) ** 2 + (b - other[1]) ** 2))
 
 
 @functools.cache
 def flow_risk(length: Number) -> IsotropicRisk:
-    """Return the risk that a flow descends."""
+    """Return the risk over prompts of a length, which a flow descends."""
     return isotropic_risks(protocol_task("identity"), [float(length)])[0]
 
 
 def _slopes(length: Number, kernel: str):
-    """Return the velocity of (a, b)."""
+    """Return a function of time and (a, b) that returns the velocity of (a, b) along a flow."""
     task = protocol_task("identity")
     prior, noise = task.prior_variance, task.noise_variance
     if kernel == "softmax" and math.isfinite(length):
         gradient = flow_risk(length).gradient
     else:
-        # 2R = s^2 + (1 - ab)^2 + (ab)^2 c / L
+        # with p = tau^2: 2R = s^2 + p d ((1 - ab)^2 + (ab)^2 c / L), c = d + 1 + s^2 / p
         cost = 0.0 if math.isinf(length) else (DIM + 1 + noise / prior) / length
 
         def gradient(a: float, b: float) -> tuple[float, float]:
@@ -108,7 +113,7 @@ def flow(
 
 
 def leaving_time(length: Number, far: Number) -> float:
-    """Return the time at which the flow, having approached `END`, is at distance `far` again."""
+    """Return the time at which the flow, after approaching `END`, is at distance `far` from it."""
 
     def left(_: float, state: np.ndarray) -> float:
         return float(distance(*state)) - far
@@ -122,9 +127,10 @@ def leaving_time(length: Number, far: Number) -> float:
 
 
 def slow_law(far: Number) -> float:
-    r"""Return the limit of $t_L/L$, the integral of $dt/L$ along the minima of $R_\infty$.
+    r"""Return the limit of $t_L/L$, with $t_L$ the `leaving_time` of the flow.
 
-    On $b=1/a$ the flow has $(d+a^{-4})\dot a=-\frac1{2L}\frac{dC(a^2)}{da}$.
+    It is the integral of $dt/L$ along the minima $b=1/a$ of $R_\infty$, where the flow over long
+    prompts satisfies $(d+a^{-4})\dot a=-\frac1{2L}\frac{dC(a^2)}{da}$.
     """
     end = END[0]
     first = brentq(
@@ -134,23 +140,23 @@ def slow_law(far: Number) -> float:
 
 
 def apart() -> float:
-    """Return the distance between the two limits, in closed form."""
+    """Return the distance between the two limits of the parameters, in closed form."""
     a = math.sqrt(best_square())
     return float(distance(a, 1 / a))
 
 
 def slowest_exponent() -> float:
-    r"""Return $\kappa-1$ at the end of the infinite-prompt flow.
+    r"""Return $\kappa-1$ at the end of the infinite-prompt flow, $\kappa=\sqrt{1/a^2+1/4}-1/2$.
 
-    There, corrections to the leading order $C/L$ of the risk are of relative order
-    $L^{1-\kappa}$ with $\kappa=\sqrt{1/a^2+1/4}-1/2$, from the probability that the weights freeze.
-    The exponent grows as the flow moves to smaller a.
+    There, corrections to the leading order $C/L$ of the excess are of relative order
+    $L^{1-\kappa}$; they come from prompts at which a few tokens have all the weight. The exponent
+    grows as the flow moves to smaller a.
     """
     return math.sqrt(1 / END[0] ** 2 + 0.25) - 1.5
 
 
 def _library_distance(length: int, time: float) -> tuple[float, float]:
-    """Return the distance along the library's flow of matrices, and one standard error of it."""
+    """Return the distance from `END` of the library's flow at a time, and its standard error."""
     key_query, value = np.zeros((DIM + 1, DIM + 1)), np.zeros((DIM + 1, DIM + 1))
     key_query[:DIM, :DIM], value[DIM, DIM] = _START[0] * np.eye(DIM), _START[1]
     plan = FlowPlan([0.0, time], solver=StabilisedRungeKutta(), points=4096, rtol=1e-5)
@@ -196,7 +202,7 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
     ]
     yield at_most(
         "$L = 10^8$: excess risk divided by its leading order $C(o)/2L$, the larger of its values "
-        "at the two ends",
+        "at the ends of the two flows",
         max(excess),
         1.001,
         basis="theory: $L$ times the excess rises to $C(o)/2$ as prompts grow; rounding",
@@ -309,7 +315,7 @@ def draw_limits_apart(data: Mapping[str, np.ndarray]) -> Figure:
         exponent = round(math.log10(data["lengths"][place]))
         name = f"$L = 10^{{{exponent}}}$"
         times = data["times"][place]
-        selectable(axis.plot(times, data["softmax"][place], color=colour, label=name), name)
+        plot_series(axis, times, data["softmax"][place], name, color=colour)
         dashed = axis.plot(times, data["linear"][place], color=LINEAR, dashes=(4, 2), lw=1.0)
         selectable(dashed, name)
     axis.plot([], [], color=LINEAR, dashes=(4, 2), lw=1.0, label="linear attention")

@@ -1,4 +1,4 @@
-"""The training protocol of the paper's experiments (section 6)."""
+"""The training protocol of the experiments of Boursier and Boyer (section 6 of their paper)."""
 
 import functools
 from typing import Any
@@ -7,16 +7,17 @@ import numpy as np
 
 from promptlimit._inputs import require_choice
 from promptlimit.measures import ar1_covariance
-from promptlimit.studies.large_prompt._regressions import LENGTHS as CLAIM_LENGTHS
 from promptlimit.tasks import LinearRegression, tabulate_risks
 
 LENGTHS = (*range(10, 100, 10), *range(100, 1001, 100))
 """The prompt lengths of the experiments."""
+CLAIM_LENGTHS = (10, 100, 1000, 10_000)
+"""The lengths at which the claims on training compare flows and risks."""
 
 
 @functools.cache
 def tables_at_hand() -> None:
-    """Tabulate, once, what risks at the lengths of experiments and claims are made of."""
+    """Tabulate, once, the functions that risks at the lengths of experiments and claims use."""
     tabulate_risks((*LENGTHS, *CLAIM_LENGTHS))
 
 
@@ -27,8 +28,8 @@ def protocol_task(
 
     Args:
         name: "identity"; "kms", the Kac-Murdock-Szegő covariance $\rho^{|i-j|}$; or
-            "kms-as-coded", what a public copy of the authors' code samples: the prompt's
-            covariates multiplied by the Cholesky factor twice, the query's never.
+            "kms-as-coded", the law that a public copy of the authors' code samples. That code
+            multiplies the prompt's covariates by the Cholesky factor twice, the query's never.
         dim: d.
         correlation: $\rho$.
         noise: the variance of labels given covariates.

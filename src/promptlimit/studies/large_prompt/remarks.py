@@ -1,4 +1,8 @@
-"""Claims on remarks of the paper: the query inside, queries of another law, labels in R^m."""
+r"""Claims on remarks of the paper.
+
+They concern prompts that include the query, queries with another law than the tokens, and labels in
+$\mathbb R^m$.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -46,7 +50,7 @@ _GRADIENTS = {"value": "gradient in $V$", "key_query": "gradient in $U$"}
 
 
 def _gaps_of_gradients(wrt: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exact gaps of gradients at long prompts, without and with the query inside."""
+    """Return the exact gaps of gradients at lengths `_FAR`, without and with the query inside."""
     problem = generic_problem(SHARPNESS)
     outside, inside = (
         gradient_moments(*problem, _FAR, wrt=wrt, including_query=own).value
@@ -58,7 +62,10 @@ def _gaps_of_gradients(wrt: str) -> tuple[np.ndarray, np.ndarray]:
 def _simulated_distances(
     seed: int, wrt: str, prompts: Simulated, *, inside: bool = True
 ) -> np.ndarray:
-    """Return how far exact gaps are from simulation with the query inside, in standard errors."""
+    """Return the distances of exact gaps from simulated ones, in standard errors.
+
+    The query is inside the simulated prompts; `inside` says whether the exact gap includes it.
+    """
     problem = (*generic_problem(SHARPNESS), prompts.lengths)
     exact = gradient_moments(*problem, wrt=wrt, including_query=inside, kind="exact")
     drawn = gradient_moments(
@@ -73,7 +80,10 @@ def _simulated_distances(
 
 
 def _averaged_slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
-    """Return slopes of the gap of the gradient in U over normal queries, outside and inside."""
+    """Return the slopes of the gap of the gradient in U with the query outside and inside.
+
+    The gap is averaged over standard normal queries.
+    """
     attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
 
     def gap(query: float, inside: bool) -> np.ndarray:
@@ -144,7 +154,11 @@ def _regression(query: np.ndarray, prompt: np.ndarray = _COVARIANCE) -> LinearRe
 
 
 def _shrinkage(length: float) -> np.ndarray:
-    r"""Return $I-\Sigma\Gamma_L^{-1}$, with $\Gamma_L$ of Remark 5.3."""
+    r"""Return $I-\Sigma\Gamma_L^{-1}$ with the matrix $\Gamma_L$ of Remark 5.3.
+
+    $\Gamma_L=(1+\frac1L)\Sigma+\frac1L(\mathrm{tr}\,\Sigma+s^2/\tau^2)I$ for weights of variance
+    $\tau^2$ and label noise of variance $s^2$.
+    """
     ridge = (np.trace(_COVARIANCE) + _NOISE / _PRIOR) / length
     gamma = (1.0 + 1.0 / length) * _COVARIANCE + ridge * np.eye(_DIM)
     return np.eye(_DIM) - _COVARIANCE @ np.linalg.inv(gamma)
@@ -162,7 +176,11 @@ def _other_queries() -> dict[str, np.ndarray]:
 
 
 def _two_valued_distances(seed: int, samples: int) -> list[float]:
-    """Return how far the formula with H and with S is from two-valued queries, in errors."""
+    r"""Return the distances of two formulas from the simulated excess at two-valued queries.
+
+    The formula uses the true second moment $H$ of the queries, then $\Sigma$ in its place.
+    Distances are in standard errors.
+    """
     covariance = _other_queries()["spread"]
     task = CovariateRegression(
         Gaussian(np.zeros(_DIM), _COVARIANCE),
@@ -179,8 +197,9 @@ def _two_valued_distances(seed: int, samples: int) -> list[float]:
 @STUDY.claim(26, reference="Remark 4.1")
 def queries_of_another_law(setting: Setting) -> Iterator[Check]:
     r"""Queries of another law than the tokens add a bias to the risk. For the best linear
-    attention over $L$ tokens the excess is $\tau^2\mathrm{tr}(H(I-\Sigma\Gamma_L^{-1}))$ with
-    $H=E\,x_qx_q^\top$, for every law of the query: the bias
+    attention over $L$ tokens, the excess of the mean squared error over the noise is
+    $\tau^2\mathrm{tr}(H(I-\Sigma\Gamma_L^{-1}))$ with $H=\mathbb{E}x_qx_q^\top$ and $\Gamma_L$ of
+    Remark 5.3, for every law of the query $x_q$. The bias
     $\tau^2\mathrm{tr}((H-\Sigma)(I-\Sigma\Gamma_L^{-1}))$ is of order $1/L$ and vanishes over an
     infinite prompt, and the best head does not depend on $H$.
     """
@@ -262,7 +281,7 @@ def _labelled(covariance: np.ndarray, labels: int) -> LinearRegression:
 
 
 def _block(kernel: type, a: float, value: np.ndarray) -> SoftmaxAttention | LinearAttention:
-    """Return the head with U = diag(aI, 0) and V = diag(0, B)."""
+    """Return the head with U = diag(aI, 0) and V = diag(0, B), where B is `value`."""
     key_query = np.pad(a * np.eye(_DIM), (0, len(value)))
     whole = np.zeros_like(key_query)
     whole[_DIM:, _DIM:] = value
@@ -270,7 +289,7 @@ def _block(kernel: type, a: float, value: np.ndarray) -> SoftmaxAttention | Line
 
 
 def _ratios() -> dict[str, float]:
-    """Return how far risks of vector labels are from m times those of one label, relative."""
+    """Return the relative distance of risks of m labels from m times those of one label."""
     one, several = (_labelled(np.eye(_DIM), labels) for labels in (1, _LABELS))
     lengths = [10, 1000, math.inf]
     pairs = {
@@ -291,7 +310,10 @@ def _ratios() -> dict[str, float]:
 
 
 def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.ndarray:
-    """Return how far exact risks off the blocks are from simulated ones at L = 10, in errors."""
+    """Return the distances of exact risks from simulated ones at L = 10, in standard errors.
+
+    Both heads are generic, without the blocks of Assumption 5.1.
+    """
     task = _labelled(np.eye(2), 2)
     rng = np.random.default_rng(17)
     matrices = 0.4 * rng.normal(size=(2, 4, 4))
@@ -306,10 +328,11 @@ def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.
 
 @STUDY.claim(27, reference="Section 5, for labels in $\\mathbb{R}^m$")
 def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
-    r"""For labels $y = Wx + \text{noise}$ in $\mathbb{R}^m$, block heads with $B = bI$ have $m$
-    times the risk of one label, for both attentions and at every length; so have the Bayes
-    predictor and the best linear attention. From a start of size $\alpha$ the infinite-prompt flow
-    ends at $b^2=(q+\sqrt{q^2+4m\,\mathrm{tr}\,\Sigma^{-2}})/2m$, $q=(m-1)\alpha^2$.
+    r"""For labels $y = Wx + \text{noise}$ in $\mathbb{R}^m$, block heads with $V =
+    \mathrm{diag}(0, bI)$ have $m$ times the risk that they have for one label, for both attentions
+    and at every length; so have the Bayes predictor and the best linear attention. From a start of
+    size $\alpha$ the infinite-prompt flow ends at
+    $b^2=(q+\sqrt{q^2+4m\,\mathrm{tr}\,\Sigma^{-2}})/2m$, $q=(m-1)\alpha^2$.
     """
     for name, error in _ratios().items():
         yield at_most(

@@ -1,4 +1,4 @@
-"""Which head trains more stably: at which learning rate does descent diverge?"""
+"""Stability of training: from which starts each head converges, and at which rates it diverges."""
 
 from collections.abc import Iterator, Mapping
 

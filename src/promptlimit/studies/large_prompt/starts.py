@@ -1,4 +1,4 @@
-"""The gaps of outputs and gradients at the random starts of the experiments."""
+"""Gaps between softmax and linear attention, of outputs and gradients, at random starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from promptlimit.reporting import INK, LINEAR, SOFTMAX, THIRD, selectable
+from promptlimit.reporting import INK, LINEAR, SOFTMAX, THIRD, plot_series, selectable
 from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies._checks import LEVEL, LEVEL_FORMULA, critical_distance
 from promptlimit.studies.large_prompt import STUDY
@@ -28,12 +28,15 @@ from promptlimit.studies.large_prompt.study import (
 
 
 def _slope(values: np.ndarray, lengths: Sequence[int]) -> float:
-    """Return the slope of the mean over starts between the first length and the last, log-log."""
+    """Return the slope of the mean over starts, from the first length to the last, log-log."""
     return float(local_slopes(values.mean(axis=0)[[0, -1]], [lengths[0], lengths[-1]])[0])
 
 
 def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
-    """Return checks of the three slopes under one law against -1, -1 and -2."""
+    """Return checks of the slopes under one law: outputs, batch and population gradients.
+
+    The theory predicts the slopes -1, -1 and -2.
+    """
     gaps, few = start_gaps(setting, law), gap_lengths(setting)
     apart = np.log(few[-1] / few[0])
     logs = gaps["batch_log"].mean(axis=0)
@@ -123,7 +126,7 @@ _SERIES = {
     "batch": ("gradient, same batch", LINEAR, -1, 0.35),
     "population": ("gradient, population", THIRD, -2, 1.9),
 }
-"""Label, colour, slope of the theory, and the factor between its line and the curve."""
+"""Label, colour, predicted slope, and the ratio of the line of this slope to the curve."""
 
 
 @gaps_by_length.drawing
@@ -154,7 +157,7 @@ def _series(
     errors: np.ndarray | None,
     style: tuple[str, str],
 ) -> None:
-    """Draw single starts thin and their mean thick, with two standard errors if given."""
+    """Draw thin lines for single starts and a thick line for their mean, with error bars."""
     label, colour = style
     for row in values:
         selectable(axis.plot(lengths, row, color=colour, linewidth=0.6, alpha=0.45), label)
@@ -166,11 +169,11 @@ def _series(
         )
         selectable(list(drawn.lines[:1]) + list(drawn.lines[2]), label)
     else:
-        selectable(axis.plot(lengths, mean, color=colour, label=label), label)
+        plot_series(axis, lengths, mean, label, color=colour)
 
 
 def _theory(axis: Axes, lengths: np.ndarray, last: float, slope: int, label: str) -> None:
-    """Draw a line with the slope of the theory near the curve, with its exponent."""
+    """Draw a dashed line of the predicted slope near the curve, labelled with the exponent."""
     line = last * (lengths / lengths[-1]) ** float(slope)
     selectable(axis.plot(lengths, line, color=INK, linewidth=0.9, dashes=(4, 3)), label)
     note = axis.annotate(

@@ -1,13 +1,16 @@
-"""The training study behind Figures 2-4 and 6-8: gradient flows and runs of gradient descent.
+r"""The training study behind Figures 2-4 and 6-8: gradient flows and runs of gradient descent.
 
-Gradient flow on half the mean squared error to time 600 is what 300,000 steps at rate 1e-3
-approximate. Flows are exact over prompts. Every trajectory is kept in the setting's folder, so that
-figures and claims share it.
+The figures are those of the paper by Boursier and Boyer, which this package reproduces. Its
+authors train with 300,000 steps of gradient descent on the mean squared error, at rate 1e-3.
+One step of rate $\eta$ takes the time $2\eta$ of the gradient flow of the risk $R$, which is half
+the mean squared error, so flows end at time 600. The risk of a flow is exact: it is averaged over
+all prompts by quadrature. Every trajectory is stored in the setting's folder, so figures and claims
+share it.
 
-Random starts come from the seed: start 0, 1, 2, ... About half of them end on a plateau. Statements
-about all starts are therefore decided by shares over many of them (`ensemble`), and statements
-about one training by the first start from which both heads converge at every length
-(`shown_start`), or by the block start of the theory, which does not depend on the seed (`ends`).
+Random starts 0, 1, 2, ... are drawn from the seed. Training from about half of them ends on a
+plateau. Claims about all starts are therefore decided by the share of many starts (`ensemble`).
+Claims about one training use the first start from which both heads converge at every length
+(`shown_start`), or the block start of the theory, which does not depend on the seed (`ends`).
 """
 
 import functools
@@ -50,71 +53,73 @@ ISOTROPIC, ANISOTROPIC = ("identity",), ("kms", "kms-as-coded")
 LAWS = (*ISOTROPIC, *ANISOTROPIC)
 KERNELS = ("softmax", "linear")
 DIM, RATE, BATCH, STEPS = 5, 1e-3, 128, 300_000
-TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 95)])  # as dense as a line is smooth
+TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 95)])  # dense enough for smooth curves
 STEPS_AT = TIMES / (2 * RATE)
-"""The steps of the paper's protocol at these times."""
+"""The numbers of steps of the paper's training that correspond to `TIMES`."""
 NOISE_LENGTHS = (10, 100)
 """The lengths at which the effect of gradient noise is estimated."""
 
 CONVERGED = 1.1
-"""A start converged when its excess over the noise is within a tenth of the best one's.
+"""A start has converged if its excess over the noise is at most this factor times the least excess.
 
-Starts that do not converge end at a saddle, where the excess is at least 1.2 times the best.
+Flows from the other starts end at a saddle, where the excess is at least 1.2 times the least one.
 """
 
 _MOST_STARTS = 100
 
 CRITICAL_RATE = (DIM**2 * (DIM + 1)) ** 0.25 / 4
-r"""The learning rate from which descent is unstable at the optimum of an infinite prompt.
+r"""The learning rate above which descent is unstable at the optimum of an infinite prompt.
 
-Flows from small factors end at balanced ones, $A=aI$ with $a^2=1/(d\sqrt{d+1})$ and $b=1/a$. There
-the largest curvature of the mean squared error is $8\tau^2da$, and steps of size $\eta$ are stable
-up to $\eta=2/(8\tau^2da)=1/4a$.
+For isotropic covariates in $\mathbb R^d$ and regression weights of variance $\tau^2=1/d$, flows
+from small factors end at a head with $U=\mathrm{diag}(aI,0)$ and $V=\mathrm{diag}(0,b)$, where
+$a^2=1/(d\sqrt{d+1})$ and $b=1/a$, and its factors are balanced. The largest curvature of the mean
+squared error there is $8\tau^2da$, so steps of size $\eta$ are stable up to
+$\eta=2/(8\tau^2da)=1/4a$.
 """
 
 RATES = tuple(share * CRITICAL_RATE for share in (0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5))
-"""The learning rates at which descent is tried until it diverges."""
+"""The learning rates of the runs that test whether descent diverges."""
 
 DECISIVE, SAFE = RATES[4], RATES[0]
-"""The learning rate of the sign test, a tenth above the critical one; and half the critical one."""
+"""The learning rates of the sign test and of its control: 1.1 and 0.5 times `CRITICAL_RATE`."""
 
 DIVERGING_LENGTHS = (10, 40)
 """The lengths of the sign test."""
 
 DIVERGING_STEPS = 1000
-"""The number of steps within which descent diverges or not.
+"""The number of steps of a run that tests whether descent diverges.
 
-A tenth above the critical rate, about 310 steps have the flow time of the paper's training, and
-280 more multiply a deviation by 1.2 each, from rounding error to $10^6$. Batch noise delays
-some starts.
+At 1.1 times the critical rate, about 310 steps take the flow time of the paper's training. Each
+later step multiplies a deviation by 1.2, so 280 steps amplify rounding error to $10^6$. From some
+starts, batch noise delays divergence beyond these 590 steps.
 """
 
 FASTER = 10
-"""How much larger the rate of the short training runs is, and how many times fewer their steps."""
+"""The factor by which short training runs raise the learning rate and reduce the steps."""
 
 
 def curve_lengths(setting: Setting) -> tuple[int, ...]:
-    """Return the lengths whose trajectories are shown, from every start."""
+    """Return the prompt lengths at which figures show the trajectories from every start."""
     return (10, 1000) if setting.quick else (10, 40, 100, 1000)
 
 
 def end_lengths(setting: Setting) -> tuple[int, ...]:
-    """Return the lengths whose final risks are shown."""
+    """Return the prompt lengths at which figures show the risk at the end of training."""
     return curve_lengths(setting) if setting.quick else LENGTHS
 
 
 def _first_starts(setting: Setting) -> int:
-    """Return the least number of random starts that are followed."""
+    """Return the minimum number of random starts from which flows are computed."""
     return 1 if setting.quick else 4
 
 
 @functools.cache
 def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
-    """Return the numbers of the random starts that are followed, up to one that converges.
+    """Return the numbers of the random starts of the figures; at least one of them converges.
 
     Raises:
-        ArithmeticError: if none of a hundred converges; of independent starts of which half
-            converge, that has probability 1e-30.
+        ArithmeticError: if none of the first hundred starts converges. This has probability 1e-30
+            if each converges with probability one half.
     """
     count = _first_starts(setting)
     while not any(_converges(setting, law, start) for start in range(count)):
@@ -125,13 +130,13 @@ def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
 
 
 def has_converged(error: float | np.ndarray, best: float | np.ndarray, floor: float) -> np.ndarray:
-    """Return whether the excess of an error over the floor is within a tenth of the least one."""
+    """Return whether the excess `error - floor` is at most `CONVERGED` times `best - floor`."""
     return np.asarray(error - floor <= CONVERGED * (best - floor))
 
 
 @functools.cache
 def _converges(setting: Setting, law: str, start: int) -> bool:
-    """Return whether both heads converge from a start at every length that is shown."""
+    """Return whether both heads converge from a start at every length of `curve_lengths`."""
     floor = protocol_task(law).noise_variance
     return all(
         has_converged(2 * flow(setting, law, kernel, length, start).value[-1], least, floor)
@@ -144,32 +149,33 @@ def _converges(setting: Setting, law: str, start: int) -> bool:
 def least_errors(setting: Setting, law: str, length: int) -> tuple[float, float]:
     """Return the least mean squared errors of softmax and linear attention at a length.
 
-    Softmax attention's is where the flow in the blocks of the theory ends, linear attention's has
-    a closed form.
+    For softmax attention it is the error at the end of the flow from the block start of the theory;
+    for linear attention it has a closed form.
     """
     softmax = 2 * flow(setting, law, "softmax", length, None).value[-1]
     return float(softmax), float(linear_optimum(protocol_task(law), length).mse)
 
 
 def random_start(setting: Setting, index: int, kernel: str) -> Factored:
-    """Return the factors of a start; both kernels get the same."""
+    """Return the factors of a random start, which are the same for both kernels."""
     key = jax.random.fold_in(jax.random.key(setting.seed), index)
     return uniform_factors(DIM, key=key, kernel=kernel)
 
 
 SHORTEST = 10
-"""The shortest prompts; gaps at the start must be asymptotic there."""
+"""The length of the shortest prompts; gaps at a start must have their leading order there."""
 
 _PROMPTS = 100_000
 
 
 @functools.cache
 def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
-    r"""Return the first random starts whose shortest prompts are asymptotic already.
+    r"""Return the first random starts at which gaps have their leading order at all lengths.
 
-    At the sharpness $\sigma$ of a prompt's scores, gaps are of leading order once
-    $L\gg e^{\sigma^2}$, the limit of $L\,E\,S_2$. A start is mild if $e^{\sigma^2}$ is at most
-    `SHORTEST` for all but one in 10,000 prompts; most starts are.
+    Let $\sigma$ be the standard deviation of the scores of a prompt, and $S_2$ the sum of its
+    squared weights. Gaps have their leading order in $1/L$ once $L\gg e^{\sigma^2}$, which is the
+    limit of $L\,E\,S_2$. A start is mild if $e^{\sigma^2}$ is at most `SHORTEST` for all but one in
+    10,000 prompts; most starts are.
     """
     numbers: list[int] = []
     candidates = itertools.count()
@@ -181,7 +187,7 @@ def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
 
 
 def _sharpest(setting: Setting, law: str, start: int) -> float:
-    """Return the sharpness that one prompt in 10,000 exceeds at a random start."""
+    """Return the standard deviation of scores that one prompt in 10,000 exceeds at a start."""
     task = protocol_task(law)
     U = np.asarray(random_start(setting, start, "softmax").merged().key_query, dtype=np.float64)
     rng = np.random.default_rng([setting.seed, start])
@@ -207,8 +213,9 @@ def output_lengths(setting: Setting) -> tuple[int, ...]:
 def start_gaps(setting: Setting, law: str) -> Arrays:
     """Return squared gaps between softmax and linear attention at random starts, [start, length].
 
-    Gaps on batches are from simulated prompts, the other two are exact. "batch_log" and its error
-    are of the mean logarithm over batches, which has light tails.
+    The arrays "output" (outputs) and "population" (gradients of the risk) are exact. The array
+    "batch" (gradients on a shared batch) is simulated, and "batch_log" is the mean of the logarithm
+    of its gap over batches, which has lighter tails. The error of an array has the suffix "_error".
     """
     if setting.folder is None:
         return _start_gaps(setting, law)
@@ -251,8 +258,8 @@ def _start_gaps(setting: Setting, law: str) -> Arrays:
 
 
 def block_factors(kernel: str = "softmax") -> Factored:
-    r"""Return a start in the blocks of Assumption 5.1, in factors: $A=I/2$, $b=1/2$."""
-    scale = 1.0 / math.sqrt(DIM + 1)  # to the last bit that of random starts: one program for both
+    r"""Return the factors of a block start (Assumption 5.1): $U=\mathrm{diag}(I,0)/2$, $b=1/2$."""
+    scale = 1.0 / math.sqrt(DIM + 1)  # the float of random starts: one program for both
     inside = jnp.diag(jnp.array([1.0] * DIM + [0.0])) * (0.5 / scale) ** 0.5
     last = jnp.zeros((DIM + 1, DIM + 1)).at[DIM, DIM].set(0.5**0.5)
     return Factored(kernel, inside, inside, last, last[DIM:], scale=scale)
@@ -260,9 +267,9 @@ def block_factors(kernel: str = "softmax") -> Factored:
 
 @functools.cache
 def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
-    """Return one trajectory to time 600; without a start, from the blocks of the theory.
+    """Return the trajectory to time 600 from a random start, given by its number.
 
-    From the blocks, only its start and its end are recorded.
+    If `start` is None, the flow begins at `block_factors` and only its two ends are recorded.
     """
     where = "blocks" if start is None else f"start {start}"
     setting.report(f"flow: {law}, {kernel}, L = {length}, {where}")
@@ -283,11 +290,12 @@ def flow_from(
     points: int = 4096,
     tolerance: float | None = None,
 ) -> Trajectory:
-    """Return a flow; if it leaves all bounds, which too few points can cause, use more points.
+    """Return a flow from the head `first`.
 
-    The tolerance is that of a curve, 1e-6. It is 1e-5 in quick mode and if only the end is
-    recorded, which has the same six digits. Linear heads that are stuck make their flow stiff: the
-    stabilised method takes a fiftieth of the time there, even with finer steps.
+    If a flow diverges, it is computed again with more quadrature points, because too few points can
+    make it diverge. The default tolerance is 1e-6. It is 1e-5 in quick mode, and if only the end is
+    recorded, which then has the same six digits. A linear head that is stuck makes its flow stiff.
+    The stabilised solver takes a fiftieth of the time there, even with a tolerance 100 times finer.
     """
     usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
@@ -314,16 +322,18 @@ def flow_from(
 
 @dataclass(frozen=True)
 class Flows:
-    """Flows from random starts under one law, softmax first, then linear.
+    """Flows from random starts under one law of the covariates.
+
+    The axis "kernel" of an array has softmax attention first, then linear attention.
 
     Attributes:
-        lengths: the lengths, [n].
+        lengths: the prompt lengths, [length].
         errors: mean squared errors, [kernel, length, start, time].
         distances: squared distances between the factors of the two kernels, [length, start, time].
         crossed: the largest squared distances between softmax attention from each start and linear
             attention from the next one, [length, start].
         best: the least mean squared error, [kernel, length]; see `least_errors`.
-        floor: the variance of the labels, a lower bound on every error.
+        floor: the variance of the label noise, a lower bound on every error.
     """
 
     lengths: np.ndarray
@@ -335,12 +345,12 @@ class Flows:
 
     @property
     def converged(self) -> np.ndarray:
-        """Which starts end within a tenth of the least excess, [kernel, length, start]."""
+        """Whether each start has converged, see `CONVERGED`; [kernel, length, start]."""
         return has_converged(self.errors[..., -1], self.best[..., None], self.floor)
 
     @property
     def shown(self) -> int:
-        """The place of the first start that converges at every length."""
+        """The index of the first start from which both heads converge at every length."""
         return int(self.converged.all(axis=(0, 1)).argmax())
 
     @property
@@ -349,13 +359,13 @@ class Flows:
         return self.distances.max(axis=-1)
 
     def left_at(self, steps: int) -> np.ndarray:
-        """Return the share of the initial excess over the best that is left after some steps.
+        """Return the share of the initial excess over `best` that is left after some steps.
 
         Args:
-            steps: of the paper's protocol, at one of `ENSEMBLE_TIMES`.
+            steps: the number of steps of the paper's training, at one of `ENSEMBLE_TIMES`.
 
         Returns:
-            shares, [kernel, length, start].
+            The shares, [kernel, length, start].
         """
         at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
         excess = self.errors - self.best[..., None, None]
@@ -396,7 +406,7 @@ def _distance(a: Trajectory, b: Trajectory) -> np.ndarray:
 
 @functools.cache
 def curves(setting: Setting, law: str) -> Flows:
-    """Return the flows of a law from the starts of the figures."""
+    """Return the flows under a law from the random starts that the figures show."""
 
     def flows_at(length: int) -> Pairs:
         numbers = start_numbers(setting, law)
@@ -408,15 +418,15 @@ def curves(setting: Setting, law: str) -> Flows:
 
 @dataclass(frozen=True)
 class Ends:
-    """Mean squared errors at time 600 against the length, under one law.
+    """Mean squared errors at time 600 against the prompt length, under one law of the covariates.
 
     Attributes:
-        lengths: the lengths, [n].
-        errors: from the block start of the theory, [kernel, length].
-        accuracy: of these, [kernel, length].
-        optimum: the least of linear attention, [length].
-        ridge: the Bayes predictor's, [length].
-        floor: the variance of the labels.
+        lengths: the prompt lengths, [length].
+        errors: the errors of flows from the block start of the theory, [kernel, length].
+        accuracy: the numerical errors of `errors`, [kernel, length].
+        optimum: the least error of linear attention, [length].
+        ridge: the error of the Bayes predictor, ridge regression, [length].
+        floor: the variance of the label noise.
     """
 
     lengths: np.ndarray
@@ -429,7 +439,7 @@ class Ends:
 
 @functools.cache
 def ends(setting: Setting, law: str) -> Ends:
-    """Return the final risks of a law; flows from the block start do not depend on the seed."""
+    """Return the final errors under a law, from the block start: they do not depend on the seed."""
     task, lengths = protocol_task(law), end_lengths(setting)
     runs = [[flow(setting, law, kernel, n, None) for n in lengths] for kernel in KERNELS]
     return Ends(
@@ -443,13 +453,13 @@ def ends(setting: Setting, law: str) -> Ends:
 
 
 def shown_start(setting: Setting, law: str) -> int:
-    """Return the number of the start that represents a law in figures of final errors."""
+    """Return the number of the first start from which both heads converge under a law."""
     return start_numbers(setting, law)[curves(setting, law).shown]
 
 
 @STUDY.parts
 def parts(setting: Setting) -> list[Part]:
-    """Return the study in parts: for each law its many starts, its flows, then training."""
+    """Return the shared computations: for each law its starts and flows, then training runs."""
     ordered: list[Part] = []
     for law in LAWS:
         ordered.append(_part(f"{law}, gaps at the start", start_gaps, law))
@@ -479,7 +489,7 @@ def _part(name: str, compute: Callable[..., object], law: str, **options: int) -
 
 
 def flows(setting: Setting, law: str, length: int) -> None:
-    """Compute the flows of a law at one length into the setting's folder."""
+    """Compute the flows under a law at one length and store them in the setting's folder."""
     for start in range(_first_starts(setting)):
         for kernel in KERNELS:
             flow(setting, law, kernel, length, start)
@@ -491,18 +501,18 @@ ENSEMBLE_TIMES.sort()
 
 
 def ensemble_starts(law: str) -> int:
-    """Return the number of random starts over which shares are taken."""
+    """Return the number of random starts of the ensemble under a law."""
     return 64 if law == "identity" else 24
 
 
 def ensemble_lengths(law: str) -> tuple[int, ...]:
-    """Return the lengths at which many starts are followed."""
+    """Return the prompt lengths of the ensemble under a law."""
     return (10, 40, 100, 1000) if law == "identity" else (10, 1000)
 
 
 @functools.cache
 def ensemble(setting: Setting, law: str) -> Flows:
-    """Return the flows of a law from many random starts, at `ENSEMBLE_TIMES`."""
+    """Return the flows under a law from many random starts, at `ENSEMBLE_TIMES`."""
     at_length = functools.partial(_ensemble_at, setting, law)
     return _collected(setting, law, ensemble_lengths(law), at_length)
 
@@ -538,10 +548,10 @@ def descent_lengths(setting: Setting) -> tuple[int, ...]:
 
 @functools.cache
 def descent(setting: Setting, law: str) -> Training:
-    """Return real training runs from the shown start, both kernels on the same prompts.
+    """Return runs of gradient descent from `shown_start`, both kernels on the same prompts.
 
-    The full protocol is the paper's. The short one reaches the same flow time with ten times the
-    rate in a tenth of the steps; the quick one a third of it with twenty times the rate.
+    The protocol "full" is the paper's. The protocol "exact" reaches the same flow time in a tenth
+    of the steps at ten times the rate. Quick mode reaches a third of it at twenty times the rate.
     """
     rate, steps = RATE * FASTER, STEPS // FASTER
     if setting.protocol == "full":
@@ -573,7 +583,7 @@ def descent(setting: Setting, law: str) -> Training:
 def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarray:
     """Return whether descent diverges from each random start, [kernel, start].
 
-    Both heads begin at the same factors and see the same batches; each start has its own batches.
+    Both heads have the same start and the same batches; different starts have different batches.
     A run has diverged when its parameters are infinite.
     """
     starts = [functools.partial(uniform_factors, DIM, kernel=kernel) for kernel in KERNELS]
@@ -604,9 +614,10 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
     r"""Return how much gradient noise adds to the final error, [kernel, `NOISE_LENGTHS`].
 
     Descent at rate $\eta$ with batch gradients of covariance C reaches a stationary covariance
-    $\Sigma$ with $H\Sigma+\Sigma H=\eta C$, where H is the Hessian of the objective. It raises the
-    objective by $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ on average. The objective is
-    $2R$, so that this is $\eta\,\mathrm{tr}\,C_R$ in terms of the gradient of $R$.
+    $\Sigma$ of the parameters with $H\Sigma+\Sigma H=\eta C$, where H is the Hessian of the
+    objective. This raises the objective by $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$
+    on average. The objective is $2R$, so $C=4C_R$ with $C_R$ the covariance of the gradient of R,
+    and the rise is $\eta\,\mathrm{tr}\,C_R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
     traces = []
@@ -627,7 +638,7 @@ _FACTORS = ("key_weight", "query_weight", "value_weight", "output")
 
 
 def along_training(setting: Setting, law: str) -> Arrays:
-    """Return the arrays that all figures along training contain, under one law."""
+    """Return the arrays under one law that all figures of errors along training contain."""
     trajectories, training = curves(setting, law), descent(setting, law)
     return {
         "lengths": trajectories.lengths,
@@ -639,7 +650,7 @@ def along_training(setting: Setting, law: str) -> Arrays:
 
 
 class FigurePair(NamedTuple):
-    """A figure of the paper over isotropic covariates, and the same over anisotropic ones."""
+    """A figure of the paper over isotropic covariates, and its version over anisotropic ones."""
 
     isotropic: Figure
     anisotropic: Figure
@@ -652,13 +663,14 @@ class FigurePair(NamedTuple):
 def figure_pair(
     title: str, numbers: tuple[int, int], panels: str
 ) -> Callable[[Callable[[Setting, Sequence[str]], Arrays]], FigurePair]:
-    """Register a function of a setting and laws as two figures of the paper: a decorator.
+    """Return a decorator that registers a function of a setting and laws as two figures.
+
+    The docstring of the function is the caption of both figures.
 
     Args:
-        title: of both, without the law.
-        numbers: of the figures in the paper: over isotropic and over anisotropic covariates.
-        panels: what the panels of the second figure show. Its caption is otherwise that of the
-            first, the docstring of the function.
+        title: the title of both figures, without the law.
+        numbers: the numbers of the paper's figures over isotropic and anisotropic covariates.
+        panels: a description of the panels, added to the caption of the second figure.
     """
 
     def register(function: Callable[[Setting, Sequence[str]], Arrays]) -> FigurePair:
@@ -688,5 +700,5 @@ AS_STATED_AND_CODED = (
 
 
 def by_law(law: str, arrays: Arrays) -> Arrays:
-    """Return the arrays with the name of their law as a prefix."""
+    """Return the arrays, with the name of the law as a prefix of their names."""
     return {f"{law}.{name}": array for name, array in arrays.items()}

@@ -1,4 +1,13 @@
-"""The gap averaged over tasks: a power of the length, or slower than every power."""
+r"""The gap averaged over regression tasks: a power of the length, or slower than every power.
+
+The gap is the mean squared distance between the output over a finite prompt and its limit, or
+between the gradients of these outputs in a parameter.
+
+Scores read labels if the *label row* $u$ of $U$, which multiplies the label of a token, is not
+zero. Then the slowest part of the gap depends on $\rho=\tau(\|\Sigma\|\,u^\top\Sigma u)^{1/2}$,
+with $\Sigma$ the covariance of the covariates and $\tau^2$ the variance of the regression weights
+$w$.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,7 +21,7 @@ from scipy.stats import norm
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import fit_rate, gap_exponent, gradient_gap, output_gap
-from promptlimit.reporting import FAINT, INK, selectable, shades
+from promptlimit.reporting import FAINT, INK, plot_series, selectable, shades
 from promptlimit.results import GapExponent
 from promptlimit.studies import (
     Check,
@@ -32,7 +41,7 @@ from promptlimit.weights import weight_statistics
 _LABEL_ROWS = (0.0, 0.25, 0.5)
 _LENGTHS = np.array([1e2, 1e4, 1e6, 1e8, 1e12, 1e18, 1e24, 1e30])
 _DRIFT = 0.05
-"""The largest reach of the local exponent that `fit_rate` accepts as a power law."""
+"""The largest range of local exponents that `fit_rate` accepts as a power law."""
 
 _STRETCHED = r"theory: the slope of $e^{-\sqrt{2\ln L}/\rho}$ at $L = 10^{24}$; its prefactor grows"
 _BESSEL_STEP = 0.35
@@ -44,14 +53,21 @@ _MOST_STARTS = 0.999
 def scalar_problem(
     label_row: float, covariate_row: float = 0.0
 ) -> tuple[SoftmaxAttention, LinearRegression]:
-    r"""Return $d=1$, $A$, $V=(0,1)$ and the label row $u$, on $\Sigma=\tau=1$ without noise."""
+    r"""Return a head and a regression with $d=1$, $\Sigma=\tau=1$ and no noise.
+
+    The head has $V=(0,1)$. Its $U$ has the rows `covariate_row` and `label_row`, both acting on the
+    covariate of the query.
+    """
     with jax.enable_x64(True):
         head = SoftmaxAttention([[covariate_row, 0.0], [label_row, 0.0]], [[0.0, 1.0]])
         return head, LinearRegression([[1.0]])
 
 
 def protocol_problem(label_row: float) -> tuple[SoftmaxAttention, LinearRegression]:
-    r"""Return a head with $A=0.3I$, $u=(u_1,0,\dots)$ and $b=0.8$ on the paper's regression."""
+    r"""Return a head and the regression of the paper's experiments.
+
+    The head has $V=(0,0.8)$, and $U$ has the block $0.3I$ and the label row $u=(u_1,0,\dots)$.
+    """
     key_query, value = np.zeros((6, 6)), np.zeros((1, 6))
     key_query[:5, :5], key_query[5, 0], value[0, 5] = 0.3 * np.eye(5), label_row, 0.8
     with jax.enable_x64(True):
@@ -61,8 +77,10 @@ def protocol_problem(label_row: float) -> tuple[SoftmaxAttention, LinearRegressi
 def leading_order(rho: float, lengths: np.ndarray) -> np.ndarray:
     r"""Return the gap of `scalar_problem` at large lengths, by large deviations.
 
-    With $m$ the normal quantile of $1/L$, the softmax freezes at $\sigma=m$. At $\sigma=m+y$ the
-    largest scores are those of a tilted law $N(y,1)$ cut at 0, so
+    Let $\sigma$ be the standard deviation of the scores and $m$ the upper quantile of the standard
+    normal law at $1/L$. A few tokens have all the weight if $\sigma\ge m$. At $\sigma=m+y$, the
+    largest scores minus m follow the law $N(y,1)$ restricted to negative numbers. With the density
+    $\varphi$ and the distribution function $\Phi$ of the standard normal law, the gap is therefore
 
     $$\frac2{\pi\rho}\sqrt{\frac{\pi m}{2\rho}}\,e^{-m/\rho}
     \int e^{-y/\rho}\Big(\frac{\varphi(y)}{\Phi(-y)}\Big)^2dy.$$
@@ -86,7 +104,8 @@ def scalar_gradient_gaps(rho: float, lengths: np.ndarray) -> dict[str, np.ndarra
     $$\frac2\pi\int(K_0+rK_1)\,E(A-\sigma)^2dr,\qquad
     \frac2\pi\int r^2(K_0+rK_1)\,E\,m^2dr\qquad\text{at }\sigma=\rho r.$$
 
-    The rule is the trapezoidal one in $x$, $r=\ln(1+e^x)$, which is smooth at both ends.
+    $A$ is the mean score and $m$ the error of the variance of scores, see `weight_statistics`. The
+    trapezoidal rule in $x$ with $r=\ln(1+e^x)$ computes the integrals.
     """
     x = np.arange(-40.0, 78.0, _BESSEL_STEP)
     r = np.logaddexp(0.0, x)
@@ -102,9 +121,10 @@ def _slowest_stretched(rho: float, length: float) -> float:
 
 
 def start_sizes(seed: int, scale: float = 1.0) -> np.ndarray:
-    r"""Return $\rho$ at many random starts of the experiments, whose factors are scaled.
+    r"""Return $\rho$ at many random starts of the experiments, with factors multiplied by `scale`.
 
-    The label row is $u_j=\frac1{\sqrt6}\sum_kK_{k6}Q_{kj}$, entries uniform in $\pm1/\sqrt6$.
+    The label row is $u_j=\frac1{\sqrt6}\sum_kK_{k6}Q_{kj}$, with entries of the factors $K$ and $Q$
+    uniform in $\pm1/\sqrt6$.
     """
     rng, task = np.random.default_rng(seed), protocol_task("identity")
     size = task.token_dim
@@ -119,8 +139,7 @@ def _late_onset(sizes: np.ndarray, name: str) -> Check:
     onsets = np.array([GapExponent(0.0, 0.0, float(rho)).onset for rho in sizes])
     return share_at_least(
         f"{name}: starts at which the gap looks like $1/L$ up to $L = 10^{{27}}$ and beyond",
-        int((onsets >= _ONSET).sum()),
-        sizes.size,
+        onsets >= _ONSET,
         _MOST_STARTS,
     )
 
@@ -130,10 +149,11 @@ def task_averages(setting: Setting) -> Iterator[Check]:
     r"""Averaged over the prompts of linear regression, the gaps of the output and of its gradients
     tend to zero. If the scores do not read labels, they are powers of $L$. If they do, with a label
     row $u \ne 0$ in $U$, the gaps fall more slowly than every power: $-\ln\mathrm{gap}_L \sim
-    \sqrt{2\ln L}/\rho$ with $\rho = \tau({\|\Sigma\|}\,u^\top\Sigma u)^{1/2}$, which is the form of
-    the integral in Appendix F.1 (derived here by large deviations, not proved). At all but at most
-    one in a thousand random starts of the experiments this shows only beyond $L = 10^{27}$, so that
-    Figure 1 keeps its slope of $-1$.
+    \sqrt{2\ln L}/\rho$ with $\rho = \tau({\|\Sigma\|}\,u^\top\Sigma u)^{1/2}$ for covariates of
+    covariance $\Sigma$ and regression weights of variance $\tau^2$, which is the form of the
+    integral in Appendix F.1 (derived here by large deviations, not proved). For at least 999
+    in 1000 random starts of the experiments, the gap falls this slowly only beyond $L = 10^{27}$,
+    so that Figure 1 keeps its slope of $-1$.
     """
     lengths = _LENGTHS[[0, 2, 4, 6, 7]] if setting.quick else _LENGTHS
     rho = 0.5
@@ -182,7 +202,8 @@ def task_averages(setting: Setting) -> Iterator[Check]:
         basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$",
     )
     yield control_at_most(
-        "the same: how far the local exponent moves from $L = 10^{12}$ on, by `fit_rate`",
+        "scores that do not read labels, $d = 5$: how far the local exponent moves from "
+        "$L = 10^{12}$ on, by `fit_rate`",
         fit_rate(lengths[-3:], blind[-3:]).reach,
         _DRIFT,
         basis="the largest movement that it accepts as a power law",
@@ -195,7 +216,7 @@ _LONG, _FAR = np.array([1e6, 1e8]), np.array([1e24, 1e30])
 
 
 def _gradients(rho: float) -> Iterator[Check]:
-    """Yield checks of the gaps of gradients in one dimension: integrals, and their slopes."""
+    """Yield checks of the gaps of gradients for d = 1: against integrals, and of their slopes."""
     short, far = (scalar_gradient_gaps(rho, lengths) for lengths in (_SHORT, _FAR))
     for wrt, symbols in _GRADIENTS.items():
         name = f"{symbols}, $d = 1$, $u = {rho}$"
@@ -229,7 +250,7 @@ def _gradients(rho: float) -> Iterator[Check]:
 
 
 def _in_five_dimensions(setting: Setting) -> Iterator[Check]:
-    """Yield checks at a head of the paper's setting, and at the label row of a typical start."""
+    """Yield checks for d = 5, at a large label row and at that of a typical random start."""
     if not setting.quick:
         head, task = protocol_problem(1.0)
         rho, ends = gap_exponent(head, task).rho, np.array([1e24, 1e30])
@@ -278,7 +299,7 @@ def draw_task_gap(data: Mapping[str, np.ndarray]) -> Figure:
     for place, colour in enumerate(shades(len(data["label_rows"]))):
         name = f"$u = {data['label_rows'][place]:g}$"
         gap = data["gaps"][place]
-        selectable(left.plot(lengths, gap, color=colour, label=name), name)
+        plot_series(left, lengths, gap, name, color=colour)
         if place:
             dashed = left.plot(
                 lengths, data["leading"][place - 1], color=INK, dashes=(4, 3), lw=0.9
@@ -286,7 +307,7 @@ def draw_task_gap(data: Mapping[str, np.ndarray]) -> Figure:
             selectable(dashed, name)
         slopes = -local_slopes(gap, lengths)
         middle = np.sqrt(lengths[1:] * lengths[:-1])
-        selectable(right.plot(middle, slopes, color=colour, label=name), name)
+        plot_series(right, middle, slopes, name, color=colour)
     left.plot([], [], color=INK, dashes=(4, 3), lw=0.9, label="leading order")
     left.set(xscale="log", yscale="log", xlabel="length $L$ of the prompt")
     left.set_ylabel("mean squared gap")

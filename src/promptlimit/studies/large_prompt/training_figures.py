@@ -1,4 +1,4 @@
-"""Figures of training runs: risks, distances between heads, and the ends of the runs."""
+"""Figures of training: risks and distances between heads along it, and final risks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from promptlimit.reporting import FAINT, FOURTH, INK, LINEAR, SOFTMAX, THIRD, selectable
+from promptlimit.reporting import (
+    FAINT,
+    FOURTH,
+    INK,
+    LINEAR,
+    SOFTMAX,
+    THIRD,
+    plot_series,
+    selectable,
+)
 from promptlimit.studies import Setting
 from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._panels import (
@@ -140,7 +149,7 @@ def draw_training_distances(data: Mapping[str, np.ndarray]) -> Figure:
 
 _BETWEEN = np.unique(np.geomspace(10, 1000, 33).round())
 _POINTS = 256
-"""Points of the Bayes risk: an error of a thousandth, which the figure does not show."""
+"""The number of points for the Bayes risk; its error of a thousandth is invisible in the figure."""
 
 
 @figure_pair(
@@ -199,9 +208,8 @@ def draw_training_ends(data: Mapping[str, np.ndarray]) -> Figure:
     for axis, law in zip(axes, laws, strict=True):
         arrays = of_law(data, law)
         if "isotropic_optimum" in data:
-            line = axis.plot(arrays["lengths"], data["isotropic_optimum"], color=FAINT, zorder=1)
-            line[0].set_label("linear optimum, isotropic")
-            selectable(line, "linear optimum, isotropic")
+            curve = arrays["lengths"], data["isotropic_optimum"]
+            plot_series(axis, *curve, "linear optimum, isotropic", color=FAINT, zorder=1)
         _end_panel(axis, arrays)
         axis.set_title(LAWS[law])
     axes[0].set_ylabel("mean squared error")
@@ -233,10 +241,8 @@ def _end_panel(axis: Axes, arrays: Mapping[str, np.ndarray]) -> None:
                 color=colour,
             )
             selectable(runs, f"{label}, trained")
-    best = axis.plot(
-        lengths, arrays["optimum"], ".", color=INK, markersize=3, label="linear optimum"
-    )
-    selectable(best, "linear optimum")
+    best = arrays["optimum"]
+    plot_series(axis, lengths, best, "linear optimum", ".", color=INK, markersize=3)
     ridge = axis.plot(arrays["ridge_lengths"], arrays["ridge"], color=THIRD, label="ridge (Bayes)")
     selectable(ridge, "ridge")
     floor = axis.axhline(

@@ -1,22 +1,27 @@
-"""Claims on the entropy and the log-partition function of prompts of Gaussian scores."""
+r"""Claims on the entropy and the log-partition function of prompts of Gaussian scores.
+
+A prompt has $L$ independent scores $s_i\sim N(0,\sigma^2)$; $\sigma$ is the sharpness. Its
+log-partition function is $\ln Z=\ln\sum_ie^{s_i}$. The softmax weights $p_i=e^{s_i}/Z$ have the
+entropy $H$ and the sum of squares $S_2$.
+"""
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from promptlimit.lengths import entropy_prediction, length_statistics
-from promptlimit.reporting import selectable, shades
-from promptlimit.results import LengthStatistics
+from promptlimit.reporting import plot_series, selectable, shades
 from promptlimit.studies import (
     Check,
     Setting,
     at_most,
     beyond_errors,
     control_at_least,
+    distance_in_errors,
     rejected,
     share_at_least,
     within_errors,
@@ -27,35 +32,20 @@ from promptlimit.weights import weight_statistics
 _TOKENS_AT_ONCE = 2**21
 
 
-class SimulatedPrompts(NamedTuple):
-    """Means over simulated prompts, with their standard errors: by name."""
-
-    mean: dict[str, float]
-    error: dict[str, float]
-
-    def distance(self, name: str, value: float) -> float:
-        """Return how many standard errors a value is away."""
-        return abs(value - self.mean[name]) / self.error[name]
-
-    def distances(self, statistics: LengthStatistics) -> list[float]:
-        """Return how many standard errors each statistic is away."""
-        return [self.distance(name, float(getattr(statistics, name))) for name in STATISTICS]
-
-
 STATISTICS = ("log_partition", "log_partition_variance", "entropy", "entropy_variance")
 
 
 def simulated(
     sigma: float, length: int, prompts: int, rng: np.random.Generator, margin: float | None = None
-) -> SimulatedPrompts:
-    """Return statistics of simulated prompts of Gaussian scores.
+) -> dict[str, np.ndarray]:
+    """Return statistics of simulated prompts of Gaussian scores, by name, [prompt] each.
 
     Args:
         sigma: the standard deviation of the scores.
         length: the number of scores of a prompt.
         prompts: the number of prompts.
         rng: the generator.
-        margin: the score of one more token, the needle, whose weight is a statistic too.
+        margin: the score of an additional token, the needle, whose weight is then returned too.
     """
     log_z, entropies, needles = [], [], []
     for start in range(0, prompts, max(1, _TOKENS_AT_ONCE // length)):
@@ -74,18 +64,16 @@ def simulated(
         columns[f"{name}_variance"] = (columns[name] - columns[name].mean()) ** 2
     if needles:
         columns["needle"] = np.concatenate(needles)
-    return SimulatedPrompts(
-        {name: float(column.mean()) for name, column in columns.items()},
-        {name: float(column.std()) / math.sqrt(prompts) for name, column in columns.items()},
-    )
+    return columns
 
 
 _SHORT = ((0.5, 2, 100_000), (1.0, 100, 250_000), (4.0, 10, 40_000))
 _LONG = ((2.0, 1000, 64_000), (4.0, 1000, 40_000))
-"""Sharpness, length and prompts.
+"""Sharpness, length and number of prompts of five comparisons.
 
-Squared deviations are the most skewed of the four columns: their skewness is about 6, 22, 4, 12 and
-9. The numbers of prompts keep each comparison within the allowance for skewness.
+`STATISTICS` has four statistics, of which the squared deviations have the largest skewness: about
+6, 22, 4, 12 and 9 in the five comparisons. The numbers of prompts are so large that the
+allowance `SKEWNESS` of statistical checks (`studies._checks`) covers this.
 """
 
 
@@ -102,11 +90,13 @@ def simulated_prompts(setting: Setting) -> Iterator[Check]:
             rf"$\sigma = {sigma:g}$, $L = {length}$: four statistics compared with {prompts:,} "
             "simulated prompts"
         )
-        yield within_errors(name, draws.distances(length_statistics(sigma, length)))
+        exact = length_statistics(sigma, length)
+        yield within_errors(
+            name, [distance_in_errors(draws[one], getattr(exact, one)) for one in STATISTICS]
+        )
     sigma, length, prompts = _SHORT[-1]
-    annealed = simulated(sigma, length, prompts, rng).distance(
-        "log_partition", math.log(length) + 0.5 * sigma**2
-    )
+    log_z = simulated(sigma, length, prompts, rng)["log_partition"]
+    annealed = distance_in_errors(log_z, math.log(length) + 0.5 * sigma**2)
     name = (
         rf"$\sigma = {sigma:g}$, $L = {length}$: $\ln \mathbb{{E}}Z$ instead of "
         r"$\mathbb{E}\ln Z$"
@@ -169,7 +159,7 @@ def derivatives(setting: Setting) -> Iterator[Check]:
 
 
 def _slope(rows: list[np.ndarray]) -> np.ndarray:
-    """Return the derivative by five points."""
+    """Return the derivative at the middle one of five points, by central differences."""
     return (8.0 * (rows[3] - rows[1]) - (rows[4] - rows[0])) / (12.0 * _STEP)
 
 
@@ -191,8 +181,8 @@ def entropy_share(setting: Setting) -> Iterator[Check]:
     converges quickly, above slowly: at $s = 1.5$ it is still 0.02 away at $10^{24}$ tokens.
     """
     # By the derivative of E ln Z the entropy is E H = ln L - σ²/2 + σ² E S₂ - ∫₀^σ t E S₂(t) dt.
-    # E S₂ grows with the sharpness, so the share is above 1 - s/2 by at least half of s E S₂ and
-    # at most that.
+    # E S₂ grows with the sharpness, so the integral is between 0 and σ²/2 times E S₂. The share is
+    # therefore above 1 - s/2 by at least s E S₂/2 and at most s E S₂.
     slow = [share(1.5, length) for length in (1e6, 1e12, 1e24)]
     falls = max(later - earlier for earlier, later in itertools.pairwise(slow))
     frozen = [share(4.0, length) for length in (1e6, 1e24)]
@@ -213,8 +203,8 @@ def entropy_share(setting: Setting) -> Iterator[Check]:
         basis="theory: $L^{s-1} = 10^{-3}$ to leading order below $s = 2/3$; margin 2",
     )
     yield at_most(
-        "$s = 1.5$, $L = 10^6, 10^{12}, 10^{24}$: largest change of the share from one "
-        "length to the next, towards $1/4$",
+        "$s = 1.5$, $L = 10^6, 10^{12}, 10^{24}$: change of the share from one length to the "
+        "next, towards $1/4$; the smaller of the two falls",
         falls,
         -0.02,
         basis=r"theory: $s\,\mathbb{E}S_2 \sim 0.42\,s\,L^{-1/48}/\sigma$ falls by 0.033 "
@@ -240,8 +230,8 @@ _DOWN = np.array([8.0])
 _SHARE = 0.8
 """The share of lists whose predictions must be within two standard errors.
 
-It is 95% for normal errors, and less for errors that are estimated from a few hundred lognormal
-weights.
+Normal errors with a known standard error would give 95%. The share is smaller here, because the
+standard error is estimated from a few hundred lognormal weights.
 """
 
 
@@ -259,13 +249,13 @@ def prediction(setting: Setting) -> Iterator[Check]:
     missed = share_at_least(
         r"measured entropy plus $\ln(L/N)$, $\sigma = 2$, $L = 8$: lists of "
         f"$N = {count}$ scores whose prediction is within two standard errors",
-        *naive,
+        naive,
         _SHARE,
     )
     yield share_at_least(
         rf"$\sigma = 1$, three lengths: lists of $N = {count}$ scores whose "
         "predictions are within two standard errors",
-        *held,
+        held,
         _SHARE,
     )
     yield rejected(missed)
@@ -273,20 +263,19 @@ def prediction(setting: Setting) -> Iterator[Check]:
 
 def _held(
     lists: np.ndarray, sigma: float, lengths: np.ndarray, name: Literal["value", "naive"]
-) -> tuple[int, int]:
-    """Return how many lists with S₂ < 0.1 predict every length within two standard errors, of all.
+) -> list[bool]:
+    """Return whether each list with S₂ < 0.1 predicts every length within two standard errors.
 
     Args:
         lists: standard normal numbers, one list per row.
         sigma: the standard deviation of scores.
         lengths: the lengths to predict.
-        name: which prediction.
+        name: the prediction: "value", or "naive", the measured entropy plus ln(L / N).
     """
     truth = length_statistics(sigma, lengths).entropy
     drawn = [entropy_prediction(sigma * row, lengths) for row in lists]
     counted = [one for one in drawn if one.participation < 0.1]
-    within = [np.abs(getattr(one, name) - truth) <= 2.0 * one.error for one in counted]
-    return sum(bool(row.all()) for row in within), len(counted)
+    return [bool(np.all(np.abs(getattr(c, name) - truth) <= 2.0 * c.error)) for c in counted]
 
 
 _SHARES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 4.0])
@@ -316,7 +305,7 @@ def draw_entropy_share(data: Mapping[str, np.ndarray]) -> Figure:
     axis = figure.subplots()
     for colour, s, row in zip(shades(len(data["s"])), data["s"], data["share"], strict=True):
         label = f"s = {s:g}"
-        selectable(axis.plot(data["lengths"], row, color=colour, label=label), label)
+        plot_series(axis, data["lengths"], row, label, color=colour)
         limit = axis.axhline(max(1.0 - s / 2.0, 0.0), color=colour, dashes=(4, 2), linewidth=0.8)
         selectable(limit, label)
     axis.set(xscale="log", ylim=(-0.02, 1.0))

@@ -1,4 +1,9 @@
-"""Claims on needles: the weight of one relevant token, and the temperature that keeps it."""
+r"""Claims on needles: the weight of one relevant token, and the temperature that keeps it.
+
+The needle is a token whose score is $\Delta$, the *margin*, above the mean of $L$ Gaussian scores
+of standard deviation $\sigma$. $Z$ is the sum of the exponentials of these scores, and the inverse
+temperature $b$ multiplies all scores.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,8 +22,7 @@ from promptlimit.lengths import (
     temperature_table,
     yarn,
 )
-from promptlimit.reporting import FAINT, selectable, shades
-from promptlimit.reporting.figures import temperature as temperature_drawing
+from promptlimit.reporting import FAINT, draw, plot_series, selectable, shades
 from promptlimit.results import Length
 from promptlimit.studies import (
     Check,
@@ -26,6 +30,7 @@ from promptlimit.studies import (
     at_most,
     beyond_errors,
     control_at_least,
+    distance_in_errors,
     within_errors,
 )
 from promptlimit.studies.lengths import STUDY
@@ -44,7 +49,7 @@ def weight(sigma: float, length: Length, margin: float) -> float:
 def annealed_weight(
     sigma: float | np.ndarray, length: Length, margin: float | np.ndarray
 ) -> float | np.ndarray:
-    r"""Return $1/(1+Le^{\sigma^2/2-\Delta})$: the weight of a needle with $Z$ at its mean."""
+    r"""Return $1/(1+Le^{\sigma^2/2-\Delta})$, the weight of a needle if $Z$ equals its mean."""
     return 1.0 / (1.0 + length * np.exp(0.5 * sigma**2 - margin))
 
 
@@ -58,9 +63,11 @@ def needle_weight(setting: Setting) -> Iterator[Check]:
     rng = np.random.default_rng(setting.seed + 1)
     prompts = 4000 if setting.quick else 10_000
     drawn = {cell: simulated(cell[0], cell[1], prompts, rng, margin=cell[2]) for cell in _SIMULATED}
-    distances = [draws.distance("needle", weight(*cell)) for cell, draws in drawn.items()]
+    distances = [
+        distance_in_errors(draws["needle"], weight(*cell)) for cell, draws in drawn.items()
+    ]
     off = [abs(annealed_weight(*cell) / weight(*cell) - 1.0) for cell in _FAR]
-    frozen = drawn[_FROZEN].distance("needle", float(annealed_weight(*_FROZEN)))
+    frozen = distance_in_errors(drawn[_FROZEN]["needle"], annealed_weight(*_FROZEN))
     yield within_errors(
         f"weight of the needle in four cases, {prompts:,} simulated prompts each", distances
     )
@@ -212,7 +219,7 @@ def draw_needles(data: Mapping[str, np.ndarray]) -> Figure:
     rows = zip(colours, data["margin"], data["exact"], data["annealed"], strict=True)
     for colour, margin, exact, annealed in rows:
         label = f"Δ = {margin:g}"
-        selectable(axis.plot(data["b"], exact, color=colour, label=label), label)
+        plot_series(axis, data["b"], exact, label, color=colour)
         dashed = axis.plot(data["b"], annealed, color=colour, dashes=(4, 2), linewidth=0.9)
         selectable(dashed, label)
     axis.axvline(math.sqrt(2.0 * math.log(1000.0)), color=FAINT, linewidth=0.9)
@@ -235,4 +242,7 @@ def temperature(setting: Setting) -> dict[str, np.ndarray]:
     return temperature_table(2.0, 8192, lengths).to_arrays()
 
 
-temperature.drawing(temperature_drawing.draw)
+@temperature.drawing
+def draw_temperature(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return the figure."""
+    return draw("temperature", data)

@@ -1,4 +1,4 @@
-"""Gabet, Boursier and Boyer: on Gaussian mixtures softmax attention selects."""
+"""Gabet, Boursier and Boyer: softmax attention selects components of Gaussian mixtures."""
 
 from promptlimit.studies import Study
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+from scipy.special import softmax
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Gaussian, Mixture
@@ -22,13 +23,13 @@ PLANE = (
     np.array([[1.5, 0.0], [0.0, 1.5], [-1.0, -1.0]]),
     np.array([[[0.5, 0.2], [0.2, 0.4]], [[0.3, 0.0], [0.0, 0.6]], [[0.4, -0.1], [-0.1, 0.3]]]),
 )
-"""Weights, means and covariances of one mixture in the plane, whose prompts are simulated."""
+"""The weights, means and covariances of the mixture whose prompts are simulated."""
 
 
 def random_parts(
     rng: np.random.Generator, components: int, dim: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return weights, means and unequal covariances of a random mixture.
+    """Return the weights, means and different covariances of a random mixture.
 
     Means have norms up to 2, and covariances have eigenvalues between 0.3 and 2.
     """
@@ -61,8 +62,7 @@ def weighted_mean(values: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
 
     To leading order the error of the ratio is $\{\sum_ip_i^2(v_i-\bar v)^2\}^{1/2}$.
     """
-    shares = np.exp(scores - scores.max())
-    shares /= shares.sum()
+    shares = softmax(scores)
     mean = shares @ values
     return mean, np.sqrt(shares**2 @ (values - mean) ** 2)
 
@@ -70,7 +70,7 @@ def weighted_mean(values: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, n
 _DIM = 3
 _QUERIES = 10
 _TILT = np.array([0.7, 0.3])
-"""$Uz$ for the rows (0.5, 0.2) and (-0.3, 0.6) of $U$ and $z = (1, 1)$."""
+"""The tilt $t=Uz$ for the rows (0.5, 0.2) and (-0.3, 0.6) of $U$ and $z = (1, 1)$."""
 
 
 def experts_and_gates(
@@ -78,8 +78,7 @@ def experts_and_gates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return m + Γt of each component, and the softmax of log π + ⟨m, t⟩ + ⟨t, Γt⟩/2."""
     logits = np.log(weights) + means @ tilt + 0.5 * np.einsum("i,kij,j->k", tilt, covariances, tilt)
-    gates = np.exp(logits - logits.max())
-    return means + covariances @ tilt, gates / gates.sum()
+    return means + covariances @ tilt, softmax(logits)
 
 
 @STUDY.claim(1, reference="Proposition 2.1")
@@ -128,7 +127,10 @@ _POINT = np.array([1.0, 0.5])
 def aligned_parts(
     means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return $\int a\,d\mu_k$ and $T_a[\mu_k](z)$ for $a(z,z')=e^{-|z-z'|^2/2h}$, V = I."""
+    r"""Return $\int a(z,y)\,d\mu_k(y)$ and attention over $\mu_k$ for each component k.
+
+    The alignment is $a(z,y)=e^{-|z-y|^2/2h}$, with h the bandwidth, and V = I.
+    """
     h, eye = _BANDWIDTH, np.eye(query.size)
     masses, outputs = [], []
     for mean, covariance in zip(means, covariances, strict=True):
@@ -142,7 +144,7 @@ def aligned_parts(
 def integrated(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> np.ndarray:
-    """Return the output by a fine lattice over the plane of tokens."""
+    """Return the output of attention with this alignment, by a fine lattice of tokens."""
     reach = 9.0 * np.sqrt(max(np.linalg.eigvalsh(matrix)[-1] for matrix in covariances))
     axes = [
         np.arange(low - reach, high + reach, _STEP)
@@ -161,7 +163,7 @@ def integrated(
 def mixed(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the outputs of the components mixed by their masses, and by π alone."""
+    """Return the components' mean output with weights π_k ∫ a dμ_k, and with weights π_k."""
     masses, outputs = aligned_parts(means, covariances, query)
     return weights * masses / (weights @ masses) @ outputs, weights @ outputs
 
@@ -195,13 +197,13 @@ def any_alignment(setting: Setting) -> Iterator[Check]:
 
 
 _TURNED = np.diag(np.ones(_DIM), 1) - np.diag(np.ones(_DIM), -1)
-"""An antisymmetric U: its transpose has the opposite sign, and so have the gate and the slope."""
+"""An antisymmetric U: swapping it with its transpose changes the sign of w and s."""
 
 
 def _random_heads(
     rng: np.random.Generator, count: int
 ) -> Iterator[tuple[Discrimination, SoftmaxAttention, np.ndarray]]:
-    """Yield laws, heads with U and V of norm 1, and queries of at most 1 in each coordinate."""
+    """Yield laws, heads with U and V of norm 1, and queries with coordinates of at most 1."""
     for _ in range(count):
         _, means, covariances = random_parts(rng, 2, _DIM)
         positive = rng.uniform(0.2, 0.8)
@@ -214,20 +216,20 @@ def _random_heads(
 
 
 def _distance(task: Discrimination, head: SoftmaxAttention, x: np.ndarray) -> float:
-    """Return the distance from attention of the formula with the blocks of the transpose of U."""
+    """Return the distance of the formula, with the blocks of the transpose of U, from attention."""
     attention = float(head(task.prompt, np.append(x, 0.0))[-1])
     return abs(task.coordinates(head).score(x) - attention)
 
 
 def _misread() -> float:
-    """Return the distance of the formula with the blocks of U itself, for one law and head."""
+    """Return the distance of the formula with the blocks of U itself from attention."""
     task = Discrimination(np.eye(2, _DIM), [0.6, 0.4], np.eye(_DIM))
     V, x = np.ones((_DIM + 1, _DIM + 1)), np.ones(_DIM)
     attention = float(SoftmaxAttention(_TURNED, V)(task.prompt, np.append(x, 0.0))[-1])
     return abs(task.coordinates(SoftmaxAttention(_TURNED.T, V)).score(x) - attention)
 
 
-@STUDY.claim(3, reference="(6), (7), (12)")
+@STUDY.claim(3, reference="Equations 6, 7 and 12")
 def score_coordinates(setting: Setting) -> Iterator[Check]:
     r"""Over an infinite prompt of two Gaussian classes, the score of one softmax head is $\langle
     w, x\rangle + b + r\,\sigma(s_0 + \langle s, x\rangle)$ with $\sigma$ the logistic function, $w

@@ -1,4 +1,9 @@
-"""Figures of denoising over finite prompts: excess, best layers, training and selection."""
+r"""Figures of denoising over finite prompts: excess, best layers, training and selection.
+
+A layer has the output $cz+vA_L(z)$, with the attention $A_L$ over $L$ tokens at the tilt $(u/s)z$;
+u is its gate, v its gain and c its residual. A query has the variance $s$ within components. The
+excess is the mean squared distance from the Bayes denoiser $f^*$.
+"""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +22,16 @@ from scipy.interpolate import PchipInterpolator
 from promptlimit.attention import AbstractAttention, AbstractHead, Layer, SoftmaxAttention
 from promptlimit.dynamics import FlowPlan, TrainingPlan, gradient_flow, sgd
 from promptlimit.measures import AbstractMeasure
-from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, LINEAR, SOFTMAX, selectable, shades
+from promptlimit.reporting import (
+    CONTRAST,
+    FAINT,
+    INK,
+    LIMIT,
+    LINEAR,
+    SOFTMAX,
+    plot_series,
+    shades,
+)
 from promptlimit.studies import Setting
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures.denoisers import figure_law, least_gaps
@@ -33,15 +47,15 @@ from promptlimit.tasks import (
 from promptlimit.weights import selection
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The exponent of a head with the gate of Bayes over noisy prompts, whose sharpness is 1."""
+"""The exponent of the excess of a head with the Bayes gate u = 1, over noisy prompts."""
 _PEAK = 1 / math.sqrt(1.25)
 
 
 def slope_law(task: Denoising, lengths: np.ndarray) -> np.ndarray:
     r"""Return minus the local slope of the excess of the Bayes gate, to second order in log L.
 
-    $\kappa-\frac{|m|}{\sqrt s}\frac{\sqrt{s^*}}{2\sqrt{\log L}}-\frac{1/2+(d-1)/4}{\log L}$ with
-    $\kappa=0.618$ and $s^*=1/\sqrt{5/4}$ (derived here).
+    It is $\kappa-\frac{|m|}{\sqrt s}\frac{\sqrt{s^*}}{2\sqrt{\log L}}-\frac{1/2+(d-1)/4}{\log L}$
+    with $|m|$ the norm of the means, $\kappa=0.618$ and $s^*=1/\sqrt{5/4}$ (derived here).
     """
     logs = np.log(lengths)
     far = np.linalg.norm(task.means[0]) / math.sqrt(task.query_variance)
@@ -53,8 +67,8 @@ class ScalarLayer(AbstractAttention):
     r"""The layer $cz+vA$ with three parameters, where A attends at the tilt $(u/s)z$.
 
     Attributes:
-        numbers: u, v and c.
-        dim: d.
+        numbers: the parameters u, v and c.
+        dim: the dimension of a token.
         query_variance: s.
     """
 
@@ -93,11 +107,13 @@ class ScalarLayer(AbstractAttention):
 
 
 class GatedDirection:
-    r"""Heads adapted to one task: $U=(u/s)ee'$, e from mean to mean, V and C diagonal in (e, n).
+    r"""Layers $Cz+VA_L(z)$ that are adapted to one task in the plane, with $U=(u/s)ee^\top$.
 
-    For balanced means of one norm the optimum over all U, V and C has this shape. Everything
-    depends on $z_e$; the part along n is a ridge regression with noise $v^2s\,E\,S_2$ (derived
-    here).
+    The unit vector e points from one mean to the other, n is perpendicular to it, and V and C are
+    diagonal in the basis (e, n). For balanced means of equal norms the optimum over all U, V and C
+    has this form. Weights depend only on the component of z along e. The component along n is
+    predicted by ridge regression with noise $v^2s\,E\,S_2$, where $S_2$ is the sum of squared
+    weights (derived here).
     """
 
     def __init__(self, task: Denoising, step: float = 0.45):
@@ -136,7 +152,7 @@ class GatedDirection:
         )
 
     def _along_e(self, limit: np.ndarray, bias: np.ndarray, square: np.ndarray) -> float:
-        """Return the least E(c z + v A_L - f*)^2 over v and c."""
+        """Return the least E(c z + v A_L - f*)^2 along e over v and c."""
         weights, z = self._masses, self._along
         read = limit + bias
         gram = np.array(
@@ -149,7 +165,7 @@ class GatedDirection:
         return float(weights @ self._target**2 - right @ np.linalg.solve(gram, right))
 
     def _along_n(self, share: float) -> float:
-        """Return the least excess along n, where the tokens have the mean of the midpoint."""
+        """Return the least excess along n, where both means have the same component."""
         s, middle = self._task.query_variance, self._middle
         gram = np.array([[middle**2 + s * share, middle**2], [middle**2, middle**2 + s]])
         slope, level = 1 - self._share, self._share * middle
@@ -165,13 +181,13 @@ _BEST = np.array([10.0, 100.0, 1e3, 1e4, 1e6])
 
 @STUDY.figure("How far denoisers are from Bayes", reference="section 4, at finite prompts")
 def denoising_lengths(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Exact excess $\mathbb{E}{|f - f^*|}^2$ over the Bayes denoiser $f^*$ at the law of Figure 2,
-    against the prompt length; no prompt is drawn. The layer of Proposition 4.4 and the two heads of
-    Theorem 4.1 are Bayes at infinite length and far from it at a thousand tokens. The best layer of
-    the same shape (omitted in a quick run) has a softer gate; the right panel shows its gate $u$,
-    gain $v$ and residual $c$, with the values for infinite prompts dashed. Linear attention never
-    goes below the upper level. An intercept would remove nine tenths of that excess: the lower
-    level is the best affine map.
+    r"""Exact excess $\mathbb{E}{|f - f^*\,|}^2$ over the Bayes denoiser $f^*$ at the law of
+    Figure 2, against the prompt length; no prompt is drawn. The layer of Proposition 4.4 and the
+    two heads of Theorem 4.1 are Bayes at infinite length and far from it at a thousand tokens. The
+    best layer of the same shape (omitted in a quick run) has a softer gate; the right panel shows
+    its gate $u$, gain $v$ and residual $c$, with the values for infinite prompts dashed. Linear
+    attention never goes below the upper level. An intercept would remove nine tenths of that
+    excess: the lower level is the best affine map.
     """
     task = figure_law()
     lengths = np.array([10.0, 1e3, 1e6]) if setting.quick else 10.0 ** np.arange(1, 13)
@@ -195,7 +211,8 @@ def denoising_lengths(setting: Setting) -> dict[str, np.ndarray]:
         return arrays
     setting.report("the best layer")
     best = best_layer(task, _BEST)
-    tuned = {name: np.asarray(getattr(best, name)) for name in ("gate", "gain", "residual")}
+    tuned = {"gate": best.inverse_temperature, "gain": best.gain, "residual": best.residual}
+    tuned = {name: np.asarray(column) for name, column in tuned.items()}
     return {**arrays, **tuned, "best_lengths": _BEST, "best": np.asarray(best.mse)}
 
 
@@ -221,7 +238,7 @@ def _draw_excesses(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     for place, name, label, colour, marker in curves:
         if name in data:
             style: dict[str, Any] = {"marker": marker, "markersize": 4, "color": colour}
-            selectable(axis.plot(data[place], data[name], label=label, **style), label)
+            plot_series(axis, data[place], data[name], label, **style)
     for name, words in (("least_linear", "linear attention"), ("least_affine", "best affine map")):
         mark_level(axis, float(data[name]), words, LINEAR)
     axis.set(xscale="log", yscale="log")
@@ -239,7 +256,7 @@ def _draw_numbers(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     for colour, (name, (label, end)) in zip(shades(3), ends.items(), strict=True):
         axis.axhline(end, color=colour, dashes=(4, 2), linewidth=0.8)
         style: dict[str, Any] = {"marker": "D", "markersize": 4, "color": colour}
-        selectable(axis.plot(data["best_lengths"], data[name], label=label, **style), label)
+        plot_series(axis, data["best_lengths"], data[name], label, **style)
     axis.axhline(0.0, color=FAINT, linewidth=0.8)
     axis.set(xscale="log")
     axis.set_xlabel("length $L$")
@@ -294,7 +311,7 @@ def finite_training(setting: Setting) -> dict[str, np.ndarray]:
     if not setting.quick:
         setting.report("the best layer")
         best = best_layer(task, _LENGTH)
-        arrays["best"] = np.array([best.gate, best.gain, best.residual])
+        arrays["best"] = np.array([best.inverse_temperature, best.gain, best.residual])
     return arrays
 
 
@@ -325,7 +342,7 @@ def draw_finite_training(data: Mapping[str, np.ndarray]) -> Figure:
 
 _PLACES = np.array([1e3, 1e5, 1e7, 1e9, 1e12, 1e15, 1e18])
 _WIDE = 1.5
-"""Slopes are taken between lengths this factor below and above a place."""
+"""The factor between a length and the two lengths between which its slope is taken."""
 
 
 def _slopes(layer: Layer, task: Denoising, places: np.ndarray) -> np.ndarray:
@@ -391,11 +408,11 @@ def draw_selection_slopes(data: Mapping[str, np.ndarray]) -> Figure:
 _GATES = np.linspace(0.0, 1.2, 61)
 _LENGTHS = np.array([50.0, 100.0, 185.7, 400.0, 1000.0])
 _AROUND = np.geomspace(120.0, 300.0, 41)
-"""Lengths between which the transition is interpolated."""
+"""The lengths at which excesses are computed to interpolate the transition."""
 
 
 def transition(direction: GatedDirection, gates: np.ndarray) -> float:
-    """Return the length at which the gated minimum is as low as the one without a gate."""
+    """Return the length at which the minimum with u > 0.2 is as low as the one with u = 0."""
     excess = np.array([direction.excess(gate, _AROUND) for gate in gates])
     lead = excess[gates > 0.2].min(axis=0) - excess[0]  # falls as prompts grow
     return float(np.exp(PchipInterpolator(-lead, np.log(_AROUND))(0.0)))
@@ -431,8 +448,7 @@ def draw_selection_transition(data: Mapping[str, np.ndarray]) -> Figure:
     colours = shades(data["lengths"].size)
     for length, row, colour in zip(data["lengths"], data["excess"], colours, strict=True):
         label = f"L = {length:g}"
-        line = axis.plot(gates, row / row[0], color=colour, label=label)
-        selectable(line, label)
+        plot_series(axis, gates, row / row[0], label, color=colour)
         least = int(np.argmin(row))
         axis.plot(gates[least], row[least] / row[0], "o", color=colour, markersize=5)
     axis.axhline(1.0, color=INK, dashes=(4, 2), linewidth=0.8)

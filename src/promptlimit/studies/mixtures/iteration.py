@@ -1,4 +1,8 @@
-"""Claims on iterated denoising: one limit or two."""
+r"""Claims on iterated denoising: one limit or two.
+
+The denoiser of two points $c\pm\delta$ under noise of deviation $\xi$ is applied repeatedly to a
+query.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,13 +11,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, selectable
+from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT, plot_series, selectable
 from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import Denoising
 
 WEAK_NOISE, STRONG_NOISE = 2.5, 4.0
-r"""Deviations $\xi$ for the two panels of Figure 3, which does not state its own."""
+r"""The deviations $\xi$ of the two panels of Figure 3; the preprint does not state its values."""
 
 
 def figure_points(noise: float) -> Denoising:
@@ -34,7 +38,7 @@ def denoised(task: Denoising, queries: np.ndarray) -> np.ndarray:
 
 
 def iterated(task: Denoising, queries: np.ndarray, steps: int) -> np.ndarray:
-    """Return the path of each query, [steps + 1, n, d]."""
+    """Return the path of each query under iterated denoising, [steps + 1, n, d]."""
     path = [queries]
     for _ in range(steps):
         path.append(denoised(task, path[-1]))
@@ -63,7 +67,7 @@ def law(strength: float, weight: float = 0.5) -> Denoising:
 
 
 def _farthest(strength: float, starts: np.ndarray, steps: int) -> float:
-    """Return the largest distance of the ends of paths from the attractor on their side."""
+    """Return the largest distance of a path's end from the attractor on the side of its start."""
     task = law(strength)
     ends = iterated(task, starts, steps)[-1]
     sides = np.sign((starts - _CENTRE) @ _HALF)[:, None]
@@ -122,7 +126,7 @@ def iterated_denoising(setting: Setting) -> Iterator[Check]:
 
 
 _OFF_THE_LINE = 1e-3
-"""Starts keep this distance from the line between the attractors, on which 0 is the limit."""
+"""The least distance of starts from the line between both basins; starts on it end at 0."""
 
 
 def _ends(noise: float, starts: np.ndarray) -> np.ndarray:
@@ -197,7 +201,7 @@ def figure_3(setting: Setting) -> dict[str, np.ndarray]:
 
 _PANELS = (("weak", "two attractors"), ("strong", "one attractor"))
 _FIRST = 0.9
-"""How much of the first step is drawn as an arrow's shaft."""
+"""The share of the first step that the shaft of an arrow covers."""
 
 
 @figure_3.drawing
@@ -230,13 +234,13 @@ def _panel(axis: Axes, paths: np.ndarray, limits: np.ndarray) -> None:
     )
     selectable(arrows, "first step")
     later = paths[2:].reshape(-1, 2)
-    dots = axis.plot(*later.T, ".", color=CONTRAST, markersize=2.5, zorder=2, label="later steps")
-    selectable(dots, "later steps")
-    stars = axis.plot(*limits.T, "*", color=LIMIT, markersize=13, zorder=4, label="limits")
-    selectable(stars, "limits")
-    points = axis.plot(
-        [0.0, 0.0], [3.0, -3.0], "o", mfc="none", color=INK, markersize=9, zorder=3, label="±m"
+    plot_series(
+        axis, later[:, 0], later[:, 1], "later steps", ".", color=CONTRAST, markersize=2.5, zorder=2
     )
-    selectable(points, "±m")
+    plot_series(
+        axis, limits[:, 0], limits[:, 1], "limits", "*", color=LIMIT, markersize=13, zorder=4
+    )
+    means = np.zeros(2), np.array([3.0, -3.0])
+    plot_series(axis, *means, "±m", "o", mfc="none", color=INK, markersize=9, zorder=3)
     axis.set_xlabel("first coordinate")
     axis.set_aspect("equal")

@@ -1,4 +1,10 @@
-"""Claims on gradient flow near two families of minimisers of discrimination."""
+r"""Claims on gradient flow near two families of minimisers of discrimination.
+
+Claim 3 (`experts`) defines the effective coordinates $(w,b,r,s)$ of a head. The first family of
+Bayes heads has $r=0$: its score is affine. The second has $s=0$: the gate $\sigma(s_0+\langle
+s,x\rangle)$ of its score is constant. `discrimination` has the classes `C1`, `THREE` and
+`BALANCED`.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -29,13 +35,13 @@ _COUNT = (
 
 
 def _tangent_dim(classes: Classes, theta: Array) -> float:
-    """Return d² + 2d + 1 minus the rank of the derivative of (w, b, r)."""
+    """Return the dimension of the tangent space: d² + 2d + 1 minus the rank of d(w, b, r)/dθ."""
     equations = classes.jacobian(theta)[: classes.dim + 2]
     return theta.size - float(np.linalg.matrix_rank(equations, tol=1e-10))
 
 
 def _shut_gate(classes: Classes) -> Array:
-    """Return the same head with s = 0."""
+    """Return the head of `head_without_gain` with u₁₂ changed so that s = 0."""
     theta, d = head_without_gain(classes), classes.dim
     U = classes.split(theta)[0]
     theta[d * d : -d - 1] = -U @ classes.difference / 2.0
@@ -74,7 +80,7 @@ _TIMES = np.linspace(0.0, 2000.0, 41)
 
 
 def _rate(values: np.ndarray) -> float:
-    """Return the slope of the logarithm over the later half of the times, above rounding."""
+    """Return minus the slope of the logarithm of values above rounding error, at late times."""
     late = slice(20, 33)
     return -float(np.polyfit(_TIMES[late], np.log(values[late]), 1)[0])
 
@@ -84,9 +90,9 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
     r"""Near minimisers with $r = 0$ and $s \ne 0$ (effective coordinates of claim 3) gradient flow
     converges exponentially. Its rate is the least positive eigenvalue of the Hessian at its limit.
     """
-    # The start is 1e-3 away along the slowest direction, and half of that in a random one. The
-    # eigenvalues there are 0.0070, 0.035 and larger. Where the gate is constant it is opened by s
-    # of norm 1e-3 in a random direction, of which the fast directions leave 0.35 at least.
+    # The first start is moved from a minimiser by 1e-3 in the slowest direction and by half of that
+    # in a random one. Positive eigenvalues there are 0.0070, 0.035 and larger. The second start has
+    # an s of norm 1e-3 in a random direction. At least 0.35 of it is left after the fast decay.
     rng = np.random.default_rng(setting.seed)
     minimiser = head_without_gain(C1, np.array([1.0, 0.0]))
     other, turn = rng.normal(size=9), rng.normal(size=2)
@@ -124,7 +130,10 @@ _OPENED = np.array([0.3, 0.2])
 
 
 def along_the_valley(classes: Classes, theta: Array) -> Array:
-    """Return the head with gate s, and w moved by -r σ'(s₀) s to compensate to first order."""
+    """Return a head of the second family with s = `_OPENED` and w moved by -r σ'(s₀) s.
+
+    The move of w cancels the effect of s on the score to first order.
+    """
     U, _, v, label = classes.split(theta)
     gain, p = classes.coordinates(theta)[classes.dim + 1], classes.positive
     moved = U + np.outer(-gain * p * (1.0 - p) * _OPENED, v) / (v @ classes.cov @ v)
@@ -132,7 +141,7 @@ def along_the_valley(classes: Classes, theta: Array) -> Array:
 
 
 def exponents(classes: Classes, theta: Array, end: float) -> tuple[float, float]:
-    """Return the local exponents in time of |s| and of the excess at the end of a flow."""
+    """Return minus the log-log slopes of |s| and of the excess in time, at the end of a flow."""
     times = np.array([0.0, end / 4.0, end])
     states = classes.flow(along_the_valley(classes, theta), times)
     rows = [classes.coordinates(state) for state in states[1:]]
@@ -197,16 +206,17 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
 
 
 GATE = np.array([10.0, 10.0])
-"""u₁₂ of the first point: the table of the preprint can be read so, or as (1, 0)."""
+"""The block u₁₂ of the first point; the table of the preprint can be read as this or as (1, 0)."""
 NOISE = 1e-6
 SLOW, FLAT = 0.3, 0.5
-"""Least parts of the noise, in deviations, in the slowest direction and in the flat ones."""
+"""The smallest accepted components of the noise in the slowest direction and in the flat ones,
+in standard deviations."""
 
 
 def noise_at(seed: int) -> Array:
-    """Return normal noise that has a part in the slowest direction and in the flat directions.
+    """Return normal noise with components in the slowest direction and in the flat directions.
 
-    It is drawn again where these are smaller than `SLOW` and `FLAT`, a third of the time.
+    Noise with components smaller than `SLOW` and `FLAT`, a third of all draws, is drawn again.
     """
     rng = np.random.default_rng(seed)
     slow, flat = slowest(C1, head_without_gain(C1, GATE)), valley(C1, head_with_constant_gate(C1))
@@ -217,7 +227,7 @@ def noise_at(seed: int) -> Array:
 
 
 def distance_curves(seed: int, times: Array) -> tuple[Array, Array]:
-    """Return the distances of both flows from their own families, at times."""
+    """Return the distances of both flows from the family near which they start, at times."""
     noise = noise_at(seed)
     first = C1.flow(head_without_gain(C1, GATE) + noise, times, rtol=1e-8)
     second = C1.flow(head_with_constant_gate(C1) + noise, times, rtol=1e-8)
@@ -232,7 +242,8 @@ def plateau(setting: Setting) -> Iterator[Check]:
     11 at that size.
     """
     # Positive eigenvalues are 0.0215, 0.042 and larger at the first point, 0.051 and larger at the
-    # second, where a flat part of size 1 is a distance of 1.46, and noise of norm 5 one of 13.
+    # second. There a move of size 1 in a flat direction has the distance 1.46 from the family, and
+    # noise of norm 5 has the distance 13.
     times = np.linspace(0.0, 1000.0, 26)
     first, second = distance_curves(setting.seed, times)
     middle = first[5:16]

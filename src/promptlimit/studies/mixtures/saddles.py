@@ -1,4 +1,9 @@
-"""Claims on saddles, divergent sequences and the invariant subspace of discrimination."""
+r"""Claims on saddles, divergent sequences and the invariant subspace of discrimination.
+
+Classes have the means $m_{\pm1}$ and the covariance $\Gamma$. Claim 3 (`experts`) defines the
+blocks $U_{11}$, $u_{12}$, $v_{21}$ and $v_{22}$ of a head and its effective coordinates
+$(w,b,r,s)$, which the code joins to the vector `zeta`.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +36,8 @@ from promptlimit.studies.mixtures.discrimination import (
 def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
     """Return the critical point with v_21 = 0 and the given v_22 and s.
 
-    Γ U_11' g_w = -(g_b m_- + g_r dm) makes the gradient in v_21 vanish.
+    The gradient in v_21 vanishes for Γ U_11' g_w = -(g_b m_- + g_r dm). Here g_w, g_b and g_r are
+    the gradients in w, b and r, m_- is the mean of class -1, and dm the difference of the means.
     """
     zeta = np.concatenate([np.zeros(2), [-label, 2.0 * label], gate])
     slope = classes.slope(zeta)
@@ -42,7 +48,7 @@ def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
 
 
 def _silent_saddle() -> Array:
-    """Return the critical point with v_22 = 0 and score 0; s makes the slope in v_22 vanish."""
+    """Return the critical point with v_21 = 0 and v_22 = 0, where the slope in v_22 is 0."""
 
     def slope(size: float) -> float:
         values = C1.slope(np.concatenate([np.zeros(4), size * np.array([1.0, -0.4])]))
@@ -123,15 +129,17 @@ def _arrived(when: str, excesses: Sequence[float]) -> Check:
         r"opposite means at $\pi = 1/2$ (derived here): flows from random starts that reach "
         f"the Bayes score by {when}"
     )
-    count = sum(excess <= 1e-4 for excess in excesses)
-    return share_at_least(name, count, len(excesses), 0.9)
+    return share_at_least(name, [excess <= 1e-4 for excess in excesses], 0.9)
 
 
 _DIRECTION = np.array([0.7, -0.4])
 
 
 def _point(classes: Classes, size: float, *, corrected: bool = True) -> Array:
-    """Return (w* - σ'(s₀)c, b* - σ(s₀)R, R, c/R); w stays at w* unless `corrected`."""
+    """Return the point (w* - σ'(s₀)c, b* - σ(s₀)R, R, c/R) for R = `size`.
+
+    Without `corrected`, its first coordinate is w*.
+    """
     slope, intercept = classes.bayes
     share = classes.positive
     change = share * (1.0 - share) * _DIRECTION if corrected else 0.0
@@ -140,7 +148,11 @@ def _point(classes: Classes, size: float, *, corrected: bool = True) -> Array:
 
 
 def _constant(classes: Classes, power: int) -> float:
-    """Return E η(1-η)(c'X)^p times the square of the first derivative of σ that does not vanish."""
+    """Return the factor of the leading order of the excess, R^-2 (power 4) or R^-4 (power 6).
+
+    It is E η(1-η)(c'X)^power times the squared Taylor coefficient of σ at s₀, of order power/2,
+    divided by 2.
+    """
     x, weights, best = classes.rule
     p = classes.positive
     factor = (p * (1 - p) * (1 - 2 * p)) ** 2 / 8.0 if power == 4 else (1.0 / 8.0) ** 2 / 72.0
@@ -191,20 +203,20 @@ def divergent_sequences(setting: Setting) -> Iterator[Check]:
 _MEAN = np.array([1.0, 0.0, 0.7, 0.0, 0.0])
 _COV = np.diag([1.0, 1.0, 2.0, 2.0, 0.5])
 _INSIDE = np.array([False, True, False, True, True])
-"""The orthogonal complement of K, the span of m, Γm, Γ²m, ...: here three of the axes."""
+"""The axes that span the orthogonal complement of K, the span of m, Γm, Γ²m, ..."""
 _NORMAL = np.linspace(-8.5, 8.5, 120)
 _SHARES = np.exp(-0.5 * _NORMAL**2) / np.exp(-0.5 * _NORMAL**2).sum()
 
 
 def risk_slope(w: Array) -> Array:
-    """Return -E[σ(-T)] m + E[σ'(T)] Γw, T ~ N(w'm, w'Γw)."""
+    """Return the gradient of the risk in w, -E[σ(-T)] m + E[σ'(T)] Γw with T ~ N(w'm, w'Γw)."""
     score = w @ _MEAN + np.sqrt(w @ _COV @ w) * _NORMAL
     wrong = _SHARES @ expit(-score)
     return -wrong * _MEAN + (_SHARES @ (expit(score) * expit(-score))) * (_COV @ w)
 
 
 def gradient(state: Array) -> Array:
-    """Return the gradient in (U_11, v_21) on the subspace, whose score is w'x, w = U_11 Γ v_21."""
+    """Return the gradient in (U_11, v_21) on the subspace, where w = U_11 Γ v_21, b = r = s = 0."""
     U, v = state[:25].reshape(5, 5), state[25:]
     slope = risk_slope(U @ (_COV @ v))
     return np.concatenate([np.outer(slope, _COV @ v).ravel(), _COV @ (U.T @ slope)])
@@ -219,7 +231,10 @@ def leaving(theta: Array) -> float:
 
 
 def _limit(v: Array) -> tuple[Array, Array]:
-    """Return the end of the flow from U_11 = 0 if Γv = λv (derived here)."""
+    """Return the end (U_11, v_21) of the flow from U_11 = 0 and v_21 = v, if Γv = λv for some λ.
+
+    The formula is derived here.
+    """
     best = 2.0 * np.linalg.solve(_COV, _MEAN)
     size = float(np.linalg.norm(v))
     scale = float(v @ _COV @ v) / size**2

@@ -1,4 +1,4 @@
-"""Statements on prompts beyond independent tokens and on pairs of heads."""
+"""Statements on prompts whose tokens are not independent, and on pairs of heads."""
 
 from promptlimit.studies import Study
 

@@ -1,4 +1,7 @@
-"""Claims on known tokens, slopes, chains and draws without replacement."""
+"""Claims on known tokens, slopes, chains and draws without replacement.
+
+A known token is in every prompt. A slope m lowers the score of a token by m per position.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,7 +13,7 @@ from promptlimit.attention import SoftmaxAttention
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.prompts import MarkovChain, Prompt, WithoutReplacement
-from promptlimit.reporting import LIMIT, selectable, shades
+from promptlimit.reporting import LIMIT, plot_series, shades
 from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.prompts import STUDY
 
@@ -21,16 +24,19 @@ _MILD = 0.5
 """The sharpness of the head in the statements on slopes."""
 
 _LEADING = math.exp(_MILD**2) * (1.0 + _MILD**2)
-r"""L times its mean squared error over standard normal tokens to leading order,
-$e^{\sigma^2}(1+\sigma^2)$."""
+r"""$e^{\sigma^2}(1+\sigma^2)$, L times the mean squared error over standard normal tokens.
+
+It is the leading order in 1/L at sharpness `_MILD`.
+"""
 
 
 @STUDY.claim(4, reference="prompts.md, Known tokens, sinks, offsets and slopes")
 def slope(setting: Setting) -> Iterator[Check]:
     r"""Under ALiBi, a slope $m$ that lowers the score of a token at distance $j$ by $mj$, the
-    output has no limit as prompts grow. The window has $(\sum_j\omega_j)^2/\sum_j\omega_j^2 =
-    \coth(m/2)$ tokens, $\omega_j = e^{-mj}$, and for small $m$ the mean squared error of an
-    infinite prompt is $\tanh(m/2)$ times the constant of independent tokens.
+    output has no limit as prompts grow. With $\omega_j = e^{-mj}$, the effective number of tokens
+    of an infinite prompt is $(\sum_j\omega_j)^2/\sum_j\omega_j^2 = \coth(m/2)$ at equal scores. For
+    small $m$ the mean squared error of an infinite prompt is $\tanh(m/2)$ times the constant $c$ of
+    independent tokens, whose mean squared error is $c/L$ to leading order.
     """
     slopes = (0.04, 0.02) if setting.quick else (0.04, 0.02, 0.01)
     endless = [_sloped(m, math.inf) for m in slopes]
@@ -46,7 +52,7 @@ def slope(setting: Setting) -> Iterator[Check]:
         basis="rounding error of sums of 20,000 terms",
     )
     yield at_most(
-        f"$m$ = {slopes[-1]:g}: relative difference between an infinite prompt and 10,000 tokens",
+        f"$m = {slopes[-1]:g}$: relative difference between an infinite prompt and 10,000 tokens",
         abs(_sloped(slopes[-1], 10_000.0) / endless[-1] - 1.0),
         1e-10,
         basis=r"tokens at distance $10^4$ have weights of about $e^{-100}$; numerical error",
@@ -54,14 +60,15 @@ def slope(setting: Setting) -> Iterator[Check]:
     extrapolated = 2.0 * off[-1] - off[-2]
     yield at_most(
         r"distance from 1 of the mean squared error over $\tanh(m/2)$ times the constant, "
-        f"extrapolated from $m$ = {slopes[-2]:g} and {slopes[-1]:g} to 0",
+        f"extrapolated from $m = {slopes[-2]:g}$ and ${slopes[-1]:g}$ to 0",
         abs(extrapolated),
         2.0 * off[-2] ** 2,
         basis=f"a correction of order $m$, {off[-2]:.2g} at the larger slope; twice its square",
     )
     plain = float(prompt_moments(HEAD, NORMAL, [_MILD], 1e6).mse)
     yield control_at_least(
-        "no slope: how many times smaller the error is at a million tokens",
+        "error of an infinite prompt with the smallest slope over the error without a slope at a "
+        "million tokens",
         endless[-1] / plain,
         100.0,
         basis=r"the ratio is about $10^6\tanh(m/2) \ge 10^4$",
@@ -81,7 +88,8 @@ _READS = SoftmaxAttention([[1.0], [0.0]], [[0.0, 1.0]])
 def chain(setting: Setting) -> Iterator[Check]:
     r"""Over a Markov chain the limit of attention depends on the stationary law $\pi$ alone, and
     $L$ times the variance tends to the sum over all lags of the covariances of $\psi =
-    e^s(v - T)/\pi e^s$, which depends on every power of the transitions.
+    e^s(v - T)/\pi e^s$, which depends on every power of the transitions. Here $s$ and $v$ are the
+    scores and values of the states, and $T$ is the limit.
     """
     lazy = 0.5 * (_TRANSITIONS + np.eye(3))
     found = [
@@ -105,7 +113,7 @@ def chain(setting: Setting) -> Iterator[Check]:
         basis="corrections of order $1/L$; margin 1000",
     )
     yield control_at_least(
-        "the same without correlations (lag 0 alone)",
+        "$L = 10^8$: smallest relative difference from the covariance at lag 0 alone",
         min(abs(one / two - 1.0) for one, two in zip(scaled, alone, strict=True)),
         0.2,
         basis="a chain that stays in a state with probability 1/2 or more; stated margin",
@@ -129,6 +137,8 @@ def _over_lags(matrix: np.ndarray, lags: int = 400) -> float:
 def known_tokens(setting: Setting) -> Iterator[Check]:
     r"""Tokens that are in every prompt change $L$ times the bias by
     $\sum_fe^{s_f-\Lambda(t)}(v_f - T)$ as $L$ grows, and do not change $L$ times the covariance.
+    Here $s_f$ and $v_f$ are their scores and values, $\Lambda$ is the log-Laplace transform of the
+    law of the other tokens at the tilt $t$, and $T$ is the limit.
     """
     fixed = [[2.0], [-1.0]]
     lengths = [10, 1e6]
@@ -173,14 +183,14 @@ def without_replacement(setting: Setting) -> Iterator[Check]:
         basis="numerical error",
     )
     yield at_most(
-        "other scores, half of the tokens drawn: the difference at N = 160 as a share of that at "
-        "N = 40",
+        "other scores, half of the tokens drawn: the difference from the factor at $N = 160$ as a "
+        "share of that at $N = 40$",
         tilted[1] / tilted[0],
         0.5,
         basis="corrections of order $1/n$: a share of 1/4; margin 2",
     )
     yield control_at_least(
-        "equal scores, N = 10: relative difference from $(N - n)/N$",
+        "equal scores, $N = 10$: relative difference from $(N - n)/N$",
         abs(_finite_factor(10, 0.0) / 0.5 - 1.0),
         0.1,
         basis="$N/(N - 1) - 1 = 1/9$ exactly",
@@ -225,7 +235,7 @@ def draw_alibi_window(data: Mapping[str, np.ndarray]) -> Figure:
         colours, data["slopes"], data["mse"], data["levels"], strict=True
     ):
         label = f"m = {m:g}" if m else "no slope"
-        selectable(axis.plot(data["lengths"], row, color=colour, label=label), label)
+        plot_series(axis, data["lengths"], row, label, color=colour)
         if 0.0 < m <= 0.3:
             axis.axhline(level, color=colour, dashes=(4, 2), linewidth=0.9)
     axis.set(xscale="log", yscale="log", xlabel="length $L$ of the prompt")

@@ -6,20 +6,22 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import minimize_scalar
+from scipy.special import softmax
 
 from promptlimit.lengths import importance_sampling
 from promptlimit.measures import Gaussian
-from promptlimit.reporting import CONTRAST, FAINT, LIMIT, THIRD, selectable, shades
+from promptlimit.reporting import CONTRAST, FAINT, LIMIT, THIRD, plot_series, shades
 from promptlimit.studies import (
     Check,
     Setting,
     at_most,
     beyond_errors,
     control_at_least,
+    distance_in_errors,
     within_errors,
 )
 from promptlimit.studies.prompts import STUDY
-from promptlimit.tasks import InContextBigram, SingleLocation
+from promptlimit.tasks import InContextBigram, SingleLocation, bayes_risk, risk
 
 
 @STUDY.claim(3, reference="tasks.md, section 7")
@@ -33,9 +35,11 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
     best = []
     for alpha, length in cases:
         task = InContextBigram(2, alpha)
-        # The risk is flat at its minimum: x is found to the root of the rounding error.
+        # The risk is flat at its minimum, so the error of x is the root of the rounding error.
         found = minimize_scalar(
-            lambda x, task=task, length=length: float(task.risk(length, sink=math.exp(x)).value),
+            lambda x, task=task, length=length: float(
+                risk(task.head(sink=math.exp(x)), task, length).value
+            ),
             bracket=(math.log(task.bayes_sink) - 0.5, math.log(task.bayes_sink) + 0.4),
             tol=1e-9,
         )
@@ -43,8 +47,7 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
     task = InContextBigram(2, 1.0)
     prompts = 40_000
     errors = _simulated_errors(8, prompts, np.random.default_rng(setting.seed))
-    mean, spread = errors.mean(), errors.std() / math.sqrt(prompts)
-    exact, half = (float(task.risk(8, sink=sink).mse) for sink in (2.0, 0.5))
+    exact, half = (float(risk(task.head(sink=sink), task, 8).mse) for sink in (2.0, 0.5))
     yield at_most(
         rf"relative distance of the best sink from $n\alpha$, {len(cases)} cases",
         max(best),
@@ -52,10 +55,11 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
         basis="root of the rounding error of the risk, $10^{-7}$; margin 100",
     )
     yield within_errors(
-        f"posterior mean over {prompts:,} simulated prompts of 8 symbols", [(mean - exact) / spread]
+        f"posterior mean over {prompts:,} simulated prompts of 8 symbols",
+        distance_in_errors(errors, exact),
     )
     yield beyond_errors(
-        "the risk with a sink of a quarter of the weight", abs(mean - half) / spread
+        "the risk with a sink of a quarter of the weight", distance_in_errors(errors, half)
     )
     yield control_at_least(
         "a sink of a quarter of the weight: relative excess of the risk",
@@ -66,7 +70,10 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
 
 
 def _simulated_errors(length: int, prompts: int, rng: np.random.Generator) -> np.ndarray:
-    """Return |posterior mean - P_q|^2 of simulated prompts of two symbols, alpha = 1."""
+    """Return the squared errors of the posterior mean in simulated prompts of two symbols.
+
+    The prediction is the law of the symbol that follows the last one; alpha = 1.
+    """
     rows = rng.uniform(size=(prompts, 2))  # the probability of symbol 0 after each symbol
     state = rng.integers(0, 2, size=prompts)
     counts = np.zeros((prompts, 2, 2))
@@ -82,34 +89,34 @@ def _simulated_errors(length: int, prompts: int, rng: np.random.Generator) -> np
 
 @STUDY.claim(7, reference="tasks.md, section 7")
 def nishimori(setting: Setting) -> Iterator[Check]:
-    r"""In single-location regression of signal $\nu$ the weights at $\beta = \sqrt\nu$ are
-    posterior probabilities, so that the mean weight of the informative token is $E\sum_lp_l^2$, and
-    the smallest mean squared error of any predictor is one minus that weight.
+    r"""In single-location regression of signal $\nu$, the softmax weights $p_l$ at inverse
+    temperature $\beta = \sqrt\nu$ are posterior probabilities, so that the mean weight of the
+    informative token is $\mathbb{E}\sum_lp_l^2$, and the smallest mean squared error of any
+    predictor is one minus that weight.
     """
     cells = [(4.0, 30), (9.0, 1000), (25.0, 10**6)]
     apart, warm = [], []
     for signal, length in cells:
         task, beta = SingleLocation(signal), math.sqrt(signal)
-        bayes = float(task.bayes_risk(length).mse)
-        apart.append(abs(float(task.risk(beta, length).mse) / bayes - 1.0))
-        warm.append(float(task.risk(1.5 * beta, length).mse) / bayes - 1.0)
+        bayes = float(bayes_risk(task, length).mse)
+        apart.append(abs(float(risk(task.head(beta), task, length).mse) / bayes - 1.0))
+        warm.append(float(risk(task.head(1.5 * beta), task, length).mse) / bayes - 1.0)
     prompts, length = (4000 if setting.quick else 20_000), 30
     rng = np.random.default_rng(setting.seed)
     scores = rng.normal(size=(prompts, length))
     scores[:, 0] += 2.0
-    weights = np.exp(2.0 * scores)
-    weights /= weights.sum(axis=1, keepdims=True)
+    weights = softmax(2.0 * scores, axis=1)
     difference = weights[:, 0] - (weights**2).sum(axis=1)
-    spread = difference.std() / math.sqrt(prompts)
     yield at_most(
-        rf"largest relative difference between the error at $\sqrt\nu$ and $1 - E\,p_0$, "
+        rf"largest relative difference between the error at $\sqrt\nu$ and $1 - \mathbb{{E}}p_0$, "
         f"{len(cells)} cases",
         max(apart),
         1e-9,
         basis="numerical error of two integrals",
     )
     yield within_errors(
-        rf"$E\,p_0 - E\sum p^2$ over {prompts:,} simulated prompts", [difference.mean() / spread]
+        rf"$\mathbb{{E}}p_0 - \mathbb{{E}}\sum_lp_l^2$ over {prompts:,} simulated prompts",
+        distance_in_errors(difference, 0.0),
     )
     yield control_at_least(
         r"$\beta = 1.5\sqrt\nu$: smallest relative excess over the Bayes risk",
@@ -121,10 +128,10 @@ def nishimori(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(9, reference="importance.md, Weights with infinite variance")
 def importance_rates(setting: Setting) -> Iterator[Check]:
-    r"""Self-normalised importance sampling with the proposal $N(0, s^2)$ for the target $N(0, 1)$
-    has $n\,E\sum p^2 \to s^2/\sqrt{2s^2 - 1}$ for $s^2 > 1/2$. For $1/2 \ge s^2$ the weights have
-    no variance, and $E\sum p^2$ falls as $n^{-\kappa}$ with $\kappa = 1/(1 - s^2) - 1$, up to
-    logarithms.
+    r"""Self-normalised importance sampling with the proposal $\mathcal{N}(0, s^2)$ for the target
+    $\mathcal{N}(0, 1)$ has $n\,\mathbb{E}\sum_ip_i^2 \to s^2/\sqrt{2s^2 - 1}$ for $s^2 > 1/2$. For
+    $s^2 \le 1/2$ the weights have infinite variance, and $\mathbb{E}\sum_ip_i^2$ falls as
+    $n^{-\kappa}$ with $\kappa = 1/(1 - s^2) - 1$, up to logarithms.
     """
     wide = [(s, _sampled(s, [1e8])) for s in (0.8, 1.5)]
     limits = [abs(1e8 / found.effective_samples[0] / _constant(s) - 1.0) for s, found in wide]
@@ -133,29 +140,30 @@ def importance_rates(setting: Setting) -> Iterator[Check]:
     slopes = [float(logs[1] - logs[0]), float(logs[3] - logs[2])]
     kappa = 1.0 / 0.64 - 1.0
     yield at_most(
-        r"$n = 10^8$: largest relative difference from $s^2/\sqrt{2s^2-1}$, $s$ = 0.8 and 1.5",
+        r"$n = 10^8$: largest relative difference from $s^2/\sqrt{2s^2-1}$, $s = 0.8$ and $1.5$",
         max(limits),
         1e-2,
-        basis="at $s$ = 0.8 the weights have moments below 2.78, so that the correction is of "
+        basis="at $s = 0.8$ the weights have moments below 2.78, so that the correction is of "
         "order $n^{-0.78}$ up to logarithms: $10^{-6}$; stated margin",
     )
     yield at_most(
-        r"$s$ = 0.6: distance of the local exponent at $n = 10^{21}$ from $\kappa$ = 0.5625",
+        r"$s = 0.6$: distance of the local exponent at $n = 10^{21}$ from $\kappa = 0.5625$",
         abs(slopes[1] - kappa),
         1.0 / math.log(1e21),
         basis=r"a factor $\log n$ changes the local exponent by $1/\log n$ at most",
     )
     yield at_most(
-        r"the same as a share of that at $n = 10^9$",
+        r"$s = 0.6$: distance of the local exponent from $\kappa$ at $n = 10^{21}$ as a share of "
+        "that at $n = 10^9$",
         abs(slopes[1] - kappa) / abs(slopes[0] - kappa),
         0.75,
         basis=r"distances fall as $1/\log n$: a share of 9/21; stated margin",
     )
     yield control_at_least(
-        r"$s$ = 0.6: distance of the local exponent at $n = 10^{21}$ from 1",
+        r"$s = 0.6$: distance of the local exponent at $n = 10^{21}$ from 1",
         1.0 - slopes[1],
         0.3,
-        basis=r"$1 - \kappa$ = 0.4375, less $1/\log n$; stated margin",
+        basis=r"$1 - \kappa = 0.4375$, less $1/\log n$; stated margin",
     )
 
 
@@ -185,9 +193,9 @@ def induction_head(setting: Setting) -> dict[str, np.ndarray]:
     )
     return {
         "lengths": lengths,
-        "bayes": np.asarray(task.bayes_risk(lengths).mse),
-        "small_sink": np.asarray(task.risk(lengths, sink=0.1).mse),
-        "soft": np.asarray(task.risk(lengths, inverse_temperature=2.0).mse),
+        "bayes": np.asarray(bayes_risk(task, lengths).mse),
+        "small_sink": np.asarray(risk(task.head(sink=0.1), task, lengths).mse),
+        "soft": np.asarray(risk(task.head(2.0), task, lengths).mse),
     }
 
 
@@ -202,7 +210,7 @@ def draw_induction_head(data: Mapping[str, np.ndarray]) -> Figure:
         "bayes": ("β infinite, sink 2: Bayes", LIMIT),
     }
     for name, (label, colour) in lines.items():
-        selectable(axis.plot(data["lengths"], data[name], color=colour, label=label), label)
+        plot_series(axis, data["lengths"], data[name], label, color=colour)
     axis.set(xscale="log", yscale="log", xlabel="length $L$ of the prompt")
     axis.set_ylabel("mean squared error")
     axis.legend()
@@ -213,10 +221,11 @@ def draw_induction_head(data: Mapping[str, np.ndarray]) -> Figure:
     "Effective sample size against dimension", reference="importance.md, ESS against dimension"
 )
 def effective_samples(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Effective sample size of $n$ particles when the proposal is the prior $N(0, I_d)$, and the
-    target the posterior after each coordinate was observed with noise variance 1, one standard
-    deviation from its mean. Lines: $1/E\,S_2$; dashed: $E(1/S_2)$; dotted: $n$ divided by $1 +
-    \chi^2$, the formula for large $n$. Exact at every dimension and $n$.
+    r"""Effective sample size of $n$ particles when the proposal is the prior $\mathcal{N}(0,
+    I_d)$, and the target the posterior after each coordinate was observed with noise variance 1,
+    one standard deviation from its mean. Lines: $1/\mathbb{E}S_2$; dashed: $\mathbb{E}(1/S_2)$;
+    dotted: $n$ divided by $1 + \chi^2$, the formula for large $n$. Exact at every dimension and
+    $n$.
     """
     dims = np.array([1, 4, 10] if setting.quick else [1, 2, 4, 7, 10, 15, 20, 30, 40])
     draws = np.array([100.0, 1e4] if setting.quick else [100.0, 1e4, 1e6])
@@ -225,7 +234,8 @@ def effective_samples(setting: Setting) -> dict[str, np.ndarray]:
         posterior = Gaussian(np.full(dim, math.sqrt(0.5)), 0.5 * np.eye(dim))
         prior = Gaussian(np.zeros(dim), np.eye(dim))
         found.append(importance_sampling(prior, posterior, draws, functions=None))
-    # One coordinate: E w^2 of N(m, 1/2) against N(0, 1), m^2 = 1/2, is (2/sqrt 3) e^{2 m^2 / 3}.
+    # In one coordinate the weight w of N(m, 1/2) against N(0, 1) has the second moment
+    # (2/sqrt 3) e^{2 m^2 / 3}, and m^2 = 1/2.
     growth = 2.0 / math.sqrt(3.0) * math.exp(1.0 / 3.0)
     return {
         "dims": dims,
@@ -251,7 +261,7 @@ def draw_effective_samples(data: Mapping[str, np.ndarray]) -> Figure:
     )
     for colour, draws, inverse, mean, formula in rows:
         label = f"$n = 10^{{{math.log10(draws):.0f}}}$"
-        selectable(axis.plot(data["dims"], inverse, color=colour, label=label), label)
+        plot_series(axis, data["dims"], inverse, label, color=colour)
         axis.plot(data["dims"], mean, color=colour, dashes=(4, 2), linewidth=0.9)
         axis.plot(data["dims"], formula, color=colour, dashes=(1, 2), linewidth=0.9)
     axis.axhline(1.0, color=FAINT, linewidth=0.9)

@@ -1,4 +1,9 @@
-"""Claims on two softmax heads with opposite scores, on in-context linear regression."""
+r"""Claims on two softmax heads with opposite scores, on in-context linear regression.
+
+The regression has $d$ isotropic covariates, label noise of variance $s^2$ and weights $w$ of
+variance $\tau^2=1/d$. The two heads have the scores $\pm u\langle x,x_q\rangle$ and the gains $\pm
+b$ of labels.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from promptlimit.attention import MultiHead, SoftmaxAttention
-from promptlimit.reporting import CONTRAST, LIMIT, THIRD, selectable
+from promptlimit.reporting import CONTRAST, LIMIT, THIRD, plot_series
 from promptlimit.studies import Check, Setting, at_most, control_at_least
 from promptlimit.studies.prompts import STUDY
 from promptlimit.tasks import LinearRegression, linear_optimum, risk, train_test_risk
@@ -16,13 +21,13 @@ from promptlimit.tasks import LinearRegression, linear_optimum, risk, train_test
 _DIM, _NOISE = 5, 0.1
 _TASK = LinearRegression(np.eye(_DIM), noise_variance=_NOISE, prior_variance=1.0 / _DIM)
 _CONSTANT = _DIM + 1.0 + _DIM * _NOISE
-"""The excess of linear attention over $L$ tokens is $c/(L+c)$, with this c."""
+"""The constant $c = d + 1 + ds^2$; linear attention over $L$ tokens has the excess $c/(L+c)$."""
 
 
 def _two_heads(length: int, score: float) -> float:
-    r"""Return the least mean squared error of heads with scores $\pm u$ and gains $\pm b$, over b.
+    r"""Return the least mean squared error of two heads over b, for u = `score`.
 
-    The error is quadratic in b, and $s^2+d\tau^2$ at b = 0.
+    The error is a quadratic function of b, with the value $s^2+d\tau^2$ at b = 0.
     """
     at_zero, gain = _NOISE + 1.0, 0.5 / score
 
@@ -57,19 +62,19 @@ def small_opposite_heads(setting: Setting) -> Iterator[Check]:
     distances = {length: abs(errors[length] - _linear(length - 1)) for length in lengths}
     halved = abs(_two_heads(40, 2.0 * small) - _linear(39)) / distances[40]
     yield at_most(
-        f"$u$ = {small}: largest distance from linear attention on $L-1$ tokens",
+        f"$u = {small}$: largest distance from linear attention on $L-1$ tokens",
         max(distances.values()),
         1e-4,
         basis="theory: $u^2=10^{-4}$",
     )
     yield at_most(
-        "$L$ = 40: distance of the order in $u$, from $u$ = 0.02 and 0.01, from 2",
+        "$L = 40$: distance from 2 of the order in $u$, estimated at $u = 0.02$ and $0.01$",
         abs(math.log2(halved) - 2.0),
         0.1,
         basis="theory: corrections of relative order $Lu^2=0.016$; margin 6",
     )
     yield control_at_least(
-        "$L$ = 40: the same distance from linear attention on $L$ tokens",
+        "$L = 40$, $u = 0.01$: distance from linear attention on $L$ tokens instead of $L-1$",
         abs(errors[40] - _linear(40)),
         1e-3,
         basis="theory: $c/L^2=0.004$; margin 4",
@@ -78,21 +83,23 @@ def small_opposite_heads(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(2, reference="tasks.md, section 3")
 def two_heads_miss(setting: Setting) -> Iterator[Check]:
-    r"""Two opposite softmax heads miss the error of linear attention by $c/L^2$ to leading order,
-    $c=d+1+ds^2$ with $\tau^2=1/d$. One softmax head misses it by order $1/L$.
+    r"""On isotropic regression with $d$ covariates, label noise of variance $s^2$ and
+    regression weights of variance $1/d$, the error of two opposite softmax heads is above that of
+    linear attention by $c/L^2$ to leading order, with $c=d+1+ds^2$. The error of one softmax head
+    is above it by order $1/L$.
     """
     lengths = [1000] if setting.quick else [1000, 3000]
     for length in lengths:
         two = _two_heads(length, 0.4 / math.sqrt(length)) - _linear(length)
         yield at_most(
-            f"$L$ = {length:,}: relative distance of $L^2$ times the difference from $c$",
+            f"$L = {length}$: relative distance of $L^2$ times the difference from $c$",
             abs(length**2 * two / _CONSTANT - 1.0),
             3.0 * _CONSTANT / length,
             basis="theory: corrections of relative order $2c/L$",
         )
     one = 1000 * (_one_head(1000) - _linear(1000)) / _CONSTANT
     yield control_at_least(
-        "$L$ = 1,000: the difference for one head, times $L/c$",
+        "$L = 1000$: the difference for one head, times $L/c$",
         one,
         0.1,
         basis="theory: of order 1; $c/L=0.0065$ if it were of order $1/L^2$",
@@ -117,7 +124,7 @@ def heads_on_regression(setting: Setting) -> dict[str, np.ndarray]:
 
 @heads_on_regression.drawing
 def draw_heads_on_regression(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the errors, and the distance of each from linear attention."""
+    """Return a figure of the errors and of their distances from linear attention."""
     figure = Figure(figsize=(8.6, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     lines = {
@@ -127,8 +134,7 @@ def draw_heads_on_regression(data: Mapping[str, np.ndarray]) -> Figure:
     }
     for name, (label, colour) in lines.items():
         dashes = {"dashes": (4, 2)} if name == "linear" else {}
-        drawn = left.plot(data["lengths"], data[name], color=colour, label=label, **dashes)
-        selectable(drawn, label)
+        plot_series(left, data["lengths"], data[name], label, color=colour, **dashes)
         if name != "linear":
             right.plot(data["lengths"], data[name] - data["linear"], color=colour)
     for axis, label in ((left, "error above the noise"), (right, "error above linear attention")):
