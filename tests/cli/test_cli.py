@@ -169,6 +169,10 @@ def test_several_tolerances_are_rows_of_one_table(here: Here) -> None:
     lines = here(*asked, "--csv").stdout.splitlines()
     assert lines[0] == "tolerance,absolute,exact,asymptotic,bound"
     assert [line.split(",")[0] for line in lines[1:]] == ["0.1", "0.2"]
+    assert here(*asked, "--out", "lengths.npz").returncode == 0
+    with np.load("lengths.npz") as arrays:
+        assert arrays["tolerance"].tolist() == [0.1, 0.2]
+        assert arrays["exact"].tolist() == [one["exact"] for one in found]
 
 
 @pytest.mark.parametrize("option", [("--dim", "1"), ("--sharpness", "0.5")])

@@ -61,6 +61,14 @@ def test_excesses_are_those_of_simulated_prompts(here: Here, tmp_path: Path) -> 
     assert "linear attention" in drawing
 
 
+def test_a_matrix_without_a_name_is_that_of_the_option(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "matrix").write_text("2,0\n0,2\n")  # no ending, as for a pipe
+    read = here("denoise", "--means", "matrix", "--lengths", "2", "--csv")
+    typed = here("denoise", "--means", "2,0; 0,2", "--lengths", "2", "--csv")
+    assert read.returncode == 0, read.stderr
+    assert read.stdout == typed.stdout
+
+
 def test_a_predictor_that_does_not_exist_is_a_note_and_no_column(
     here: Here, tmp_path: Path
 ) -> None:

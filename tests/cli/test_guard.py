@@ -236,6 +236,23 @@ def test_an_output_folder_without_a_name_or_behind_a_broken_link_is_refused(
         assert not done.stdout
 
 
+def test_a_file_behind_a_link_is_written_and_a_broken_link_is_refused(
+    here: Here, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "limit.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real/limit.json")
+    (tmp_path / "broken.html").symlink_to("nowhere.html")
+    assert here("limit", "--example", "shifted", "--out", "link.json").returncode == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert '"softmax"' in (tmp_path / "real" / "limit.json").read_text()
+    done = here("explore", "--out", "broken.html")
+    assert done.returncode == 2
+    assert "--out must be a file, got the broken link broken.html" in done.stderr
+    assert not (tmp_path / "nowhere.html").exists()
+    assert (tmp_path / "broken.html").is_symlink()
+
+
 def test_a_damaged_record_of_a_training_is_written_again(here: Here, tmp_path: Path) -> None:
     asked = ["train", "--lengths", "3", "--steps", "20", "--dim", "2", "--seeds", "1", "--json"]
     first = here(*asked)

@@ -193,7 +193,7 @@ def test_a_terminal_gets_a_bar_with_items_and_the_time_left(
         unknown = terminal.getvalue()
         clock.now = 30.0
         shown.end("rye", outcome="brown")
-        shown.at("oat")
+        shown.at("oat", {"oat": 0.0})
         shown._bar.refresh()
         clock.now = 40.0
         shown.at("oat, rising", {"oat": 0.25})

@@ -69,6 +69,8 @@ BUILT = {
         [[1.0, 2.0], [THIRD, 0.0]], [0.5, 0.5], within_variance=THIRD, noise_variance=0.3
     ),
     "bigram": lambda: pl.tasks.InContextBigram(3, THIRD),
+    "one bigram": lambda: pl.tasks.InContextBigram(2, THIRD, [[1.0, 0.0], [0.25, 0.75]]),
+    "induction head": lambda: pl.tasks.InContextBigram(3, THIRD).head(THIRD, sink=0.1),
     "single location": lambda: pl.tasks.SingleLocation(THIRD),
     "discrimination": lambda: pl.Discrimination(ROTATION, [0.6, 0.4], np.eye(2)),
     "plan": lambda: pl.TrainingPlan(steps=9, learning_rate=THIRD, record=(0, 3, 9)),
@@ -238,14 +240,17 @@ def deep(node: object, levels: int) -> object:
         (lambda d, a: d["object"].update({"class": ["Gaussian"]}), "is not known"),
         (lambda d, a: d["object"]["arguments"].pop("cov"), "the arguments of Gaussian"),
         (lambda d, a: d["object"]["arguments"].update(more=1), "the arguments of Gaussian"),
-        (lambda d, a: d["object"]["arguments"].update(cov=[1]), "a list without a name"),
+        (
+            lambda d, a: d["object"]["arguments"].update(cov=[1]),
+            "neither marked as list nor as tuple",
+        ),
         (lambda d, a: d["object"]["arguments"].update(cov={"pickle": "x"}), "not a known form"),
         (lambda d, a: d["object"]["arguments"].update(mean=1.0), "`mean` must be a vector"),
         (lambda d, a: d.update(object=deep(1, 60)), "nested deeper than 50"),
-        (lambda d, a: d.update(object=3), "is not that of its object"),
+        (lambda d, a: d.update(object=3), "is not what `save` would write"),
         (lambda d, a: d.update(version=2), "it is of version 2"),
         (lambda d, a: d.update(format="other"), "of another format"),
-        (lambda d, a: a.update({"object.more": np.ones(3)}), "is not that of its object"),
+        (lambda d, a: a.update({"object.more": np.ones(3)}), "is not what `save` would write"),
         (lambda d, a: a.pop("object.cov"), "object.cov"),
         (lambda d, a: a.update({"object.cov": -a["object.cov"]}), "positive semi-definite"),
         (lambda d, a: a.update({"object.cov": np.ones((3, 3))}), "`cov` must have shape"),
@@ -338,8 +343,8 @@ def test_a_path_without_a_saved_object_is_refused_with_what_to_do(tmp_path: Path
     refused(
         run,
         f"{run} must be a file that promptlimit.save wrote, got a folder. It is a run folder: "
-        "`gradient_flow`, `sgd` and `stream` read it when they are called again with "
-        f"folder={str(tmp_path)!r}.",
+        "call `gradient_flow`, `sgd` or `stream` again with "
+        f"folder={str(tmp_path)!r} to read it.",
     )
 
 

@@ -205,9 +205,9 @@ def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_take
 ) -> None:
     path = tmp_path / "claim.npz"
     write_zeros(path, {"cov": 2**20}, {"cov": 2**50})
-    with pytest.raises(InputFileError, match="'cov' claims 1125899906842624 bytes and has 1048576"):
+    with pytest.raises(InputFileError, match="states 1125899906842624 bytes, but it has 1048576"):
         read_arrays(str(path))
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
-    with pytest.raises(InputFileError, match="'cov' claims 1125899906842624 bytes and has 1048576"):
+    with pytest.raises(InputFileError, match="states 1125899906842624 bytes, but it has 1048576"):
         read_arrays(f"cov={tmp_path / 'cov.npy'}")

@@ -149,7 +149,7 @@ def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path)
     with pytest.raises(ConfigurationError) as caught:
         require_configuration(path, {"steps": 20, "task": {"noise": 0.2}})
     assert str(caught.value) == (
-        f"{tmp_path} must keep its configuration, but this one differs:\n"
+        f"{tmp_path} must keep its configuration, but the new one differs:\n"
         "  steps: 10 there, 20 here\n"
         "  task.noise: 0.1 there, 0.2 here\n"
         "Choose another folder, or use the same configuration."
@@ -174,3 +174,14 @@ def test_a_run_that_is_finished_leaves_no_checkpoint(tmp_path: Path) -> None:
     run.checkpoint(ARRAYS)  # as one that was killed between its last two files leaves it
     with run.lock():
         assert run.resume() is None
+
+
+def test_unfinished_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, CONFIG)
+    with run.lock():
+        run.checkpoint(ARRAYS)
+    left = run.path / ".checkpoint.npz.ld9p5b2g"
+    left.write_bytes(b"half")
+    with run.lock():
+        assert not left.exists()
+        assert run.resume() is not None

@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _tolerate_odd_terminals() -> None:
-    """Allow a closed standard output, and a width of zero in the environment."""
+    """Make the command work with COLUMNS=0 in the environment and with a closed standard output."""
     if os.environ.get("COLUMNS", "80").strip("0") == "":
         del os.environ["COLUMNS"]
     if sys.stdout is None:
@@ -108,16 +108,17 @@ def _add(command: FunctionType, *, resumes: bool = False) -> None:
     """Add a subcommand.
 
     Args:
-        command: its function.
-        resumes: whether the same command continues from its --out folder.
+        command: the function of the subcommand.
+        resumes: whether running the command again continues from the results in its --out folder.
     """
     app.command(command.__name__)(_wrapped(command, resumes=resumes))
 
 
 def _wrapped(command: Command, *, resumes: bool) -> Command:
-    """Return the command with groups expanded into options, and errors that name options.
+    """Return the command in the form that typer expects.
 
-    A group is a named tuple of options that several commands share.
+    Parameters that are groups, named tuples of options that several commands share, are replaced by
+    their options. In errors, names of arguments are replaced by names of options.
     """
     parameters = [_parameter("ctx", typer.Context)]
     groups = {}
@@ -156,7 +157,7 @@ def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
 
 
 def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
-    """Return an error of the library with names of options in place of those of arguments."""
+    """Return an error of the library with names of options in place of names of arguments."""
     if problem.argument == "key":
         return UsageError(
             "--samples must be at least 2 for a problem that can only be simulated, got 0",
@@ -235,7 +236,7 @@ def _warnings_as_notes() -> Generator[None]:
 
 
 def _interrupted_hint(resumes: bool, out: object) -> str:
-    """Return the hint for a command that is interrupted."""
+    """Return the hint that is printed when a command is interrupted."""
     if not resumes:
         return "nothing was written"
     if out is None:

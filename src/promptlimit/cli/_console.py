@@ -15,7 +15,7 @@ from rich.console import Console
 
 ERR = Console(stderr=True, highlight=False)
 INTERRUPTED = 130
-"""The exit status of an interrupted command, as in shells."""
+"""The exit status of an interrupted command, which is that of shells."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 CsvOption = Annotated[
@@ -25,7 +25,12 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="R
 
 
 class CommandError(Exception):
-    """A command cannot continue: what is wrong, and a suggestion."""
+    """A command cannot continue.
+
+    Attributes:
+        message: what is wrong.
+        hint: a suggestion.
+    """
 
     exit_code = 1
 
@@ -36,13 +41,13 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """An option or an argument is wrong, whatever the files contain."""
+    """An option or an argument of the command line is wrong, independently of any file."""
 
     exit_code = 2
 
 
 def print_error(message: str, hint: str) -> None:
-    """Print an error and its hint on standard error, even in a quiet process."""
+    """Print an error and its hint on standard error, even in a process that prints nothing else."""
     ERR.quiet = False
     ERR.print("error:", message, style="bold red", markup=False, soft_wrap=True)
     ERR.print("hint:", hint, markup=False, soft_wrap=True)
@@ -73,7 +78,7 @@ def on_standard_output() -> Generator[None]:
 
 
 def discard_standard_output() -> None:
-    """Discard the results of this process from here on."""
+    """Discard everything that this process prints on standard output from now on."""
     sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open to the end
 
 
@@ -88,7 +93,7 @@ def exiting_on_interrupt(hint: str) -> Generator[None]:
     def end(*_: object) -> NoReturn:
         cursor = "\x1b[?25h\n" if ERR.is_terminal else ""
         with contextlib.suppress(OSError):
-            # sys.stderr may be in use at this moment
+            # not by sys.stderr, which may be in use at this moment
             os.write(2, f"{cursor}error: interrupted\nhint: {hint}\n".encode())
         os._exit(INTERRUPTED)
 
@@ -103,18 +108,24 @@ def exiting_on_interrupt(hint: str) -> Generator[None]:
 
 
 def require_folder(out: Path | None) -> None:
-    """Raise an error if a folder cannot be made because a file has its name."""
+    """Raise an error if a folder cannot be made because a file or a broken link has its name."""
     for place in () if out is None else (out, *out.parents):
-        below = "" if place == out else f"{out} below "
-        if place.is_symlink() and not place.exists():
-            raise UsageError(
-                f"--out must be a folder, got {below}the broken link {place}",
-                "choose another folder",
-            )
-        if place.exists() and not place.is_dir():
-            raise UsageError(
-                f"--out must be a folder, got {below}the file {place}", "choose another folder"
-            )
+        is_link = place.is_symlink() and not place.exists()
+        if is_link or (place.exists() and not place.is_dir()):
+            below = "" if place == out else f"{out} below "
+            found = f"the {'broken link' if is_link else 'file'} {place}"
+            raise UsageError(f"--out must be a folder, got {below}{found}", "choose another folder")
+
+
+def file_in(text: str | Path) -> Path:
+    """Return the path of a file to write; raise an error if no file can be created there."""
+    path = Path(text)
+    if text == "" or path.is_dir():
+        raise UsageError(f"--out must name a file, got '{text}'")
+    require_folder(path.parent)
+    if path.is_symlink() and not path.exists():
+        raise UsageError(f"--out must be a file, got the broken link {path}")
+    return path
 
 
 def out_option(words: str) -> Any:

@@ -1,4 +1,4 @@
-"""`promptlimit denoise`: the distance of attention from Bayes on a mixture, at every length."""
+"""`promptlimit denoise`: the distance of attention from the Bayes denoiser of a mixture."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def denoise(
     ] = "3,0; 0,3",
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="W,W,...", help="Of the components (equal)."),
+        typer.Option("--weights", metavar="W,W,...", help="Weights of the components (equal)."),
     ] = None,
     within_variance: Annotated[
         float, typer.Option("--within", help="Variance of a clean token about its mean.")

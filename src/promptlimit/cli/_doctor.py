@@ -15,7 +15,14 @@ from promptlimit.cli._machines import Machines, machines
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: whether it passed, what was found, and a remedy."""
+    """One check of the installation.
+
+    Attributes:
+        name: the name of the check.
+        well: whether the check passed.
+        found: what was found.
+        remedy: a suggestion; empty if there is none.
+    """
 
     name: str
     well: bool
@@ -79,7 +86,7 @@ def _packages() -> list[Finding]:
 
 
 def _extras() -> list[Finding]:
-    """Return the packages of extras, which are optional."""
+    """Return one finding per optional package; a missing one passes."""
     return [
         Finding(name, True, "missing", f"for the extra {extra}: pip install 'promptlimit[{extra}]'")
         if there is None
@@ -115,7 +122,7 @@ def _hosts() -> Finding:
 
 
 def _collectives() -> Finding:
-    """Add numbers over all devices and compare with their sum."""
+    """Add numbers across all devices, and compare the result with the sum computed directly."""
     from promptlimit.parallel import collective_sums
 
     sums, expected = collective_sums()
@@ -126,7 +133,7 @@ def _collectives() -> Finding:
 
 
 def _precision(name: str) -> Finding:
-    """Compute a closed form: the limit over standard normal tokens is the identity."""
+    """Check a closed form: with U = V = I, the limit over standard normal tokens is the query."""
     import jax
     import jax.numpy as jnp
     import numpy as np

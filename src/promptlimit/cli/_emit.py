@@ -1,4 +1,4 @@
-"""One way to show and to write a result: table, JSON, CSV, arrays or figure."""
+"""Printing and writing of results: as a table, JSON, CSV, arrays or figure."""
 
 import io
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ from promptlimit.cli._console import (
     CsvOption,
     JsonOption,
     UsageError,
+    file_in,
     on_standard_output,
     require_folder,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
     from promptlimit.results import Result
@@ -27,19 +29,18 @@ _FILES = (".json", ".csv", ".npz", *_PICTURES)
 
 
 def _path_in(text: str | Path) -> Path:
-    """Return the path that --out names, if a file or a folder can be made there."""
+    """Return the path given as --out; raise an error if it cannot be created."""
     if text == "":
         raise UsageError("--out must name a file or a folder, got ''")
     path = Path(text)
     if _is_file(path):
-        require_folder(path.parent)
-    elif path.is_file() or (path.suffix and not path.exists()):
+        return file_in(path)
+    if path.is_file() or (path.suffix and not path.exists()):
         raise UsageError(
             f"--out must end in one of {', '.join(_FILES)}, or be a folder, got {path}",
             f"--out {path.with_suffix('.json')}",
         )
-    else:
-        require_folder(path)
+    require_folder(path)
     return path
 
 
@@ -48,7 +49,7 @@ def _is_file(path: Path) -> bool:
 
 
 class Output(NamedTuple):
-    """Where a result goes."""
+    """The options for printing and writing a result."""
 
     out: Annotated[
         Path | None,
@@ -65,19 +66,20 @@ class Output(NamedTuple):
 
     @property
     def folder(self) -> Path | None:
-        """The folder, None where nothing or one file is written."""
+        """The folder given as --out; None if --out is a file or not given."""
         return None if self.out is None or _is_file(self.out) else self.out
 
 
 def emit(
     result: "Result | Sequence[Result]", output: Output, name: str, *, writes: bool = True
 ) -> None:
-    """Write a result and print it; a result that cannot be written is printed all the same.
+    """Write a result and print it. If writing fails, the result is still printed.
 
     Args:
-        result: one, or several of the same class: an array in JSON, one table otherwise.
-        output: where it goes.
-        name: of its files in a folder.
+        result: one result, or several of the same class. Several results are an array in JSON, and
+            otherwise one table.
+        output: the options for printing and writing.
+        name: the name of the files, if they are written to a folder.
         writes: whether this process writes files.
     """
     try:
@@ -112,8 +114,18 @@ def _csv(result: "Result | Sequence[Result]") -> str:
     return first + "".join(text.partition("\n")[2] for text in others)
 
 
+def _arrays(result: "Result | Sequence[Result]") -> "dict[str, np.ndarray]":
+    """Return the arrays by name; for several results, arrays with the same name are stacked."""
+    import numpy as np
+
+    if not isinstance(result, Sequence):
+        return result.to_arrays()
+    parts = [part.to_arrays() for part in result]
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+
 def _write(result: "Result | Sequence[Result]", path: Path, name: str) -> None:
-    """Write one file, or into a folder the JSON, the CSV and the figure if there is one."""
+    """Write one file, or a folder with JSON, CSV and, if the result has one, a figure."""
     from promptlimit.storage import write_bytes
 
     if _is_file(path):
@@ -141,7 +153,7 @@ def _content(result: "Result | Sequence[Result]", ending: str) -> bytes:
         import numpy as np
 
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **_first(result).to_arrays())
+        np.savez(buffer, allow_pickle=False, **_arrays(result))
         return buffer.getvalue()
     from promptlimit.reporting import figure_of, render
 
@@ -157,7 +169,7 @@ def _content(result: "Result | Sequence[Result]", ending: str) -> bytes:
 
 
 def write_figure(figure: "Figure", stem: Path) -> list[Path]:
-    """Write a figure in every format; return its files, `stem` with each ending."""
+    """Write a figure in every format to `stem` plus an ending, and return the paths."""
     from promptlimit.reporting import FORMATS, render
     from promptlimit.storage import write_bytes
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import CommandError, JsonOption, UsageError, print_json
+from promptlimit.cli._console import CommandError, JsonOption, UsageError, file_in, print_json
 from promptlimit.cli._options import input_path
 from promptlimit.errors import InputFileError
 
@@ -16,7 +16,7 @@ class ExplorerPage:
     """The page that was written.
 
     Attributes:
-        page: its path.
+        page: the path of the page.
     """
 
     page: str
@@ -24,7 +24,8 @@ class ExplorerPage:
 
 def explore(
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="Where to write the page.")
+        Path,
+        typer.Option("--out", metavar="FILE", parser=file_in, help="Where to write the page."),
     ] = Path("explorer.html"),
     heads: Annotated[
         Path | None,

@@ -17,7 +17,7 @@ def flow(
     dim: Dim = 5,
     covariance: Covariance = "identity",
     noise_variance: Noise = 0.1,
-    kernel: Annotated[Kernel, typer.Option("--kernel", help="Of the attention.")] = "softmax",
+    kernel: Annotated[Kernel, typer.Option("--kernel", help="Kernel of the heads.")] = "softmax",
     alpha: Annotated[
         float | None,
         typer.Option(

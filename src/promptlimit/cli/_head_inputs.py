@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from promptlimit.heads import Model
 
 CHARACTERS = 24
-"""Characters read per required token."""
+"""The number of characters that are read for each required token."""
 
 
 def model_path(model: Path | None, example: bool, causal: bool) -> Path:
-    """Return the path of the model, or of the model of the example."""
+    """Return the path of the given model, or of the example model."""
     if example == (model is not None):
         raise UsageError(
             "either MODEL_DIR or --example must be given", "promptlimit heads --example"
@@ -33,7 +33,7 @@ def model_path(model: Path | None, example: bool, causal: bool) -> Path:
 
 
 def texts_of(paths: list[Path], example: bool, most: int) -> dict[str, str]:
-    """Return the first characters of the texts, by name."""
+    """Return the texts by name, each cut to its first `most` characters."""
     if example and not paths:
         from promptlimit.heads import example_texts
 

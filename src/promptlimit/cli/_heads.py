@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from promptlimit.results import AbstractAtlas, HeadReplacement
 
 _COMPARED = 4
-"""Windows on which replaced heads are compared; the atlas leaves them out where the text has twice
-as many."""
+"""The number of windows on which models with replaced heads are compared. The atlas does not use
+these windows if the text has at least twice as many."""
 _SECONDS = 7e-4
-"""Usual seconds per token and layer, for the progress."""
+"""The usual number of seconds per token and layer, from which the progress is estimated."""
 _PHASES = {"reading the text": (0.0, 0.2), "measuring heads": (0.2, 0.8)}
-"""The start of each phase of an atlas, and its share."""
+"""For each phase of an atlas: the share of the work that is done before it, and its own share."""
 _REPLACED, _DRAWN = "heads replaced", "figures and page"
 
 
@@ -196,7 +196,7 @@ def _of_model(
     *,
     replace: bool,
 ) -> "dict[str, Any]":
-    """Return the atlas of every text; the first leaves windows to compare replaced heads on."""
+    """Return the atlas of every text; that of the first text leaves windows for `replace`."""
     shape, first = model.shape, next(iter(prompts))
     windows = {
         name: atlas_windows(len(ids), most, compared=replace and name == first)
@@ -220,14 +220,14 @@ def _of_model(
 
 
 def atlas_windows(count: int, most: int, *, compared: bool) -> int:
-    """Return the number of windows for the atlas; the last ones may be left for comparisons."""
+    """Return the number of windows for the atlas; if `compared`, the last ones may be left out."""
     return min(most, count - _COMPARED) if compared and count >= 2 * _COMPARED else most
 
 
 def _of_captured_heads(
     path: Path, out: Path | None, shown: AbstractProgress, measure: Callable[..., "AbstractAtlas"]
 ) -> "dict[str, Any]":
-    """Return the atlas of heads without weights, by the name of their file."""
+    """Return the atlas of captured heads, by the name of the file."""
     from promptlimit import load
     from promptlimit.heads import CapturedHeads
 

@@ -62,7 +62,7 @@ _EXAMPLE = 'a file may hold {"proposal_cov": [[2.25]], "target_cov": [[1]], "tar
 
 
 def _gaussian(arrays: "dict[str, np.ndarray]", role: str) -> "Gaussian":
-    """Return the proposal or the target; errors name the array in the file."""
+    """Return the proposal or the target; an error names the array in the file that is wrong."""
     import numpy as np
 
     from promptlimit.measures import Gaussian

@@ -1,4 +1,4 @@
-"""The devices of a command: some of this machine, or those of several processes."""
+"""The devices that a command uses: some devices of this machine, or those of several processes."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from promptlimit.cli._console import ERR, CommandError, UsageError, discard_stan
 from promptlimit.errors import JoinError, PeerLostError, WriterError
 
 _MOST_DEVICES = 2048
-"""The most that jax supports in one process."""
+"""The largest number of devices that jax supports in one process."""
 
 
 class Machines(NamedTuple):
@@ -50,7 +50,7 @@ class Machines(NamedTuple):
 
 @contextlib.contextmanager
 def machines(asked: Machines) -> Generator[bool]:
-    """Use these devices and processes; yield whether this process prints and writes.
+    """Use the requested devices and processes; yield whether this process prints and writes.
 
     Enter the context before jax is first used.
     """
@@ -116,7 +116,7 @@ def _joined(asked: Machines) -> Generator[bool]:
     from promptlimit.parallel import active_devices, join, leave_at_exit, use_devices
 
     try:
-        ERR.quiet = number != 0  # until the number is known
+        ERR.quiet = number != 0  # quiet until the number is known
         join(asked.coordinator, processes, number)
         with use_devices():
             _require_devices(asked, active_devices().size // active_devices().hosts)
@@ -164,7 +164,7 @@ def _keep_standard_output_clean() -> None:
 
 
 def run_on_writer(work: Callable[[], object]) -> None:
-    """Run on process 0; the other processes wait, and stop if it fails."""
+    """Run a function on process 0. The other processes wait for it, and stop if it fails."""
     from promptlimit.parallel import from_writer
 
     def empty() -> dict:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from promptlimit.tasks import LinearRegression
 
 _MATRICES = 8
-"""The number of matrices of its dimension that a problem needs at least."""
+"""A problem of dimension d needs memory for at least this many matrices of shape [d, d]."""
 _SUFFIXES = (".npy", ".csv", ".npz", ".json")
 
 
 def length_in(text: str, option: str = "--lengths") -> int:
-    """Return a whole number from 1 to 1e30.
+    """Return the length that a text denotes, a whole number from 1 to 1e30.
 
     >>> length_in("1e3")
     1000
@@ -44,7 +44,7 @@ def length_in(text: str, option: str = "--lengths") -> int:
 
 
 def lengths_in(text: str) -> list[int]:
-    """Return the lengths in increasing order, each once.
+    """Return the lengths in increasing order, without duplicates.
 
     >>> lengths_in("100,1e3,10,10")
     [10, 100, 1000]
@@ -63,7 +63,10 @@ def _source_in(text: str) -> str:
 
 
 def number_in(option: str, accepts: Callable[[float], bool], words: str) -> Any:
-    """Return a parser of numbers that meet a requirement."""
+    """Return a parser of numbers that raises an error unless `accepts` is true for the number.
+
+    `words` describe the requirement in the error.
+    """
 
     def parse(text: str | float) -> float:
         try:
@@ -140,7 +143,7 @@ Dim = Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covaria
 
 
 class Problem(NamedTuple):
-    """An attention problem: files, an example, or the standard case."""
+    """The options for an attention problem: files, an example, or the standard case."""
 
     files: Files = None
     example: Example = None
@@ -196,10 +199,10 @@ def load_problem(
     """Return the problem of the files or of the example, in double precision.
 
     Args:
-        files: of named arrays.
-        example: its name.
-        prompt: replaces the law of the files.
-        kernel: replaces the kernel of the files.
+        files: the files with named arrays.
+        example: the name of the example.
+        prompt: the law of the tokens, in place of that in the files.
+        kernel: the kernel, in place of that in the files.
         stack: whether examples are stacks.
         others: further options that describe a problem, for the error message.
     """
@@ -224,7 +227,7 @@ def load_problem(
 def require_room(dim: int) -> None:
     """Raise an error if matrices of a dimension do not fit into memory.
 
-    A system may grant more memory than it has, and end the process later.
+    Without this check, a system may grant more memory than it has, and end the process later.
     """
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return
@@ -240,14 +243,14 @@ def require_room(dim: int) -> None:
 def matrices_in(
     option: str, text: str, name: str, *others: str, laws: str = ""
 ) -> "dict[str, np.ndarray]":
-    """Return the matrix that an option holds, typed as "1,0; 0,1", or the arrays of a file.
+    """Return the matrix that is typed as the value of an option, or the arrays of a file.
 
     Args:
-        option: for messages.
-        text: rows separated by semicolons, or the name of a file.
-        name: of the matrix in a file with named arrays.
-        others: names of further arrays that the file may hold.
-        laws: further values of the option, for messages.
+        option: the name of the option, for messages.
+        text: the value: rows separated by semicolons, such as "1,0; 0,1", or the path of a file.
+        name: the name of the matrix in a file with named arrays.
+        others: the names of further arrays that the file may hold.
+        laws: further accepted values of the option, for messages.
     """
     import numpy as np
 
@@ -266,7 +269,7 @@ def matrices_in(
         return {name: np.array(rows)}
     single = path.suffix.lower() in (".npy", ".csv")
     source = f"{name}={path}" if single else str(path)
-    return named_arrays(source, (name,), others, before=f"{option}: ")
+    return named_arrays(source, (name,), others, before=f"{option}: ", unnamed=name)
 
 
 def named_arrays(
@@ -276,21 +279,23 @@ def named_arrays(
     *,
     before: str = "",
     hint: str | None = None,
+    unnamed: str | None = None,
 ) -> "dict[str, np.ndarray]":
     """Return the arrays of a file, or raise an error that lists what it must hold.
 
     Args:
         source: the path of a file with named arrays, or NAME=FILE.
-        needed: the names of arrays that it must hold.
-        optional: the names of arrays that it may hold.
-        before: the start of messages.
-        hint: for messages.
+        needed: the names of arrays that the file must hold.
+        optional: the names of arrays that the file may hold.
+        before: the start of error messages.
+        hint: the hint of error messages.
+        unnamed: the name for a single array without a name, as from a pipe.
     """
     from promptlimit.storage import read_arrays
 
     allowed = {*needed, *optional}
     try:
-        arrays = read_arrays(source, allowed)
+        arrays = read_arrays(source, allowed, unnamed=unnamed)
     except InputFileError as problem:
         raise CommandError(f"{before}{problem}", hint) from None
     found = {name: value for name, value in arrays.items() if not isinstance(value, str)}
@@ -307,7 +312,14 @@ def named_arrays(
 
 
 class CovarianceChoice(NamedTuple):
-    """The covariance of a regression: a law by name, or matrices."""
+    """The covariance of a regression: the name of a law, or matrices.
+
+    Attributes:
+        text: the value of the option.
+        law: the name of the law; empty for matrices.
+        correlation: the correlation of neighbouring covariates under the law.
+        matrices: the matrices by name; empty for a law.
+    """
 
     text: str
     law: str

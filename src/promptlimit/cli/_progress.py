@@ -15,10 +15,12 @@ from rich.text import Text
 from promptlimit.cli._console import ERR
 
 _FIRST, _SHORTEST, _LONGEST = 5.0, 10.0, 60.0
-"""Seconds without a line in a log: at the start, after an item, and during a long item."""
+"""The number of seconds after which a line on the current state is printed to a log if no other
+line was printed: at the start, after an item, and at most, during a long item."""
 
-_ENOUGH = 0.02
-"""Share of the work after which the time left is estimated."""
+_MEASURED = 1.0
+"""The speed of the work is used to estimate the time left once it was measured for this many
+seconds."""
 
 _clock = time.monotonic
 
@@ -44,57 +46,62 @@ class AbstractProgress(abc.ABC):
     def __init__(self, command: str):
         self._command = command
         self._plan, self._doing = "", "starting"
-        self._weights: dict[str, float] = {}  # of the planned items
-        self._shares: dict[str, float] = {}  # done of each item
-        self._before: dict[str, float] = {}  # done before this command started
-        self._first: tuple[float, float] | None = None  # time and work done at the first share
-        self._end: float | None = None  # the time at which a command expects to end
+        self._weights: dict[str, float] = {}  # the usual time of each planned item, up to a factor
+        self._shares: dict[str, float] = {}  # the share of each item that is done
+        self._before: dict[str, float] = {}  # the share that was done before this command started
+        self._grown = self._growing = 0.0  # measured work, and the time that it took
         self._left: set[str] = set()
         self._closed = False
-        self._start = self._since = _clock()
+        self._start = self._since = self._reported = _clock()
         self._lock = threading.RLock()
 
     def plan(self, words: str, items: Mapping[str, float]) -> None:
         """Plan items by name, each with a number proportional to the time it usually takes.
 
-        The words are printed with the next report, so that a command whose inputs are wrong prints
-        only its error.
+        `words` describe the plan. They are printed with the next report, so that a command whose
+        inputs are wrong prints only its error.
         """
         with self._lock:
             self._plan, self._weights, self._left = words, dict(items), set(items)
             self._start = self._since = _clock()
 
-    def at(
-        self,
-        words: str,
-        shares: Mapping[str, float] | None = None,
-        left: float | None = None,
-    ) -> None:
+    def at(self, words: str, shares: Mapping[str, float] | None = None) -> None:
         """Report the current computation.
 
         Args:
-            words: what is computed.
-            shares: the done share of items.
-            left: seconds to the end of the command; estimated from shares when None.
+            words: a description of the computation.
+            shares: the share of each item that is done, by the name of the item.
         """
         with self._lock:
             self._doing = words
-            self._end = None if left is None else _clock() + left
-            for item, share in (shares or {}).items():
-                self._shares[item] = share
-                self._before.setdefault(item, share)
-            if shares and self._first is None and self._worked() > 0.0:
-                self._first = _clock(), self._worked()
+            if shares:
+                self._grow(shares)
             if not self._closed:
                 self._refresh()
+
+    def _grow(self, shares: Mapping[str, float]) -> None:
+        """Update the measured speed from the growth of the shares since the last report.
+
+        The first growth of the share of an item is not measured, because it includes compilation.
+        """
+        grown, now = 0.0, _clock()
+        for item, share in shares.items():
+            before = self._shares.get(item, share)
+            if before > self._before.setdefault(item, share):
+                grown += self._done({item: share - before})
+            self._shares[item] = share
+        if grown > 0.0:
+            self._grown += grown
+            self._growing += now - self._reported
+        self._reported = now
 
     def step(self, words: str, done: int, total: int) -> None:
         """Report one of several steps of a command without a plan.
 
         Args:
-            words: what is computed.
-            done: finished steps, or tokens.
-            total: their total number.
+            words: a description of the computation.
+            done: the number of finished steps or tokens.
+            total: the total number of steps or tokens.
         """
         with self._lock:
             self._weights = self._weights or {"": 1.0}
@@ -106,10 +113,10 @@ class AbstractProgress(abc.ABC):
         """Report items that ended together; further reports on them are ignored.
 
         Args:
-            items: their names.
+            items: the names of the items.
             outcome: a verdict, or a value with its name.
-            seconds: their duration; since the last item ended when None.
-            stored: whether they were computed by an earlier command.
+            seconds: the duration of the items; by default the time since the last item ended.
+            stored: whether the items were computed by an earlier command.
         """
         with self._lock:
             if self._closed or not self._left.issuperset(items):
@@ -134,32 +141,25 @@ class AbstractProgress(abc.ABC):
 
     @abc.abstractmethod
     def _refresh(self) -> None:
-        """Show what has changed."""
+        """Show the current state."""
 
     @abc.abstractmethod
     def _ended(self, words: str) -> None:
         """Show that an item ended."""
 
     def _done(self, shares: Mapping[str, float]) -> float:
-        """Return the share of all work that these shares of the items make up."""
+        """Return the share of all work that is done if these shares of the items are done."""
         total = sum(self._weights.values())
         return sum(w * shares.get(item, 0.0) for item, w in self._weights.items()) / (total or 1.0)
 
-    def _worked(self) -> float:
-        """Return the share of all work that this command has done."""
-        return self._done(self._shares) - self._done(self._before)
-
     def _seconds_left(self) -> float | None:
-        """Return an estimate of the time left, None while it is not known.
-
-        Time counts from the first reported share: compilation comes before it, and only once.
-        """
-        if self._end is not None:
-            return self._end - _clock()
-        since, before = self._first or (self._start, 0.0)
-        gained = self._worked() - before
+        """Return an estimate of the time left, or None while no estimate is possible."""
         rest = 1.0 - self._done(self._shares)
-        return rest * (_clock() - since) / gained if gained >= _ENOUGH else None
+        if self._growing >= _MEASURED:
+            return rest * self._growing / self._grown
+        new = self._weights.keys() - self._left - self._before.keys()
+        ended = self._done(dict.fromkeys(new, 1.0))
+        return rest * (_clock() - self._start) / ended if ended else None
 
 
 class _Lines(AbstractProgress):
@@ -183,7 +183,7 @@ class _Lines(AbstractProgress):
             pass
 
     def beat(self) -> float:
-        """Print the current state after a long silence; return the time to the next look."""
+        """Print the current state after a long silence; return the seconds until the next call."""
         with self._lock:
             if _clock() - self._spoke >= self._patience:
                 if self._plan:
@@ -208,7 +208,7 @@ class _Lines(AbstractProgress):
         self._patience = _SHORTEST
 
     def _say(self, words: str) -> None:
-        """Print one line of ASCII; the command continues where the log cannot be written."""
+        """Print one line of ASCII; a log that cannot be written does not stop the command."""
         self._spoke = _clock()
         if not ERR.quiet:
             line = f"{self._command}: {words}".encode("unicode_escape").decode("ascii")
@@ -217,7 +217,7 @@ class _Lines(AbstractProgress):
 
 
 class _Bar(AbstractProgress):
-    """A bar that disappears at the end, below the plan, which stays."""
+    """A bar below the plan; at the end the bar disappears and the plan remains."""
 
     def __init__(self, command: str):
         super().__init__(command)
@@ -265,7 +265,7 @@ class _TimeLeft(ProgressColumn):
 
 
 def _about(seconds: float | None) -> list[str]:
-    """Return the time left in words; nothing where it is unknown or over."""
+    """Return the time left in words; nothing if it is unknown or already over."""
     return [] if seconds is None or seconds < 0 else [f"about {duration(seconds)} more"]
 
 

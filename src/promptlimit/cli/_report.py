@@ -1,4 +1,4 @@
-"""`promptlimit report`: write the pages of a report again, from the stored results."""
+"""`promptlimit report`: write the pages of a report again, from stored results."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ class WrittenReport:
     """A report that was written from stored results.
 
     Attributes:
-        page: the path of its first page.
+        page: the path of the first page of the report.
         claims: the number of claims.
         decided: the number of decided claims.
         as_on_record: the number of decided claims whose verdict is the one on record.
         figures: the number of figures.
-        left_out: the reasons why stored results are not in the report.
+        left_out: for each stored result that is not in the report, the reason.
     """
 
     page: str

@@ -78,10 +78,12 @@ def reproduce(
 ) -> None:
     """Decide the claims of studies, draw their figures, and write a report.
 
-    What is in the folder already, from the same code and the same options, is not computed again.
-    Exits 0 when every verdict is the one on record, 1 otherwise.
+    Results in the folder that come from the same code and the same options are not computed again.
+    Exits 0 if every verdict is the one on record, 1 otherwise.
     """
     extent = _protocol(protocol)
+    if not list_items:
+        require_folder(out)
     if seeds is not None:
         if figures_only or list_items:
             raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
@@ -102,7 +104,6 @@ def reproduce(
             _list(chosen_studies)
             return
         chosen = _chosen(chosen_studies, items, figures_only=figures_only)
-        require_folder(out)
         folder = ReportFolder(out)
         folder.require_layout()
         runs = folder.runs(studies.engine_hash())
@@ -122,7 +123,7 @@ def reproduce(
     elif claims:
         _print_claims(claims)
     drawings = {(o.stored.study, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
-    # Last: what others left in the folder may stop it.
+    # Written last, because damaged results of other studies in the folder may raise an error.
     page, _, problems = studies.write_pages(folder, chosen_studies, drawings)
     for problem in problems:
         print_note(problem)
@@ -136,7 +137,7 @@ def reproduce(
 
 
 def _seed_range(text: str) -> range:
-    """Return the seeds that `FIRST:END` names."""
+    """Return the seeds that a text `FIRST:END` denotes."""
     first, colon, end = text.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise UsageError(
@@ -165,7 +166,6 @@ def _at_seeds(
             (study, [item for item in wanted if isinstance(item, studies.Claim)])
             for study, wanted in _chosen(chosen_studies, items, figures_only=False)
         ]
-        require_folder(out)
         setting = studies.Setting(quick=quick, protocol=protocol)
         verdicts = studies.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
@@ -205,7 +205,7 @@ def _protocol(word: str) -> Literal["exact", "full"]:
 
 
 def _studies(names: Sequence[str]) -> "tuple[list[Study], list[str]]":
-    """Return the studies that are named, all if none is, and the names of their items."""
+    """Return the named studies, or all studies if none is named, and the names that are items."""
     from promptlimit.studies import studies, study_at
 
     known = {study.name: study for study in studies()}
@@ -232,7 +232,7 @@ def _is_path(name: str, known: "Iterable[Study]") -> bool:
 
 
 def _items(study: "Study") -> "dict[str, Claim | Figure]":
-    """Return claims and figures by name, claims by number too."""
+    """Return the claims and figures of a study by name, and the claims also by number."""
     by_number: dict[str, Claim | Figure] = {str(claim.number): claim for claim in study.claims}
     return by_number | {item.name: item for item in (*study.claims, *study.figures)}
 
@@ -248,7 +248,7 @@ def _list(studies: "Sequence[Study]") -> None:
 def _chosen(
     studies: "Sequence[Study]", names: Sequence[str], *, figures_only: bool
 ) -> "list[tuple[Study, list[Claim | Figure]]]":
-    """Return the studies with the items that are wanted of each, all of them if none is named."""
+    """Return each study with its requested items; without names, all items are requested."""
     chosen, missing = [], set(names)
     for study in studies:
         by_name = _items(study)
@@ -274,7 +274,7 @@ def _chosen(
 
 
 def _print_claims(claims: "Sequence[StoredClaim]") -> None:
-    """Print one line per claim, and how many verdicts are as on record."""
+    """Print one line per claim, and the number of verdicts that agree with those on record."""
     results = [claim.result for claim in claims]
     rows = (
         {

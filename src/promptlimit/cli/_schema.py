@@ -1,4 +1,4 @@
-"""`promptlimit schema`: the JSON schemas of what commands print with --json."""
+"""`promptlimit schema`: the JSON schemas of the output of commands with --json."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +62,7 @@ def output_types() -> dict[str, Any]:
 
 
 def _page(schemas: dict[str, Any]) -> "Iterator[str]":
-    """Yield the lines of a page: for each command its type, and a table for each new class."""
+    """Yield the lines of a page: the type of each command's output, and a table per class."""
     shown: set[str] = set()
     for command, found in schemas.items():
         classes = {found["title"]: found} if "title" in found else {}
@@ -83,7 +83,7 @@ def _page(schemas: dict[str, Any]) -> "Iterator[str]":
 
 
 def _words(entry: dict[str, Any]) -> str:
-    """Return a type in words; a number may be null."""
+    """Return a description of a type; that a number may be null is not mentioned."""
     match entry:
         case {"$ref": name}:
             own = name.removeprefix("#/$defs/")

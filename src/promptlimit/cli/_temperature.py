@@ -11,7 +11,7 @@ from promptlimit.cli._options import length_in, number_in
 from promptlimit.cli._progress import progress
 
 _CURVE = 9
-"""Lengths in files and figures."""
+"""The number of lengths in files and figures."""
 
 
 def temperature(

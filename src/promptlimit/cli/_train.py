@@ -1,4 +1,4 @@
-"""`promptlimit train`: the training protocol of the paper, resumable."""
+"""`promptlimit train`: training as in the experiments of the paper; interrupted runs resume."""
 
 import functools
 import json
@@ -30,17 +30,16 @@ from promptlimit.errors import ConfigurationError, InputFileError, RunBusyError
 if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
 
-_BETWEEN_RISKS = 60.0  # seconds
-_MEASURED = 1.0  # seconds of steps after which the time left is shown
+_BETWEEN_RISKS = 60.0  # seconds between two computations of the risk that are shown
 _OVERHEAD = 30.0
-"""The part of the time of a step that does not depend on the length, in tokens."""
+"""The time of a step that does not depend on the length, in units of the time of one token."""
 _MOST = 2**31 - 1
 
 _clock = time.monotonic
 
 
 def _read_config(ctx, value):  # typer passes its context to a parameter without annotation
-    """Take the defaults of this command from a TOML file."""
+    """Read the defaults of the options of this command from a TOML file."""
     file: Path | None = value
     if file is None:
         return None
@@ -193,9 +192,9 @@ def _start(uniform_factors: Any, dim: int, kernel: str, key: Any) -> Any:
 
 
 def _require_record(file: Path, record: dict[str, Any]) -> None:
-    """Raise an error if the folder has runs with other options; repair a damaged record.
+    """Raise an error if the folder has runs with other options; rewrite a damaged record.
 
-    Lengths are not recorded: runs at further lengths may be added.
+    The record does not contain the lengths, so runs at further lengths may be added.
     """
     from promptlimit.storage import require_configuration, write_json
 
@@ -228,12 +227,12 @@ def _estimate(
 
 
 class _Watch:
-    """Reports the progress of training; a length without any report was finished before.
+    """Reports the progress of training; a length without any report was finished earlier.
 
     Args:
-        weights: by length, a number proportional to the time of a step.
-        steps: of each run.
-        runs: at each length.
+        weights: a number proportional to the time of a step, for each length.
+        steps: the number of steps of each run.
+        runs: the number of runs at each length.
         out: the folder of the runs.
         shown: the progress of the command.
     """
@@ -246,10 +245,8 @@ class _Watch:
         out: Path,
         shown: AbstractProgress,
     ):
-        self._shown, self._left, self._runs = shown, dict(weights), runs
+        self._shown, self._left, self._runs = shown, list(weights), runs
         self._looked, self._error = _clock(), ""
-        self._last: tuple[tuple[float, ...], float, float] | None = None  # lengths, work, time
-        self._worked = self._stepping = 0.0  # measured work, in units of the weights, and its time
         count = len(weights)
         shown.plan(
             f"{count} length{'s' if count > 1 else ''}, {steps:,} steps of {runs} "
@@ -258,43 +255,34 @@ class _Watch:
         )
 
     def __call__(self, at: "Progress") -> None:
-        """Show the progress, now and then with the risk, which takes a while to compute."""
+        """Show the progress, and at most once a minute the risk, which takes long to compute."""
         self.close(below=int(at.lengths[0]))
-        seconds_left = self._seconds_left(at)
-        ended = at.done == at.total
-        if ended or (at.rate and _clock() - self._looked > _BETWEEN_RISKS):
-            self._error = self._squared_error(2 * at.risk())
-            self._looked = _clock()
-            self._last = None
         names = [f"L = {length}" for length in at.lengths]
-        if ended:
-            self._shown.end(*names, outcome=self._error)
-            for length in at.lengths:
-                self._left.pop(int(length), None)
-            self._error = ""
+        if at.done != at.total:
+            self._report(at, names)
+            if at.rate and _clock() - self._looked > _BETWEEN_RISKS:
+                self._look(at)
+                self._report(at, names)  # so that the time of the risk is not counted as steps
             return
+        self._look(at)
+        self._shown.end(*names, outcome=self._error)
+        self._left = [length for length in self._left if length not in at.lengths]
+        self._error = ""
+
+    def _look(self, at: "Progress") -> None:
+        self._error = self._squared_error(2 * at.risk())
+        self._looked = _clock()
+
+    def _report(self, at: "Progress", names: list[str]) -> None:
         speed = f"{at.rate:.0f} steps per second" if at.rate else ""
         words = filter(None, (f"step {at.done:,} of {at.total:,}", speed, self._error))
         place = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-        shares = dict.fromkeys(names, at.share)
-        self._shown.at(f"{place}: {', '.join(words)}", shares, left=seconds_left)
-
-    def _seconds_left(self, at: "Progress") -> float | None:
-        """Return the time left at the mean speed of the steps, without compilation and risks."""
-        now, current = _clock(), sum(self._left.get(int(length), 0.0) for length in at.lengths)
-        work = at.share * current
-        if self._last is not None and self._last[0] == at.lengths:
-            self._worked += work - self._last[1]
-            self._stepping += now - self._last[2]
-        self._last = (at.lengths, work, now) if at.rate else None
-        if self._stepping < _MEASURED or self._worked <= 0.0:
-            return None
-        return (sum(self._left.values()) - work) * self._stepping / self._worked
+        self._shown.at(f"{place}: {', '.join(words)}", dict.fromkeys(names, at.share))
 
     def close(self, below: int | None = None) -> None:
-        """Report the lengths that needed no training, below this one or all, as stored."""
+        """Report as stored the lengths that needed no training, all or those below a length."""
         for length in [left for left in self._left if below is None or left < below]:
-            del self._left[length]
+            self._left.remove(length)
             self._shown.end(f"L = {length}", outcome="stored", stored=True)
 
     def _squared_error(self, value: float) -> str:

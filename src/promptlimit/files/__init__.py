@@ -1,4 +1,4 @@
-"""Files without pickle: objects of the library, and problems described by named arrays."""
+"""Reading and writing objects of the library without pickle, and problems given as named arrays."""
 
 from promptlimit.files._objects import load as load
 from promptlimit.files._objects import savable as savable

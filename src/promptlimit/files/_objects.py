@@ -1,7 +1,8 @@
-"""One object, one .npz file: its arrays, and a JSON description of how to construct it.
+"""One object per .npz file: its arrays, and a JSON description of how to construct it.
 
-A file is not trusted. Class names are looked up in a table and never imported; constructors check
-the arrays; and the object must describe itself exactly as the file does.
+A file is not trusted. A class name is looked up in a table, never imported from a name in the file,
+and the constructor checks the arrays. Then the loaded object is serialised again; its arrays and
+its description must be identical to those in the file.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from promptlimit._arrays import is_traced
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.results import Result
-from promptlimit.storage import unpacked_arrays, write_bytes
+from promptlimit.storage import as_path, unpacked_arrays, write_bytes
 
 Class = TypeVar("Class", bound=type)
 
@@ -51,7 +52,7 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         (
             *("CovariateRegression", "LinearRegression", "RotatedRegression"),
             *("Denoising", "InContextDenoising", "Discrimination", "InContextBigram"),
-            "SingleLocation",
+            *("SingleLocation", "InductionHead"),
         ),
         ("tasks", None),
     ),
@@ -65,8 +66,8 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }
-"""By class name: its package, and the attribute for each argument of its constructor; None if the
-arguments are the fields."""
+"""For each class name: the package of the class, and a map from the arguments of its constructor to
+the attributes that hold their values. None instead of a map if the arguments are the fields."""
 
 _PACKAGES_OF_RESULTS = ("results", "weights", "dynamics", "tasks")
 """Packages whose public result classes can be saved."""
@@ -77,8 +78,8 @@ _REGISTERED: dict[str, type] = {}
 def savable(cls: Class) -> Class:
     """Register a user-defined class, so that `save` and `load` accept its objects.
 
-    Use it as a decorator of a dataclass or an `equinox.Module` whose constructor takes its fields
-    by their names. `load` requires that the module with the class has been imported.
+    Use it to decorate a dataclass or an `equinox.Module` whose constructor has an argument for each
+    field, with the name of the field. Import the module with the class before calling `load`.
 
     >>> import equinox as eqx
     >>> @savable
@@ -91,8 +92,8 @@ def savable(cls: Class) -> Class:
     if missing := [name for name in _arguments_of(cls, None) if name not in taken]:
         raise ArgumentError(
             "cls",
-            f"must have a constructor that takes its fields, got {cls.__name__}, which does not "
-            f"take '{missing[0]}'.",
+            f"must have a constructor with an argument for each field, got {cls.__name__}, whose "
+            f"constructor has no argument '{missing[0]}'.",
         )
     _REGISTERED[f"{cls.__module__}.{cls.__qualname__}"] = cls
     return cls
@@ -101,8 +102,8 @@ def savable(cls: Class) -> Class:
 def save(path: str | Path, obj: object) -> None:
     """Write a law, an attention, a task, a training plan or a result to a .npz file.
 
-    The file contains arrays and a JSON description, and no pickle. It is written atomically, and
-    `load` returns an object with the same bits. Every result of this library can be saved.
+    The file contains arrays and a JSON description, and no pickle. It is written atomically. `load`
+    returns an object with bitwise equal arrays. All results of this library can be saved.
 
     Args:
         path: a path that ends in .npz.
@@ -115,7 +116,7 @@ def save(path: str | Path, obj: object) -> None:
     >>> print(law.mean, law.cov)
     [1.] [[2.]]
     """
-    place = Path(path)
+    place = as_path(path, "a file")
     if place.suffix != ".npz":
         raise ArgumentError("path", f"must end in .npz, got '{place.name}'.")
     written = _Written()
@@ -132,12 +133,12 @@ def save(path: str | Path, obj: object) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Return the object in a file that `save` wrote, with the same bits.
+    """Return the object in a file that `save` wrote, with bitwise equal arrays.
 
     The file need not be trusted: nothing in it is executed. A damaged file raises an
     `InputFileError`.
     """
-    place = Path(path)
+    place = as_path(path, "a file")
     needed = f"{place} must be a file that promptlimit.save wrote"
     if place.is_dir():
         raise InputFileError(f"{needed}, got a folder. {_advice_for_folder(place)}")
@@ -159,8 +160,8 @@ def load(path: str | Path) -> Any:
 def _advice_for_folder(place: Path) -> str:
     if (place / "config.json").is_file():
         return (
-            "It is a run folder: `gradient_flow`, `sgd` and `stream` read it when they are called "
-            f"again with folder={str(place.parent)!r}."
+            "It is a run folder: call `gradient_flow`, `sgd` or `stream` again with "
+            f"folder={str(place.parent)!r} to read it."
         )
     return "Give the path of a .npz file."
 
@@ -175,7 +176,9 @@ def _loaded(arrays: dict[str, np.ndarray]) -> object:
         again = _Written()
         same = again.described(found, "object", 0) == content
     if not same or set(again.arrays) != set(arrays):
-        raise ValueError("its description is not that of its object.")
+        raise ValueError(
+            f"its content is not what `save` would write for the {type(found).__name__} in it."
+        )
     for name, array in again.arrays.items():
         if not _same_bits(array, arrays[name]):
             raise ValueError(f"'{name}' is not a valid array of {type(found).__name__}.")
@@ -192,7 +195,7 @@ def _json(described: object) -> bytes:
 
 
 def _content(stored: np.ndarray | None) -> object:
-    """Return the description of the object."""
+    """Return the description of the object from the stored bytes."""
     if stored is None or stored.dtype != np.uint8 or stored.ndim != 1 or stored.size > _LONGEST:
         raise ValueError("it has no description.")
     whole = json.loads(stored.tobytes())
@@ -204,7 +207,7 @@ def _content(stored: np.ndarray | None) -> object:
 
 
 def _class_of(name: object) -> tuple[type, dict[str, str]]:
-    """Return the class of a name, and the attribute for each argument."""
+    """Return the class with a name, and the attribute for each argument of its constructor."""
     if isinstance(name, str) and name in _TABLE:
         package, attributes = _TABLE[name]
         cls = getattr(importlib.import_module(f"promptlimit.{package}"), name)
@@ -247,7 +250,7 @@ class _UnknownClassError(ValueError):
 
 
 class _Written:
-    """The arrays of an object by path, collected while it is described."""
+    """The arrays of an object, collected by path while its description is built."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
@@ -273,7 +276,10 @@ class _Written:
         return self._object(value, where, depth)
 
     def _entries(self, value: Mapping[Any, object], where: str, depth: int) -> dict[str, object]:
-        """Describe the values of a mapping by their keys; their arrays are numbered."""
+        """Return the descriptions of the values of a mapping, by key.
+
+        The paths of their arrays contain the number of an entry instead of its key.
+        """
         entries = {}
         for index, (key, part) in enumerate(value.items()):
             if not isinstance(key, str):
@@ -322,7 +328,7 @@ def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
     if depth > _DEEPEST:
         raise ValueError(f"its description is nested deeper than {_DEEPEST}.")
     if isinstance(node, list):
-        raise ValueError("its description has a list without a name.")
+        raise ValueError("its description has a list that is neither marked as list nor as tuple.")
     if not isinstance(node, dict):
         return node
     if "class" in node:
@@ -352,4 +358,4 @@ _FORMS: dict[str, Callable[[Any], object]] = {
     "scalar": lambda array: array[()],
     "jax": to_device,
 }
-"""The conversion of each form from its parts, or its array, to a value."""
+"""For each form of a described value: the function that converts its parts or array to it."""

@@ -1,4 +1,4 @@
-"""Attention, tokens and queries described by named arrays in files, and built-in examples."""
+"""Problems (attention, law of tokens, queries) read from named arrays in files, and examples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class AttentionProblem:
 
     Attributes:
         attention: a head, or a stack of layers.
-        law: the law of a token, or a finite prompt; None if the tokens are given separately.
+        law: the law of a token, or a finite prompt; None if it is given separately.
         queries: the law of the queries, or an array with one query per row.
     """
 
@@ -84,17 +84,27 @@ def read_problem(
 ) -> AttentionProblem:
     """Return the problem that the named arrays of some files describe.
 
-    Names are `key_query` and `value`, [d, d] for a head and [layers, d, d] or
-    [layers, heads, d, d] for a stack, with `residual` [layers, d, d] and `kernel` optional; or
-    `key_weight`, `query_weight`, `value_weight`, and optionally `output` and `scale`. The prompt
-    is `tokens` and optionally `weights`; or `cov` and optionally `mean`; or `half_widths` with
-    `prompt` "rademacher" or "cube"; or `radius` with `prompt` "sphere". The prompt is optional.
-    Queries are `query`, or `queries` with one per row, or `query_cov` and optionally `query_mean`.
+    The attention is given in one of two ways:
+
+    - `key_query` and `value`, with shape [d, d] for a head, and [layers, d, d] or
+      [layers, heads, d, d] for a stack; optionally `residual`, [layers, d, d], and `kernel`,
+    - `key_weight`, `query_weight` and `value_weight`; optionally `output` and `scale`.
+
+    The prompt is optional, and given in one of four ways:
+
+    - `tokens`, optionally `weights`,
+    - `cov`, optionally `mean`,
+    - `half_widths`, and `prompt` equal to "rademacher" or "cube",
+    - `radius`, and `prompt` equal to "sphere".
+
+    The queries are `query`, or `queries` with one per row, or `query_cov` and optionally
+    `query_mean`.
 
     Args:
-        sources: as for `storage.read_arrays`; later files replace arrays of earlier ones.
-        prompt: replaces the `prompt` of the files.
-        kernel: replaces the `kernel` of the files.
+        sources: the files, in the form that `storage.read_arrays` accepts; later files replace
+            arrays of earlier ones.
+        prompt: the kind of the prompt, in place of the `prompt` of the files.
+        kernel: the kernel, in place of the `kernel` of the files.
     """
     arrays: dict[str, np.ndarray | str] = {}
     for source in sources:
@@ -172,7 +182,7 @@ def example_stack(name: str) -> AttentionProblem:
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
-    """Flatten a table if an array of this name must be a vector or a number."""
+    """Flatten a table with one row or column if an array of this name is a vector or a number."""
     if isinstance(value, str):
         return value
     if name in _VECTORS and value.ndim == 2 and 1 in value.shape:

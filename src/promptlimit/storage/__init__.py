@@ -8,6 +8,7 @@ from promptlimit.storage._arrays import pack_nonfinite as pack_nonfinite
 from promptlimit.storage._arrays import read_arrays as read_arrays
 from promptlimit.storage._arrays import unpack_nonfinite as unpack_nonfinite
 from promptlimit.storage._arrays import unpacked_arrays as unpacked_arrays
+from promptlimit.storage._files import as_path as as_path
 from promptlimit.storage._files import json_object as json_object
 from promptlimit.storage._files import limited_bytes as limited_bytes
 from promptlimit.storage._files import list_of as list_of

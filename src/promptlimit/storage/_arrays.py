@@ -20,19 +20,24 @@ BinaryFile: TypeAlias = io.BytesIO | io.BufferedReader
 _MASK = "missing."
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _UNPACKED = 2**30
-"""The largest size in bytes of a pipe, and of an unpacked file that is not as large itself."""
+"""The largest size in bytes of the content of a pipe. It also limits the unpacked size of an
+archive, unless the archive itself is larger."""
 
 
-def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
+def read_arrays(
+    source: str, names: Collection[str] | None = None, *, unnamed: str | None = None
+) -> dict[str, np.ndarray | str]:
     """Return the named arrays of a file or of a pipe.
 
-    The ending of a file determines its format. A pipe, and a file without an ending, may have any
-    of the formats; a pipe is read into memory, up to 1 GiB.
+    The ending of a file name determines its format. The format of a pipe, or of a file without an
+    ending, is detected from its first bytes. A pipe is read into memory, up to 1 GiB.
 
     Args:
         source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array
             from any format.
-        names: the arrays to read; others in an archive are returned empty.
+        names: the arrays to read; other arrays of an archive are returned empty.
+        unnamed: the name for a single array that the file stores without a name; if None, such a
+            file raises an error.
     """
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)
@@ -55,12 +60,12 @@ def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, 
         reason = str(problem) or type(problem).__name__
         raise InputFileError(f"{path} must be readable as {form}, but {reason}") from None
     if isinstance(content, np.ndarray):
-        if not separator:
+        if not (separator or unnamed):
             raise InputFileError(
                 f"{path} must hold named arrays, got one array without a name. Write NAME={path}, "
                 f"for example query={path}."
             )
-        return {name: content}
+        return {name if separator else str(unnamed): content}
     if not separator:
         return content
     if name not in content:
@@ -71,7 +76,7 @@ def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[tuple[BinaryFile, int]]:
-    """Yield a file that can seek, and its size; a pipe is read into memory."""
+    """Yield a seekable file and its size; a pipe is read into memory first."""
     with path.open("rb") as file:
         if path.is_file():
             yield file, path.stat().st_size
@@ -83,7 +88,7 @@ def _opened(path: Path) -> Generator[tuple[BinaryFile, int]]:
 
 
 def _sniffed(file: BinaryFile) -> str:
-    """Return the ending of the format that a file has by its first bytes."""
+    """Return the ending for the format of a file, detected from its first bytes."""
     start = file.read(64)
     file.seek(0)
     if start.startswith(_NPY):
@@ -103,7 +108,7 @@ def _read_npy(name: str, file: BinaryFile, size: int, _: object) -> np.ndarray:
 def _read_npz(
     _: str, file: BinaryFile, size: int, wanted: Collection[str] | None
 ) -> dict[str, np.ndarray | str]:
-    """Return the arrays of an archive; those that are not wanted are empty."""
+    """Return the arrays of an archive; arrays that are not `wanted` are empty."""
     _require_magic(file, _NPZ, "an archive saved by numpy.savez.")
     return {
         name: str(array) if array.dtype.kind == "U" and array.ndim == 0 else _numeric(name, array)
@@ -124,14 +129,15 @@ def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
 def unpacked_arrays(
     file: BinaryFile, size: int, names: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive, after checking the size that they unpack to.
+    """Return the arrays of an archive, after checking their unpacked size.
 
-    `zipfile` never reads more bytes from a member than the archive's directory states.
+    The size is that in the archive's directory. `zipfile` never reads more bytes than this from a
+    member.
 
     Args:
         file: the archive.
-        size: the bytes of the archive.
-        names: the arrays to unpack, all when None; the others are empty.
+        size: the number of bytes of the archive.
+        names: the arrays to unpack, all if None; other arrays are returned empty.
     """
     with zipfile.ZipFile(file) as archive:
         members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -154,7 +160,11 @@ def unpacked_arrays(
 
 
 def _require_plain(name: str, stream: Any, size: int) -> None:
-    """Raise an error for an array of objects, which is a pickle, or of another size than stated."""
+    """Raise an error for a stored array that is unsafe or damaged.
+
+    It is unsafe if it holds Python objects, which are stored as a pickle, and damaged if its data
+    do not have the size that its header states.
+    """
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -167,7 +177,7 @@ def _require_plain(name: str, stream: Any, size: int) -> None:
         raise ValueError("it holds Python objects, which are never loaded.")
     claimed, there = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if claimed != there:
-        raise ValueError(f"'{name}' claims {claimed} bytes and has {there}.")
+        raise ValueError(f"the header of '{name}' states {claimed} bytes, but it has {there}.")
 
 
 def _require_magic(file: BinaryFile, magic: bytes, what: str) -> None:
@@ -177,7 +187,7 @@ def _require_magic(file: BinaryFile, magic: bytes, what: str) -> None:
 
 
 def _read_csv(name: str, file: BinaryFile, *_: object) -> np.ndarray:
-    """Return the matrix of a table; the caller flattens a single row or column to a vector."""
+    """Return a table as a matrix, also if it has a single row or column."""
     text = io.StringIO(file.read().decode("utf-8-sig"), newline="")
     rows = [row for row in csv.reader(text) if row and not row[0].lstrip().startswith("#")]
     if not rows:
@@ -227,7 +237,7 @@ _READERS = {".npy": _read_npy, ".csv": _read_csv, ".npz": _read_npz, ".json": _r
 
 
 def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with zeros in place of NaN and infinity, and masks of these places."""
+    """Return the arrays with NaN and infinity replaced by zeros, and masks of these entries."""
     finite = {}
     for name, array in arrays.items():
         missing = ~np.isfinite(array)
@@ -238,7 +248,7 @@ def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def unpack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with NaN at the places that `pack_nonfinite` masked."""
+    """Return the arrays with NaN at the entries that `pack_nonfinite` masked."""
     whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
     for name, missing in arrays.items():
         if name.startswith(_MASK):

@@ -1,7 +1,7 @@
 """Atomic writes, and untrusted JSON read within limits.
 
-A `ValueError` states the problem with a file as the end of a sentence: "it is ...", "its 'key' is
-...".
+The message of a `ValueError` from these functions is a clause such as "it is not a file" or "its
+'key' is not text", which callers insert into a sentence about the file.
 """
 
 import json
@@ -12,13 +12,30 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from promptlimit.errors import ArgumentError
+
 _LARGEST, _DEEPEST = 1_000_000, 20
 
 
+def as_path(value: object, what: str) -> Path:
+    """Return the value as a path; for a value that is not a path, raise an error.
+
+    Args:
+        value: the path.
+        what: the object at the path, for the message, such as "a file".
+    """
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise ArgumentError("path", f"must be the path of {what}, got {value!r:.40}.")
+    return Path(value)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers and crashes leave the old content or the new one."""
+    """Write a file atomically: at any moment it has either the old content or the new content.
+
+    If the path is a symbolic link, the file that it points to is written and the link is kept.
+    """
     try:
-        _write_whole(path, content)
+        _write_whole(Path(os.path.realpath(path)), content)
     except OSError as problem:  # the error of a full disk does not name the file
         reason = problem.strerror or str(problem)
         raise OSError(problem.errno, reason, str(path)) from problem
@@ -62,7 +79,8 @@ def json_object(
     Args:
         path: the file.
         largest: the largest size in bytes.
-        parse_constant: converts NaN and infinities; None keeps them.
+        parse_constant: a function that converts the texts NaN, Infinity and -Infinity; None keeps
+            them as floats.
         pipes: whether the file may be a pipe.
     """
     try:
@@ -80,7 +98,7 @@ def json_object(
 
 
 def _depth(content: object) -> int:
-    """Return the nesting depth of lists and objects, at most one more than allowed."""
+    """Return the nesting depth of lists and objects, counted up to one more than is allowed."""
     level, depth = [content], 0
     while level and depth <= _DEEPEST:
         depth += 1
@@ -107,7 +125,7 @@ def limited_bytes(path: Path, limit: int, *, pipes: bool = False) -> bytes:
 
 
 def text_of(content: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    """Return a string; the default if the key is missing."""
+    """Return the string at a key, or the default if the key is missing."""
     value = content.get(key, default)
     if not isinstance(value, str):
         raise ValueError(f"its '{key}' is not text")
@@ -115,7 +133,7 @@ def text_of(content: Mapping[str, Any], key: str, default: str | None = None) ->
 
 
 def number_of(content: Mapping[str, Any], key: str) -> float:
-    """Return a number: NaN for null, infinity for "inf"."""
+    """Return the number at a key: NaN for null, plus or minus infinity for "inf" and "-inf"."""
     value = content.get(key, "")
     if value is None:
         return math.nan
@@ -130,7 +148,7 @@ def number_of(content: Mapping[str, Any], key: str) -> float:
 
 
 def whole_of(content: Mapping[str, Any], key: str, least: int) -> int:
-    """Return a whole number from `least` to 999."""
+    """Return the whole number at a key, from `least` to 999."""
     value = content.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1000:
         raise ValueError(f"its '{key}' is not a whole number from {least} to 999")
@@ -138,7 +156,7 @@ def whole_of(content: Mapping[str, Any], key: str, least: int) -> int:
 
 
 def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list."""
+    """Return the list at a key."""
     value = content.get(key)
     if not isinstance(value, list):
         raise ValueError(f"its '{key}' is not a list")
@@ -146,7 +164,7 @@ def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def one_of(content: Mapping[str, Any], key: str, known: tuple[str, ...]) -> Any:
-    """Return one of the known words."""
+    """Return the string at a key, which must be one of the known ones."""
     value = content.get(key)
     if value not in known:
         raise ValueError(f"its '{key}' is not one of {', '.join(known)}")

@@ -13,12 +13,12 @@ class Progress:
     """The progress of a training run or of a stream.
 
     Attributes:
-        done: steps taken, or tokens read.
-        total: their total number; None if not known in advance.
-        rate: steps or tokens per second; 0 before it is known.
-        lengths: the prompt lengths that train together; empty for a stream.
-        risk: returns the current risk of the first run, NaN for a stream; call it before the
-            watcher returns.
+        done: the number of steps taken, or of tokens read.
+        total: the total number of steps or tokens; None if it is not known in advance.
+        rate: the number of steps or tokens per second; 0 before it is known.
+        lengths: the prompt lengths of the runs that are trained together; empty for a stream.
+        risk: a function that returns the current risk of the first run, or NaN for a stream. A
+            watcher may call it only before it returns.
     """
 
     done: int
@@ -34,7 +34,7 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
-"""A function that is called with the progress."""
+"""A function that is called repeatedly with the current progress."""
 
 
 @contextlib.contextmanager

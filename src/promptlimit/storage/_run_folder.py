@@ -1,10 +1,11 @@
 """Run folders: the configuration, the environment and the arrays of a run.
 
 The folder of a run is named by the hash of its configuration, and contains `config.json`,
-`environment.json`, `arrays.npz` and `done`; a run in progress has a `checkpoint.npz`, a `lock` and
-its `lock-holder`. Files are written atomically and `done` last, so a run killed at any moment is
-finished or resumes from its last checkpoint. Folders are not trusted when read: nothing is
-unpickled, and the name, the configuration and the checksum must match.
+`environment.json`, `arrays.npz` and `done`. The folder of a run in progress also contains
+`checkpoint.npz`, `lock` and `lock-holder`. Files are written atomically, `done` last. A run that
+was killed at any moment is therefore either finished or resumes from its last checkpoint. Folders
+are not trusted when read: nothing is unpickled, the name of the folder must be the hash of the
+configuration, and `done` must hold the checksum of the arrays.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ _LARGEST = 2**24
 """The largest configuration in bytes; it may contain matrices."""
 
 CHECKPOINT = "checkpoint"
-"""The name of a checkpoint that contains the whole state of a run."""
+"""The file name of the checkpoint that contains the whole state of a run."""
 OPAQUE = "without a name"
-"""Key that marks a part of a configuration without an identifying name."""
+"""The key that marks a part of a configuration, such as a lambda, that no name identifies."""
 
 Configuration = Mapping[str, object]
-"""Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
+"""Finite numbers, strings, lists and mappings, which can be written as JSON."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -44,8 +45,8 @@ class RunFolder:
     """The folder of one run, inside a folder of runs.
 
     Attributes:
-        config: everything that determines the run.
-        path: the folder.
+        config: the configuration, which determines the run.
+        path: the path of the folder.
     """
 
     def __init__(self, root: str | Path, config: Configuration):
@@ -71,7 +72,7 @@ class RunFolder:
 
     @classmethod
     def inside(cls, root: str | Path) -> "Iterator[RunFolder]":
-        """Yield the runs in a folder of runs, by their names."""
+        """Yield the runs in a folder of runs, sorted by name."""
         for file in sorted(Path(root).glob("*/config.json")):
             yield cls.at(file.parent)
 
@@ -97,6 +98,8 @@ class RunFolder:
         try:
             holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
             require_configuration(self.path / "config.json", self.config)
+            for unfinished in self.path.glob(".*.npz.*"):  # left by a process that was killed
+                unfinished.unlink(missing_ok=True)
             if self.finished:
                 self._remove_checkpoint()
             yield
@@ -140,7 +143,7 @@ class RunFolder:
 
         Args:
             arrays: the state of the run.
-            name: of the file, for a run that stores its finished parts one by one.
+            name: the name of the file without .npz; a run may store its finished parts one by one.
         """
         write_bytes(self._file(name), _archive(arrays))
 
@@ -150,8 +153,9 @@ class RunFolder:
         """Return the arrays of the last checkpoint; None without a checkpoint.
 
         Args:
-            like: arrays of the expected names, shapes and dtypes; `step` is the last step.
-            name: of the file.
+            like: arrays with the expected names, shapes and dtypes. If it contains `step`, the
+                value is the last step of the run, which the checkpoint must not exceed.
+            name: the name of the file without .npz.
         """
         path = self._file(name)
         if not path.is_file():
@@ -177,7 +181,7 @@ class RunFolder:
 
 
 def run_name(config: Configuration) -> str:
-    """Return the name of a run: the hash of its configuration, in any order of keys.
+    """Return the name of a run: the hash of its configuration, whatever the order of its keys.
 
     >>> run_name({"a": 1, "b": [2.0]}) == run_name({"b": [2.0], "a": 1})
     True
@@ -189,7 +193,7 @@ def run_name(config: Configuration) -> str:
 def _require_named(config: Configuration) -> None:
     """Raise an error for a configuration with an unnamed part, such as a lambda.
 
-    Two runs that differ only in that part would share a folder.
+    Otherwise two runs that differ only in this part would share a folder.
     """
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -204,7 +208,7 @@ def _require_named(config: Configuration) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions and the machine, on which a result may also depend."""
+    """Return the versions of the packages and the type of machine, which may affect a result."""
     return dict(_environment())
 
 
@@ -215,11 +219,11 @@ def _environment() -> dict[str, str]:
 
 
 def require_configuration(path: Path, config: Configuration) -> None:
-    """Write the configuration to a file; raise an error if the file has another one.
+    """Write the configuration to a file; if the file exists, require that it has the same content.
 
     Args:
         path: the file.
-        config: plain numbers, strings, lists and mappings.
+        config: the configuration.
     """
     if not path.exists():
         write_json(path, config)
@@ -229,13 +233,15 @@ def require_configuration(path: Path, config: Configuration) -> None:
     if differing:
         listing = "\n".join(f"  {line}" for line in differing)
         raise ConfigurationError(
-            f"{path.parent} must keep its configuration, but this one differs:\n{listing}\n"
+            f"{path.parent} must keep its configuration, but the new one differs:\n{listing}\n"
             "Choose another folder, or use the same configuration."
         )
 
 
 def differences(old: object, new: object, name: str = "") -> list[str]:
     """Return one line for each entry in which two configurations differ.
+
+    In the lines, "there" is the old configuration and "here" the new one.
 
     >>> differences({"rate": 0.1, "steps": 5}, {"rate": 0.2, "steps": 5, "seed": 1})
     ['rate: 0.1 there, 0.2 here', 'seed: nothing there, 1 here']
