@@ -168,7 +168,7 @@ def test_the_predicted_error_is_that_of_prompt_moments() -> None:
         (([[1.0]], [[1.0]], [[1.0], [2.0]]), {},
          "`values` must have one row for each of the 1 keys, got 2."),
         (([1.0], [[1.0]], [[1.0]]), {},
-         r"`queries` must be a matrix, one row a token, got shape \(1,\)."),
+         r"`queries` must be a matrix, one row per token, got shape \(1,\)."),
         (([[np.nan]], [[1.0]], [[1.0]]), {}, "`queries` must be finite, got nan."),
         (([["a"]], [[1.0]], [[1.0]]), {}, "`queries` must be a matrix of numbers, got list."),
         (([[1.0]], [[1.0]], [[1.0]]), {"scale": -1.0}, "`scale` must be positive, got -1.0."),

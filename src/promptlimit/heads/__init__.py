@@ -1,4 +1,4 @@
-"""Attention heads of trained transformers, measured against the theory.
+"""Attention heads of trained transformers, compared with their infinite-prompt limits.
 
 Names load on first use. `load` requires the packages of the extra `heads`, and `capture` requires
 PyTorch. Heads built by hand, `Head(queries, keys, values)`, require no further packages.

@@ -39,9 +39,9 @@ from promptlimit.storage import write_bytes
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
-"""The unexplained share of the variance of a head at `length_needed`."""
+"""At `length_needed`, the limit leaves this share of the variance of a head unexplained."""
 _BETWEEN = 5.0
-"""Seconds between two stored sums of moments."""
+"""The smallest number of seconds between two times at which sums of moments are stored."""
 
 
 @with_numpy_defaults
@@ -59,19 +59,21 @@ def atlas(
 ) -> HeadAtlas:
     r"""Return the sharpness of every head, and the share of its variance that each limit explains.
 
-    The text is cut into windows, each a prompt. The model runs over the text twice: once for the
-    moments of the corpus, and once to measure. Memory does not grow with the square of the window.
-    Heads from `capture`, or built by hand, are measured directly. The atlas depends only on
-    queries, keys and values; replacing heads (`replacement_curve`) requires the model.
+    The text is cut into windows, and each window is a prompt. The model runs over the text twice:
+    once for the moments of the whole text (the corpus), and once to measure. Memory does not grow
+    with the square of the window. Heads from `capture`, or heads built by hand, are measured
+    directly. The atlas depends only on queries, keys and values, whereas replacing heads
+    (`replacement_curve`) requires the model.
 
-    The prompt of a head is the law of (key, value) over the tokens that a query attends to. In a
-    causal model these are all tokens up to the query, and queries with fewer than an eighth of the
-    window before them are omitted. With rotary positions, keys are taken after rotation: the
-    position is part of a token, and the law is an average over the positions of the prompt.
+    The prompt of a head is the law of (key, value) over the tokens to which a query attends. In a
+    causal model these are all tokens up to the query, and queries in the first eighth of the window
+    are omitted. With rotary positions, keys are used after rotation. The position is then part of a
+    token, and the law is an average over the positions of the prompt.
 
     Args:
-        model: the result of `load` or of `capture`; or heads: a list for one layer, a list of lists
-            for several layers (as `Model.heads` returns), a list of those for several prompts.
+        model: the result of `load` or of `capture`, or heads: a list of heads for one layer, a list
+            of such lists for several layers (as `Model.heads` returns), or a list of those for
+            several prompts.
         text_or_ids: a text, token ids, or windows of token ids, one per row; omitted for heads.
         window: the number of tokens of a prompt; by default the longest prompt of the model, at
             most 512.
@@ -171,8 +173,8 @@ def _pooled_quantiles(sharpness: np.ndarray) -> np.ndarray:
 def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the length at which the predicted error is a tenth of the variance of the limit.
 
-    Logarithms are interpolated between the lengths of the grid. Infinite beyond the end of the
-    grid, NaN for a constant limit.
+    Between the lengths of `GRID`, logarithms are interpolated. The result is infinite if the length
+    is beyond the grid, and NaN if the limit does not depend on the query.
     """
     share = share_of(errors, totals[..., None])
     lengths = np.full(totals.shape, np.inf)
@@ -193,7 +195,7 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
-    """Return the exponent of the gap of each head, for Gaussian tokens with its moments."""
+    """Return the exponent of the gap of each head, for Gaussian tokens with the head's moments."""
     rates = np.empty(scales.shape)
     for layer, head in np.ndindex(rates.shape):
         keys, queries = moments[layer].key_law(head), moments[layer].query_law(head)
@@ -205,9 +207,9 @@ def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
 def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
     r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
 
-    `layer.N.matrix` is M, [heads, e, d], with the scale of the scores included, and `layer.N.shift`
-    is b, [heads, e]: the output of each head before the layer's output matrix, for an infinite
-    Gaussian prompt. Use them to initialise linear attention.
+    $Mq+b$ is the output of a head, before the layer's output matrix, over an infinite Gaussian
+    prompt. `layer.N.matrix` is M, [heads, e, d], which includes the scale of the scores, and
+    `layer.N.shift` is b, [heads, e]. Use them to initialise linear attention.
     """
     save = extra("safetensors.numpy").save
     tensors = {}

@@ -1,12 +1,12 @@
 r"""Heads of a PyTorch model of any family, captured while it runs.
 
-There are two routes. A model of transformers calls an attention function by its registered name, so
-a function that records its arguments is registered while the model runs. In other models attention
-is either a call of `scaled_dot_product_attention`, whose arguments are queries, keys, values, scale
-and mask, or two matrix products with a softmax between them. In the latter case the operators are
-recorded, and scale and mask are inferred from the scores: $s=c\,qk^\top$ for visible tokens, and a
-large negative number for the others. Both routes rebuild the output of every layer from the
-captured heads and compare it with that of the model.
+There are two routes. A model of the package transformers calls an attention function by its
+registered name, so a function that records its arguments is registered while the model runs. In
+other models attention is either a call of `scaled_dot_product_attention`, whose arguments are
+queries, keys, values, scale and mask, or two matrix products with a softmax between them. In the
+latter case the operators are recorded. Scale c and mask are then inferred from the scores, which
+are $c\,qk^\top$ for visible tokens and large negative numbers for masked ones. Both routes rebuild
+the output of every layer from the captured heads and compare it with the output of the model.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from promptlimit.heads._prompts import CapturedHeads
 _HIDDEN = -5e3
 """Tokens with this score or less are masked: masks are -10000, -1e9, the least float or -inf."""
 _REBUILT = {4: 1e-4, 2: 5e-2}
-"""The largest relative error of a rebuilt output due to rounding, by the bytes of a number."""
+"""For each size in bytes of the model's numbers, the largest relative error of a rebuilt output
+that rounding explains."""
 _BY_HAND = "Pass its arrays: promptlimit.heads.Head(queries, keys, values)."
 
 
@@ -42,11 +43,12 @@ def capture(
     route: Literal["auto", "transformers", "operators"] = "auto",
     **inputs: object,
 ) -> CapturedHeads:
-    """Return queries, keys and values of every head and layer of a PyTorch model as it runs.
+    """Run a PyTorch model and return the queries, keys and values of every head and layer.
 
-    The captured heads are in `captured.prompts[p][layer][h]`: head h of a layer over prompt p, a
-    `Head` with arrays `queries`, `keys` and `values`. All three indices start at 0, layers are in
-    the order in which they run, and `captured.layer_names[layer]` is the layer's attention module.
+    In the result `captured`, `captured.prompts[p][layer][h]` is head h of a layer over prompt p, a
+    `Head` with arrays `queries`, `keys` and `values`. All three indices start at 0. Layers are in
+    the order in which they run, and `captured.layer_names[layer]` names the layer's attention
+    module.
 
     The model can be any `torch.nn.Module` that computes attention by `scaled_dot_product_attention`
     or by matrix products and a softmax: a model of transformers, `torch.nn.MultiheadAttention`, or
@@ -56,8 +58,9 @@ def capture(
 
     Args:
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
-        ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes
-            vectors, [n, d] or [prompts, n, d]. Padding is not supported.
+        ids: the token ids of one prompt, [n], or of several, [prompts, n]. For a model that takes
+            vectors instead of ids, the vectors, [n, d] or [prompts, n, d]. Padding is not
+            supported.
         name: the name of the model on the HTML page of the atlas; by default the name of its class
             or checkpoint.
         route: "transformers" registers an attention function (`transformers.AttentionInterface`),
@@ -132,13 +135,13 @@ def _batches_of_one(torch: Any, model: Any, ids: Any) -> Iterator[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """One attention of a model on one prompt, arrays in single precision.
+    """One attention call of a model on one prompt, with arrays in single precision.
 
     Attributes:
         module: the name of the module.
-        queries: [heads, n, d].
-        keys: [heads, length, d], repeated for heads that share them.
-        values: [heads, length, e].
+        queries: the queries, [heads, n, d].
+        keys: the keys, [heads, length, d], repeated for heads that share them.
+        values: the values, [heads, length, e], also repeated.
         seen: whether each query attends to each token, [heads, n, length].
         scale: the factor on the scores.
         outputs: the outputs of the model, [heads, n, e].
@@ -184,7 +187,7 @@ def _rebuilding_error(call: _Call, heads: Sequence[Head]) -> float:
 def _calls(
     torch: Any, model: Any, tokens: Any, inputs: dict[str, object], *, registered: bool
 ) -> list[_Call]:
-    """Return the attention calls of one forward pass, in their order."""
+    """Return the attention calls of one forward pass, in the order in which they run."""
     calls: list[_Call] = []
     with contextlib.ExitStack() as stack:
         modules = _running_modules(model, stack)
@@ -221,7 +224,10 @@ def _calls(
 
 
 def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
-    """Return the list of the names of running modules, innermost last; it is kept up to date."""
+    """Return a list of the names of the running modules, innermost last.
+
+    The list is updated while the model runs.
+    """
     running = [type(model).__name__]
     for name, module in model.named_modules():
         if name:
@@ -262,7 +268,7 @@ def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' atten
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Compute attention as "sdpa" of transformers does, and record it."""
+    """Compute attention by the function "sdpa" of transformers, and record its arguments."""
     # Some versions of transformers offer "sdpa" to models with these options and then ignore them.
     if any(options.get(name) is not None for name in ("softcap", "s_aux")):
         raise ArgumentError(
@@ -339,7 +345,7 @@ def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -
 
 
 def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
-    """Return whether each query attends to each token, broadcast to [..., n, length]."""
+    """Return whether each query attends to each token, [..., n, length]."""
     seen = np.tri(*shape, dtype=bool) if causal else np.ones(shape, dtype=bool)
     if mask is None:
         return seen

@@ -1,4 +1,8 @@
-"""The causal atlas: every head of a causal model by distance, over long prompts."""
+"""The causal atlas: statistics of every head of a causal model over long prompts.
+
+Scores are grouped by the distance of a token from the query, and far tokens are replaced by their
+moments.
+"""
 
 import itertools
 from collections.abc import Mapping
@@ -41,27 +45,30 @@ def causal_atlas(
 ) -> CausalAtlas:
     r"""Return statistics of every head of a causal model by distance, with far tokens replaced.
 
-    A query attends to its own token and all earlier ones. The first few tokens (sinks) and the last
-    few (recent tokens) are kept; the others are far. The atlas contains the variance of the scores,
-    between and within bands of distance, the weights of sinks and of recent tokens, the effective
-    number of tokens and the entropy. Far tokens are then replaced by their count, means and
-    covariances, $1+d+e+de+d(d+1)/2$ numbers per head. For comparison, they are also dropped, and
-    more recent tokens are kept in the same memory.
+    A query attends to its own token and all earlier ones. The first few of these tokens (sinks) and
+    the last few (recent tokens) are kept; the tokens between them are called far. The atlas
+    contains the variance of the scores between and within bands of distance, the weights of sinks
+    and of recent tokens, the effective number of tokens and the entropy of the weights.
 
-    The model runs over the text once. The scores of a few hundred queries of one head are in memory
-    at a time.
+    The atlas also measures how much of the output is lost when the far tokens are replaced by their
+    count, means and covariances. For keys of dimension d and values of dimension e these are
+    $1+d+e+de+d(d+1)/2$ numbers per head. For comparison, the far tokens are dropped, and as many
+    more recent tokens are kept as fit into the same memory.
+
+    The model runs over the text once. Only the scores of a few hundred queries of one head are in
+    memory at a time.
 
     Args:
-        model: as for `atlas`.
-        text_or_ids: as for `atlas`.
+        model: the model or heads, as for `atlas`.
+        text_or_ids: the text or token ids, as for `atlas`.
         window: the number of tokens of a window; by default the longest prompt of the model, at
             most 4096.
         windows: the largest number of windows to use.
         sinks: the number of first tokens that are kept.
         recent: the number of most recent tokens that are kept, including the query's own.
         band: the number of distances in a band.
-        every: one query in `every` is measured, including the last one.
-        folder: as for `atlas`.
+        every: every so many queries one is measured, counted back from the last query.
+        folder: a folder for intermediate results, as for `atlas`.
         progress: a function that is called after each step, from any thread.
     """
     for name, value, least in (
@@ -123,16 +130,18 @@ def causal_atlas(
 def _moment_tokens(keys: int, values: int) -> int:
     """Return the number of tokens that take as much memory as the moments of the far tokens.
 
-    Moments are a count, two means, the covariance of keys and that of values with keys.
+    The moments are a count, the means of keys and values, the covariance of the keys, and the
+    covariance of the values with the keys.
     """
     numbers = 1 + keys + values + values * keys + keys * (keys + 1) // 2
     return -(-numbers // (keys + values))
 
 
 def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
-    """Return the measured queries: one in `every` from an eighth of the window on, and the last.
+    """Return the positions of the measured queries, one in `every`, including the last query.
 
-    A query must have twice as many tokens before it as are kept, so that some are dropped.
+    Queries in the first eighth of the window are omitted. A query must also have at least twice as
+    many tokens before it as are kept, so that some tokens are far.
     """
     kept = far.sinks + far.recent + far.equivalent_tokens
     first = max(length // 8, 2 * kept)
@@ -146,7 +155,10 @@ def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
 
 
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the edges of nonempty classes of lengths with equal ratios, and their members."""
+    """Return nonempty classes of lengths, as their edges and as masks of their members.
+
+    The ratio of consecutive edges is the same for all classes.
+    """
     count = _CLASSES
     while True:
         edges = np.geomspace(lengths[0], lengths[-1] + 1, count + 1).round()
@@ -165,10 +177,13 @@ def _entropy_predicted(
 ) -> dict[str, np.ndarray]:
     r"""Return the entropy of the longest prompts predicted from the shortest, [layers, heads].
 
-    Each prediction extrapolates the entropy of a query in a short prompt to the mean logarithm of
-    the long prompts' lengths: "no change"; "more tokens" adds $\ln$ of the ratio of lengths;
-    "gaussian" adds the gain of Gaussian scores of its sharpness; "gaussian far" applies that gain
-    to the far tokens alone and leaves the kept tokens unchanged.
+    Each method extrapolates the entropy of a query in a short prompt to the geometric mean of the
+    long prompts' lengths:
+
+    - "no change" uses the entropy of the short prompt;
+    - "more tokens" adds the logarithm of the ratio of the lengths;
+    - "gaussian" adds the increase of the entropy for Gaussian scores of the same variance;
+    - "gaussian far" adds this increase for the far tokens alone; the kept tokens do not change.
     """
     short, long = classes[0], classes[-1]
     at = {name: part[..., short] for name, part in rows.items()}
@@ -196,6 +211,8 @@ def _added(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the changes of $E\ln Z$ and $E\,H$ of Gaussian scores between two lengths.
 
+    Here Z is the sum of exponentials of the scores, H the entropy of the weights, $S_2$ the sum of
+    their squares, $\sigma^2$ the variance of the scores and g the `growth` of `Statistics`. Then
     $E\ln Z=\ln L+g\sigma^2/2$ and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$.
     """
 

@@ -17,12 +17,12 @@ class CorpusMoments:
     """Sums over the tokens of many prompts, for the heads of one layer, in double precision.
 
     Attributes:
-        count: number of tokens.
-        query_count: number of queries.
-        tokens: sums of tokens (key, value), [heads, t].
-        token_squares: sums of their outer squares, [heads, t, t].
-        queries: sums of queries, [heads, d].
-        query_squares: sums of their outer squares, [heads, d, d].
+        count: the number of tokens.
+        query_count: the number of queries.
+        tokens: the sums of tokens (key, value), [heads, t].
+        token_squares: the sums of the outer products of a token with itself, [heads, t, t].
+        queries: the sums of queries, [heads, d].
+        query_squares: the sums of the outer products of a query with itself, [heads, d, d].
     """
 
     count: int
@@ -34,7 +34,7 @@ class CorpusMoments:
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> "CorpusMoments":
-        """Return the moments with these stored fields."""
+        """Return the moments from arrays stored under the names of the attributes."""
         count, query_count, *sums = (arrays[field.name] for field in dataclasses.fields(cls))
         return cls(int(count), int(query_count), *sums)
 
@@ -56,7 +56,8 @@ class CorpusMoments:
     def affine_maps(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
 
-        $M=$ scale $C_{vk}$ and $b=m_v$ (Lemma 2.1), with one scale per head.
+        M is the scale of the head's scores times $C_{vk}$, the covariance of values with keys, and
+        $b=m_v$ the mean of the values (Lemma 2.1 of the paper).
         """
         d = self.queries.shape[1]
         mean = self.tokens / self.count
@@ -66,7 +67,7 @@ class CorpusMoments:
 
 
 def corpus_moments(heads: LayerHeads) -> CorpusMoments:
-    """Return the moments of one prompt as sums, which can be added to those of others."""
+    """Return the moments of one prompt as sums, which can be added to those of other prompts."""
     counts = heads.keys.shape[1], heads.queries.shape[1]
     sums: list[np.ndarray] = []
     for count, moments in zip(counts, _means_and_scatters(heads), strict=True):
@@ -79,7 +80,7 @@ def corpus_moments(heads: LayerHeads) -> CorpusMoments:
 @jax.jit
 @full_precision
 def _means_and_scatters(heads: LayerHeads) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return the means of tokens (key, value) and of queries, and sums of squares about them."""
+    """Return the mean and the centred scatter matrix of tokens (key, value), then of queries."""
     tokens = jnp.concatenate([heads.keys, heads.values], axis=2)
     return _mean_and_scatter(tokens), _mean_and_scatter(heads.queries)
 
@@ -95,7 +96,7 @@ def _parts(moments: CorpusMoments) -> tuple:
 
 
 def _gaussian(count: int, total: np.ndarray, squares: np.ndarray) -> Gaussian:
-    """Return the Gaussian with these sums; negative variances due to rounding become zero."""
+    """Return the Gaussian with these moments; variances that rounding made negative become zero."""
     mean = total / count
     variances, axes = np.linalg.eigh(squares / count - np.outer(mean, mean))
     cov = (axes * np.maximum(variances, 0.0)) @ axes.T

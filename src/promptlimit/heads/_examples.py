@@ -10,7 +10,7 @@ _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "i
 
 
 class ExampleModel(NamedTuple):
-    """A trained model inside a Python package, which is never imported.
+    """A trained model that is stored as data in a Python package; the package is never imported.
 
     Attributes:
         name: the name of the model.
@@ -53,9 +53,10 @@ DECODER = ExampleModel(
 
 
 def example_texts() -> dict[str, str]:
-    """Return two texts of different kinds: the reference manual of this Python, and its source.
+    """Return two texts of different kinds: the manual of the running Python, and source code of it.
 
-    The manual is what `help()` shows of the language; the source is that of a few modules.
+    The manual consists of the language topics of `help()`, and the source of a few modules of the
+    standard library.
     """
     from pydoc_data.topics import topics  # noqa: PLC0415  # a megabyte, needed here only
 

@@ -1,14 +1,17 @@
 r"""The far tokens of a causal head: statistics of their weights, and replacements by moments.
 
 A query at position i attends to the tokens 0..i. The first few of them (sinks) and the last few
-(recent tokens) are kept; the n far tokens between them are replaced by their moments:
+(recent tokens) are kept. The n far tokens between them have scores s_j and values v_j. They are
+replaced by their moments:
 
-    mass       Z_f = n exp(s + var/2)                 s, var: mean and variance of their scores
-    output     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j                            (Lemma 2.1)
+    mass       Z_f = n exp(s + var/2)                 s, var: mean and variance of the s_j
+    output     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j             (Lemma 2.1 of the paper)
     head       (Z_k a_k + Z_f a_f)/(Z_k + Z_f)        Z_k, a_k: mass and output of the kept tokens
 
-The finite-length correction: for n Gaussian tokens $\ln Z_f$ has mean $\ln n+s+g\,\mathrm{var}/2$,
-where g is `Statistics.growth`, and the linear part $C_{vk}t$ is multiplied by $1-E\,S_2$.
+with m_v the mean of the values, C_vk their covariance with the keys, and t the scaled query. A mass
+is a sum of exponentials of scores. For n Gaussian tokens there is a finite-length correction: the
+mean of $\ln Z_f$ is $\ln n+s+g\,\mathrm{var}/2$ with g the `growth` of `Statistics`, and the linear
+part $C_{vk}t$ is multiplied by $1-E\,S_2$, with $S_2$ the sum of squared weights.
 """
 
 from collections.abc import Callable
@@ -24,7 +27,7 @@ from promptlimit.heads._prediction import Prediction
 from promptlimit.heads._weighing import inside_of
 
 _LEAST = 1e-37
-"""A mass below this share of the largest counts as zero."""
+"""A mass below this share of the largest one is treated as zero."""
 
 
 class FarTokens(NamedTuple):
@@ -48,12 +51,16 @@ class FarTokens(NamedTuple):
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
         """Return the function of queries and positions that `Measurement` describes.
 
-        Statistics of each query: `variance` of the scores and its part `between` bands of distance;
-        softmax weights of `sinks` and `recent` tokens; `participation`, the sum of squared weights;
-        `entropy` of the weights, in nats, and the same among far tokens and among kept tokens;
-        `far_odds`, the logarithm of the ratio of the masses of far and kept tokens;
-        `far_variance`, the variance of the far scores; `mass_error`, the logarithm of the ratio of
-        the far mass from moments to the true one.
+        It returns these statistics of each query:
+
+        - `variance`: the variance of the scores; `between`: its part between bands of distance;
+        - `sinks`, `recent`: the total softmax weight of the sinks and of the recent tokens;
+        - `participation`: the sum of squared weights;
+        - `entropy`: the entropy of the weights, in nats; `far_entropy`, `kept_entropy`: the entropy
+          of the weights among far tokens and among kept tokens;
+        - `far_odds`: the logarithm of the far mass divided by the kept mass;
+        - `far_variance`: the variance of the scores of far tokens;
+        - `mass_error`: the logarithm of the far mass from moments divided by the true far mass.
         """
         del given
         keys = scale * head.keys
@@ -96,7 +103,15 @@ class FarTokens(NamedTuple):
 
 
 class _Masks(NamedTuple):
-    """Masks of the tokens of a query: sinks, recent, far, and those that `dropped` keeps."""
+    """Masks of the tokens of each query.
+
+    Attributes:
+        inside: the tokens to which the query attends.
+        first: the sinks.
+        last: the recent tokens.
+        far: the far tokens.
+        longer: the tokens that are kept if far tokens are dropped: sinks and more recent tokens.
+    """
 
     inside: Bool[Array, "n length"]
     first: Bool[Array, "1 length"]
@@ -114,7 +129,8 @@ def _outputs(
 ) -> Named:
     """Return the outputs [n, e] for each replacement of the far tokens.
 
-    - `dropped`: more recent tokens are kept instead, in the memory of the moments;
+    - `dropped`: far tokens are dropped, and the memory of their moments is used for more recent
+      tokens;
     - `mean`: true mass and mean value, in the memory of one token and a mass;
     - `gaussian`: mass and value from moments;
     - `gaussian_finite`: mass and value from moments, with the finite-length correction;
@@ -149,7 +165,7 @@ def _counts(chosen: Bool[Array, "n length"]) -> Float[Array, " n"]:
 
 
 def _only(rows: Float[Array, "n length"], chosen: Bool[Array, "*n length"]) -> Array:
-    """Return the rows with zeros where a token is not chosen."""
+    """Return the rows with zeros for tokens that are not chosen."""
     return jnp.where(chosen, rows, 0.0)
 
 
@@ -160,14 +176,14 @@ def _log_sum(masses: Float[Array, "n length"]) -> Float[Array, " n"]:
 def _entropy(
     masses: Float[Array, "n length"], scores: Float[Array, "n length"]
 ) -> Float[Array, " n"]:
-    r"""Return $\ln Z-\sum_jp_js_j$ for masses $e^{s_j}$; 0 without tokens."""
+    r"""Return the entropy $\ln Z-\sum_jp_js_j$ of weights $p_j=e^{s_j}/Z$; 0 without tokens."""
     return _log_sum(masses) - (_weighed(masses) * jnp.maximum(scores, jnp.log(_LEAST))).sum(axis=1)
 
 
 def _moments(
     scores: Float[Array, "n length"], chosen: Bool[Array, "n length"]
 ) -> tuple[Array, Array, Array]:
-    """Return mean and variance of the scores of chosen tokens, and the centred scores."""
+    """Return the mean and variance of the scores of chosen tokens, and the centred scores."""
     count = _counts(chosen)
     mean = _only(scores, chosen).sum(axis=1) / count
     centred = _only(scores - mean[:, None], chosen)
@@ -183,7 +199,8 @@ def _between(
 ) -> Float[Array, " n"]:
     r"""Return the variance of the mean scores of bands of distance, $\sum_bn_bm_b^2/L$.
 
-    Band b consists of the tokens at distances from b times `band` to (b + 1) times `band` - 1.
+    Band b consists of the $n_b$ tokens at distances from b `band` to (b + 1) `band` - 1 from the
+    query, whose centred scores have the mean $m_b$.
     """
     sums = jnp.pad(jnp.cumsum(centred, axis=1), ((0, 0), (1, 0)))
     bands = -(-centred.shape[1] // band)

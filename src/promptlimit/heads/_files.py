@@ -1,4 +1,4 @@
-"""Models on disk: configuration, weights and tokenizer, which are not trusted."""
+"""Models on disk: configuration, weights and tokenizer. The files are not trusted."""
 
 import abc
 import importlib
@@ -25,7 +25,7 @@ _CONVERT = (
 
 
 def extra(package: str) -> ModuleType:
-    """Import a package of the extra `heads`; called when a model is opened."""
+    """Import and return a package of the extra `heads`."""
     try:
         return importlib.import_module(package)
     except ImportError:
@@ -83,7 +83,7 @@ class AbstractModelSource(abc.ABC):
     Attributes:
         place: the path of the folder or file.
         name: the name of the model.
-        described_by: the source of the expected shapes, for messages.
+        described_by: the name of the source from which expected shapes are read, for messages.
         config: the content of config.json, or its equivalent.
     """
 
@@ -102,7 +102,7 @@ class AbstractModelSource(abc.ABC):
 
     @abc.abstractmethod
     def _spelled(self, name: str) -> str:
-        """Return the name that a tensor has in the file."""
+        """Return the name in the file of a tensor with this Hugging Face name."""
 
     @abc.abstractmethod
     def _stored(self, name: str) -> StoredTensor:
@@ -131,7 +131,7 @@ class AbstractModelSource(abc.ABC):
 
 
 class ModelFolder(AbstractModelSource):
-    """A folder of Hugging Face layout; tensors are stored in one file or several shards."""
+    """A folder with the layout of Hugging Face; tensors are in one file or in several shards."""
 
     def __init__(self, folder: Path):
         self.place, self.name, self.described_by = folder, folder.name, "config.json"
@@ -166,7 +166,7 @@ class ModelFolder(AbstractModelSource):
         return tokenizer
 
     def _spelled(self, name: str) -> str:
-        """Return the name in the file; old models use gamma and beta in norms."""
+        """Return the name of a tensor in the file; in old models norms have gamma and beta."""
         start, dot, end = name.rpartition("LayerNorm.")
         old = f"{start}{dot}{_OLD_NAMES[end]}" if dot and end in _OLD_NAMES else name
         return old if name not in self._tensors and old in self._tensors else name

@@ -1,4 +1,4 @@
-"""A language model in one GGUF file, with the interface of a folder of Hugging Face layout.
+"""A language model in one GGUF file, with the same interface as a folder of Hugging Face layout.
 
 The package gguf parses the file and restores quantised tensors. The file is not trusted: no read
 goes past its end, and the number of values in its header is limited.
@@ -14,8 +14,8 @@ from promptlimit.heads._files import AbstractModelSource, StoredTensor, extra
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
 _MOST_VALUES = 2**21
-"""The largest number of values in a header, each about 200 bytes in memory. A vocabulary of 128,000
-tokens with their merges has half as many."""
+"""The largest number of values in a header. Each takes about 200 bytes in memory. A vocabulary of
+128,000 tokens with its merges needs half of this number."""
 _KNOWN = frozenset(
     {
         "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -24,7 +24,7 @@ _KNOWN = frozenset(
         "rope.dimension_count", "rope.scaling.type",
     }
 )  # fmt: skip
-"""Metadata that the forward pass implements; other keys of the architecture raise an error."""
+"""The metadata keys that the forward pass supports; other keys of a Llama raise an error."""
 _AROUND = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -44,11 +44,11 @@ _IN_LAYER = {
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _CONTROL, _USERS = 3, 4
 _WITH_DIGITS = {"gpt-2": False, "smollm": True}
-"""Supported pre-tokenizers; whether each digit is a token of its own."""
+"""For each supported pre-tokenizer: whether every digit is a separate token."""
 
 
 class GgufModel(AbstractModelSource):
-    """A Llama in a GGUF file."""
+    """A model of the Llama architecture in a GGUF file."""
 
     def __init__(self, path: Path):
         self.place, self.name = path, path.stem
@@ -61,8 +61,8 @@ class GgufModel(AbstractModelSource):
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return one tensor in single precision, after its shape and type have been checked.
 
-        The file pairs neighbouring rows of queries and keys for rotary positions; they are
-        returned with the two halves of a head paired.
+        For rotary positions, the file pairs neighbouring rows of the query and key matrices. The
+        returned matrices pair row j of a head with row j + d/2, as `rotated` requires.
         """
         array = super().read(name, shape)
         if not any(part in name for part in _TURNED):
@@ -86,7 +86,10 @@ class GgufModel(AbstractModelSource):
         return StoredTensor(label, _shape(tensor), restored)
 
     def _spelled(self, name: str) -> str:
-        """Return 'blk.3.attn_q.weight' for 'layers.3.self_attn.q_proj.weight'."""
+        """Return the name in the file, such as 'blk.3.attn_q.weight'.
+
+        The name in Hugging Face models is then 'layers.3.self_attn.q_proj.weight'.
+        """
         if name in _AROUND or not name.startswith("layers."):
             return _AROUND.get(name, name)
         _, layer, rest = name.split(".", 2)
@@ -156,7 +159,7 @@ class GgufModel(AbstractModelSource):
         return value
 
     def _require_plain(self) -> None:
-        """Refuse metadata and tensors that the forward pass of a Llama does not implement."""
+        """Raise an error for metadata and tensors that the forward pass does not support."""
         values = self._metadata
         for name, expected in (("general.architecture", "llama"), ("split.count", 1)):
             values.require(name, expected)
@@ -202,7 +205,7 @@ class GgufModel(AbstractModelSource):
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the metadata of a file and its tensors, both by name; tensors stay on disk."""
+    """Return the metadata and the tensors of a file, by name; tensors are not read into memory."""
     try:
         with path.open("rb") as file:
             opening = file.read(4)
@@ -228,10 +231,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _bounded_reader() -> Any:
-    """Return the class `gguf.GGUFReader` with checks in the one method that reads bytes.
+    """Return a subclass of `gguf.GGUFReader` with checks in the one method that reads bytes.
 
-    `GGUFReader` does not check the counts in a header: past the end of the file it continues with
-    empty arrays, which a hostile count turns into unlimited time and memory.
+    `GGUFReader` does not check the counts in a header. Past the end of the file it reads empty
+    arrays, so that a hostile count would take unlimited time and memory.
     """
     reader = extra("gguf").GGUFReader
     if not hasattr(reader, "_get"):  # a private method, which a later version may rename

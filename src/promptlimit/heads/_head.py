@@ -27,10 +27,10 @@ class Head:
     of the head, and `head.attention(head.gaussian(), q)` its Gaussian limit.
 
     Args:
-        queries: [n, d].
-        keys: [length, d].
-        values: [length, e].
-        scale: the factor on the scores; $1/\sqrt d$ unless given.
+        queries: the queries $q_i$, [n, d].
+        keys: the keys $k_j$, [length, d].
+        values: the values $v_j$, [length, e].
+        scale: the factor on the scores; $1/\sqrt d$ by default.
         causal: whether query i attends only to tokens 0..i; requires as many queries as tokens.
 
     >>> head = Head([[1.0]], keys=[[0.0], [1.0]], values=[[0.0], [3.0]])
@@ -85,7 +85,7 @@ class Head:
         return SoftmaxAttention(self.scale * np.eye(width, keys), np.eye(values, width, k=keys))
 
     def tokens(self, position: int | None = None) -> Empirical:
-        """Return the prompt; for a causal head, the prompt that ends at `position`."""
+        """Return the prompt as a measure; for a causal head, the prompt up to `position`."""
         return Empirical(self._prompt(position))
 
     def gaussian(self, position: int | None = None) -> Gaussian:
@@ -93,7 +93,7 @@ class Head:
         return _fitted(self._prompt(position))
 
     def mixture(self, clusters: int, *, seed: int = 0, position: int | None = None) -> Mixture:
-        """Return the mixture of Gaussians with the moments of clusters of the prompt.
+        """Return a mixture with one Gaussian per cluster of tokens, which has its moments.
 
         Keys are in the same cluster if their scores over the queries are similar.
         """
@@ -101,7 +101,7 @@ class Head:
         return self._by_parts(label, position)
 
     def _by_parts(self, label: np.ndarray, position: int | None) -> Mixture:
-        """Return the mixture of the Gaussians with the moments of each part of the prompt."""
+        """Return a mixture with one Gaussian per part of the prompt, which has its moments."""
         prompt = self._prompt(position)
         label = label[: len(prompt)]
         kept = [prompt[label == part] for part in np.unique(label)]
@@ -109,10 +109,10 @@ class Head:
         return Mixture(shares, [_fitted(part) for part in kept])
 
     def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
-        """Return the mixture of the most attractive tokens, as atoms, and a Gaussian for the rest.
+        """Return a mixture of the most attended tokens, as atoms, and a Gaussian for the others.
 
-        Trained heads often put much of their attention on a few tokens; the others may still be
-        close to Gaussian.
+        Trained heads often put much of their attention on a few tokens. The other tokens may still
+        be close to Gaussian.
         """
         parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
         return self._by_parts(parts, position)
@@ -131,7 +131,8 @@ class Head:
     def _prompt(self, position: int | None) -> np.ndarray:
         if position is None and self.causal:
             raise ArgumentError(
-                "position", "must be given for a causal head, got None. Its prompt ends there."
+                "position",
+                "must be given for a causal head, got None. It is the last token of the prompt.",
             )
         end = len(self.keys) if position is None or not self.causal else position + 1
         if not 1 <= end <= len(self.keys):
@@ -159,7 +160,7 @@ def _matrix(name: str, value: object) -> np.ndarray:
             name, f"must be a matrix of numbers, got {type(value).__name__}."
         ) from None
     if array.ndim != 2 or 0 in array.shape:
-        raise ArgumentError(name, f"must be a matrix, one row a token, got shape {array.shape}.")
+        raise ArgumentError(name, f"must be a matrix, one row per token, got shape {array.shape}.")
     if not np.isfinite(array).all():
         raise ArgumentError(name, f"must be finite, got {array[~np.isfinite(array)][0]}.")
     return array

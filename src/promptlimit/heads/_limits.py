@@ -1,9 +1,9 @@
 r"""The infinite-prompt limits of a head, compared with the head over one prompt.
 
-For query i with scores $s_j$ over its prompt, the output of each limit is $\sum_jw_jv_j$ with the
-weights of `_weighing`; `corpus` is the affine map with the moments of other prompts.
-`gaussian_finite` and `corpus_finite` multiply the linear part by $1-E\,S_2$, as finite prompts do
-on average.
+The output of a limit at a query is $\sum_jw_jv_j$ over the tokens of the prompt, with the weights
+$w_j$ of `_weighing`. The limit `corpus` is instead the affine map of the Gaussian limit with the
+moments of other prompts. `gaussian_finite` and `corpus_finite` multiply the linear part by
+$1-E\,S_2$, the mean effect of a finite prompt, with $S_2$ the sum of squared weights.
 """
 
 from collections.abc import Callable
@@ -27,17 +27,17 @@ from promptlimit.heads._weighing import (
 )
 
 EVERY = 8
-"""One query in this many is used to predict the error at other lengths."""
+"""To predict the error at other lengths, one query in this many is used."""
 MEANS = ("participation", "participation_predicted", "skewness", "kurtosis")
-"""Statistics whose means over queries are in the atlas."""
+"""The statistics whose means over queries are in the atlas."""
 
 
 class PerHead(NamedTuple):
-    r"""Further arrays of each head that the limits use.
+    r"""Further arrays for each head that the limits use.
 
     Attributes:
-        matrix: $M$ of the Gaussian limit $q\mapsto m_v+Mq$ with moments of other prompts.
-        shift: $m_v$.
+        matrix: $M$ of the Gaussian limit $q\mapsto m_v+Mq$ with the moments of other prompts.
+        shift: $m_v$ of this limit.
         key: the random key of the clusters.
     """
 
@@ -116,8 +116,13 @@ class Limits(NamedTuple):
 def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any) -> Any:
     r"""Return $E|T_L-T|^2=|Be|^2E(A-\sigma)^2+(\|B\|_F^2-|Be|^2)E\,S_2$ for each query.
 
-    `along` is $|Be|^2=|C_{vk}t|^2/\sigma^2$, the variance of the values along the tilt; `spread` is
-    $\|B\|_F^2$, their total variance.
+    This is the mean squared error of the Gaussian limit at a finite length.
+
+    Args:
+        along: $|Be|^2=|C_{vk}t|^2/\sigma^2$, the variance of the values along the tilt t.
+        spread: $\|B\|_F^2$, the total variance of the values.
+        participation: $E\,S_2$.
+        score_error: $E(A-\sigma)^2$.
     """
     return along * score_error + (spread - along) * participation
 
@@ -128,17 +133,22 @@ def layer_sums(
     """Return sums over the queries of one prompt, for the heads of a layer.
 
     Args:
-        rows: the rows of `Limits`.
-        queries: the queries of the rows, [heads, queries, d].
-        lengths: the lengths of their prompts, [queries].
+        rows: the statistics and errors of `Limits` at the measured queries.
+        queries: the measured queries, [heads, queries, d].
+        lengths: the length of the prompt of each query, [queries].
         prediction: the weight statistics of Gaussian tokens.
 
     Returns:
-        `sharpness` [heads, queries]; `means` over queries by name; `errors` by limit, including
-        the fitted affine map; `predicted_error` of the Gaussian limit for independent Gaussian
-        tokens; `total`, the variance of the outputs; `grid_error` [heads, lengths], the predicted
-        error at the lengths of `GRID`; and `grid_total`, the variance of the limit. All are
-        [heads] unless stated otherwise.
+        A mapping with these entries, of shape [heads] unless stated otherwise:
+
+        - `sharpness`, [heads, queries];
+        - `means`: means of statistics over queries, by name;
+        - `errors`: the squared error of each limit, and of the best affine map ("affine");
+        - `predicted_error`: the error of the Gaussian limit predicted for independent Gaussian
+          tokens;
+        - `total`: the sum of squared deviations of the outputs from their mean;
+        - `grid_error`: the predicted error at the lengths of `GRID`, [heads, lengths];
+        - `grid_total`: the sum of squared deviations of the Gaussian limit from its mean.
     """
     found = rows.statistics
     order = found["variance"] / np.log(lengths)

@@ -1,8 +1,9 @@
 """One pass over the heads of a model: statistics of queries, and errors of replacements.
 
-Both atlases use this pass. A measurement is a hashable object with a method `rows`, which returns
-statistics of some queries and the outputs of each replacement of the head. This module contains the
-loops over prompts, layers, heads and blocks of queries, the squared errors and $R^2$.
+`atlas` and `causal_atlas` use this pass. A measurement is a hashable object with a method `rows`.
+For some queries it computes statistics, and the output of the head and of each replacement of the
+head. This module contains the loops over prompts, layers, heads and blocks of queries, the squared
+errors and $R^2$.
 """
 
 import functools
@@ -35,7 +36,7 @@ Named = dict[str, Array]
 """Arrays by name, one row per query."""
 _THREADS = 4
 SOFTMAX = "softmax"
-"""The name of the outputs of the head itself, among those of its replacements."""
+"""The key of the outputs of the head itself, in a mapping with the outputs of its replacements."""
 
 
 class QueryRows(NamedTuple):
@@ -43,10 +44,10 @@ class QueryRows(NamedTuple):
 
     Attributes:
         statistics: statistics of the scores of each query, by name, [heads, queries].
-        errors: squared distance of the output of each replacement from that of the head, by name,
-            [heads, queries].
-        totals: squared distances of outputs from their mean, summed over queries, by name; the head
-            itself is "softmax", [heads].
+        errors: the squared distance between the outputs of each replacement and of the head, by
+            name, [heads, queries].
+        totals: the squared distances of the outputs from their mean over queries, summed over
+            queries, by name, [heads]; "softmax" is the head itself.
         outputs: the outputs of the head itself, [heads, queries, e].
     """
 
@@ -65,11 +66,12 @@ class Measurement(Protocol):
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
         """Return a function of queries and their positions.
 
-        It returns statistics [n] and outputs [n, e] by name; the outputs include "softmax".
+        The function returns statistics [n] and outputs [n, e] by name. The outputs include
+        "softmax", that of the head itself.
 
         Args:
             head: queries, keys and values of one head.
-            scale: the factor on its scores.
+            scale: the factor on the scores of the head.
             prediction: the weight statistics of Gaussian tokens.
             given: further arrays for this head.
         """
@@ -83,7 +85,7 @@ def query_rows(  # noqa: PLR0917 - in the order of their use
     measurement: Measurement,
     given: Any = (),
 ) -> QueryRows:
-    """Return statistics and errors at the queries at some positions, one head after another.
+    """Return statistics and errors for the queries at some positions, computed head by head.
 
     Args:
         heads: queries, keys and values of a layer.
@@ -140,8 +142,8 @@ def in_every_layer(
 ) -> Part:
     """Return `measure(prompt, layer, heads)` for all layers of all prompts, [prompts, layers, ...].
 
-    Stored layers are not measured again. Raises `ArgumentError` where scores overflow single
-    precision.
+    Layers whose results are stored are not measured again. Raises `ArgumentError` if scores
+    overflow single precision.
     """
     done, total = itertools.count(1), prompts.count * len(prompts.scales)
     report(what, 0, total)
@@ -183,7 +185,7 @@ def _stacked(parts: list[Part]) -> Part:
 
 
 def in_threads(work: Callable[[int], Found], first: int, end: int) -> Iterator[Found]:
-    """Yield the results for prompts in order, computed in threads to use all cores."""
+    """Yield the results for prompts in order; threads compute them on several cores."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         yield from pool.map(work, range(first, end))
 
@@ -193,8 +195,8 @@ def explained(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     r"""Return $R^2=1-\sum\mathrm{error}/\sum\mathrm{total}$ over windows, and its standard error.
 
-    Arrays are [windows, layers, heads]. The standard error is that of the jackknife over windows,
-    infinite for a single window.
+    Arrays are [windows, layers, heads]. The standard error is computed by the jackknife over
+    windows, and is infinite for a single window.
     """
     r2 = {name: 1.0 - share_of(e.sum(axis=0), totals.sum(axis=0)) for name, e in errors.items()}
     if len(totals) == 1:
@@ -206,5 +208,5 @@ def explained(
 
 
 def share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return the share of a variance; NaN for a head with the same output at every query."""
+    """Return `part / whole`; NaN if `whole` is 0, as for a head with a constant output."""
     return part / np.where(whole > 0, whole, np.nan)

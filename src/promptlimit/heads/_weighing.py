@@ -1,15 +1,17 @@
 r"""The weights of tokens under softmax and under its limits.
 
-The output of a head is $\sum_jw_jv_j$. For softmax $w_j\propto e^{s_j}$ with the scores $s_j$. The
-limits of the theory depend only on moments of the prompt, but they too are weighted sums of the
-same values, because the covariance of a sample is a sum over its tokens:
+The output of a head is $\sum_jw_jv_j$ with the values $v_j$ and weights $w_j$. For softmax
+$w_j\propto e^{s_j}$ with the scores $s_j$. The infinite-prompt limits depend only on moments of the
+prompt. They too are weighted sums of the values, because the covariance of a sample is a sum over
+its tokens:
 
     uniform    w_j = 1/n
     Gaussian   w_j = (1 + s_j - s)/n                       as m_v + C_vk t = mean (1 + s_j - s) v_j
     mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c    r_c ∝ n_c exp(s_c + var_c/2)
 
-with s, s_c the mean scores of the prompt and of cluster c, n and n_c their numbers of tokens. Each
-row of `inside` is the mask of the prompt of one query, which ends at the query in causal models.
+Here n is the number of tokens of the prompt and s the mean of their scores; n_c, s_c and var_c are
+number, mean and variance of the scores in cluster c. Each row of `inside` is the mask of the prompt
+of one query, which ends at the query in causal models.
 """
 
 import functools
@@ -45,7 +47,7 @@ def uniform_weights(scores: Scores, inside: Inside) -> Scores:
 
 
 def gaussian_weights(scores: Scores, inside: Inside) -> Scores:
-    r"""Return the weights of the limit over $N(m,\Gamma)$, the prompt's moments (Lemma 2.1)."""
+    r"""Return the weights of the limit over the Gaussian with the prompt's moments (Lemma 2.1)."""
     share = uniform_weights(scores, inside)
     centre = (share * scores).sum(axis=1, keepdims=True)
     return share * (1.0 + scores - centre)
@@ -60,7 +62,7 @@ def mixture_weights(
     Args:
         scores: the scores, one row per query.
         inside: whether a token is in the prompt of the query.
-        members: 1 if a token belongs to a cluster, otherwise 0.
+        members: 1 if a token belongs to a cluster, otherwise 0; one row per token.
     """
     here = inside.astype(scores.dtype)
     counts = here @ members
@@ -79,7 +81,10 @@ def _counts(inside: Inside, scores: Scores) -> Float[Array, "n 1"]:
 
 
 def inside_of(positions: Int[Array, " n"], length: int, *, causal: bool) -> Inside:
-    """Return whether each query attends to each token: all, or those up to its own position."""
+    """Return whether each query attends to each token.
+
+    A query attends to all tokens, or, if `causal`, to the tokens up to its own position.
+    """
     if not causal:
         return jnp.ones((positions.shape[0], length), bool)
     return jnp.arange(length)[None] <= positions[:, None]
@@ -90,10 +95,10 @@ def in_blocks(
     queries: Float[Array, "length d"],
     positions: Int[Array, " n"] | None = None,
 ) -> Rows:
-    """Return `function(queries, positions)`, a few hundred queries at a time for long prompts.
+    """Return `function(queries, positions)`, evaluated in blocks of 512 queries for long prompts.
 
-    The results must have one row per query; memory then grows linearly with the length of the
-    prompt. The default positions are those of all queries.
+    Memory then grows linearly with the length of the prompt. The results of `function` must have
+    one row per query. By default, `positions` are those of all queries.
     """
     places = jnp.arange(queries.shape[0]) if positions is None else positions
     n = places.shape[0]
@@ -108,7 +113,7 @@ def in_blocks(
 def clusters_of(
     queries: ArrayLike, keys: ArrayLike, clusters: int, *, seed: int
 ) -> Float[Array, "length clusters"]:
-    """Return 1 if a key belongs to a cluster, otherwise 0."""
+    """Return the membership of keys in clusters: 1 if a key belongs to a cluster, otherwise 0."""
     rows = to_device(keys, jnp.float32)
     if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
         raise ArgumentError(
@@ -152,10 +157,10 @@ def members(
 def sink_members(
     queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int
 ) -> Float[Array, "length parts"]:
-    r"""Return the membership of keys if each of the most attractive ones is its own cluster.
+    r"""Return the membership of keys if each of the most attended keys is a cluster of its own.
 
-    The attraction of a key is $\ln E_qe^{\langle q,k\rangle}$, with the scale, for Gaussian
-    queries: the log-Laplace transform of the law of queries at k,
+    The keys are ranked by $\ln E_qe^{\langle q,k\rangle}$, with the scale included, for Gaussian
+    queries. This is the log-Laplace transform of the law of the queries at the key k,
     $\langle m_q,k\rangle+k^\top C_qk/2$. The other keys form the last cluster.
     """
     centre = queries.mean(axis=0)
@@ -169,7 +174,7 @@ def sink_members(
 def sinks_of(
     queries: ArrayLike, keys: ArrayLike, scale: float, sinks: int
 ) -> Float[Array, "length parts"]:
-    """Return `sink_members` for arrays of the user, after checking them."""
+    """Return `sink_members` for a user's arrays, after checking the number of sinks."""
     rows = to_device(keys, jnp.float32)
     if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
         raise ArgumentError(

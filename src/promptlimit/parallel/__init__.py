@@ -1,4 +1,4 @@
-"""Computation on one device, all devices of a machine or many hosts, with the same results."""
+"""Computation on one device, on several devices of a machine or on several hosts."""
 
 from promptlimit.parallel._devices import DeviceGroup as DeviceGroup
 from promptlimit.parallel._devices import active_devices as active_devices

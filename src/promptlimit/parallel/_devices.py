@@ -1,4 +1,7 @@
-"""The active devices: one by default, more inside `use_devices`."""
+"""The active devices, on which simulations and training run: one by default.
+
+The context manager `use_devices` makes several devices active.
+"""
 
 import contextlib
 import functools
@@ -23,9 +26,9 @@ class DeviceGroup:
     """A group of devices, in one process or in several.
 
     Attributes:
-        mesh: the devices along one axis, "devices".
+        mesh: the devices, as a jax mesh with one axis, "devices".
         hosts: the number of processes.
-        process: the number of this process.
+        process: the index of this process, from 0.
     """
 
     mesh: Mesh
@@ -39,7 +42,7 @@ class DeviceGroup:
 
     @property
     def local(self) -> tuple[int, ...]:
-        """The positions of the devices of this process."""
+        """The indices of the devices of this process in `mesh`."""
         if self.hosts == 1:
             return tuple(range(self.size))
         places = enumerate(self.mesh.devices.flat)
@@ -55,7 +58,7 @@ _CURRENT: ContextVar[DeviceGroup | None] = ContextVar("devices", default=None)
 
 
 def active_devices() -> DeviceGroup:
-    """Return the active devices: those of `use_devices`, or jax's default device alone."""
+    """Return the devices of the enclosing `use_devices`; outside of it, jax's default device."""
     current = _CURRENT.get()
     return _of((_default_device(),), 1, 0) if current is None else current
 
@@ -64,12 +67,12 @@ def active_devices() -> DeviceGroup:
 def use_devices(devices: int | str = "all") -> Generator[None]:
     """Run simulations and training inside the context on several devices.
 
-    Estimates have the same bits on any number of devices. Training distributes its seeds over
-    them, and results agree to rounding.
+    Estimates have the same bits on any number of devices. Training distributes its seeds over the
+    devices, and its results on different numbers of devices agree up to rounding.
 
     Args:
-        devices: the number of devices, or "all". With several processes only "all" is supported:
-            all devices of all processes.
+        devices: the number of devices, or "all" for all devices of all processes. With several
+            processes only "all" is supported.
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
@@ -86,7 +89,7 @@ def use_devices(devices: int | str = "all") -> Generator[None]:
 
 
 def alone() -> AbstractContextManager[None]:
-    """Run the context on one device of this process, as outside `use_devices`."""
+    """Run the context on the default device of this process, even inside `use_devices`."""
     return _active(None)
 
 
@@ -100,12 +103,12 @@ def _active(group: DeviceGroup | None) -> Generator[None]:
 
 
 def all_devices() -> DeviceGroup:
-    """Return all devices of all processes, active or not."""
+    """Return all devices of all processes, whether active or not."""
     return _of(tuple(jax.devices()), jax.process_count(), jax.process_index())
 
 
 def _chosen(devices: int | str) -> DeviceGroup | None:
-    """Return a group of this many devices; None for the default device."""
+    """Return the group that the argument of `use_devices` selects; None for the default device."""
     limited = devices != "all"
     if limited and not (isinstance(devices, Integral) and int(devices) >= 1):
         raise ArgumentError("devices", f"must be 'all' or a whole number from 1, got {devices!r}.")

@@ -1,8 +1,10 @@
-"""Several processes, on one host or many, joined by jax's runtime, and the loss of one of them.
+"""Runs of several processes, on one host or several, and errors when one of them is lost.
 
-When a process is lost, a collective that needs it fails and raises a `PeerLostError`. In a process
-that is not inside a collective, jax's coordination service calls `abort` in a separate thread; a
-handler of SIGABRT then prints the same message last on standard error and exits with status 1.
+jax's runtime connects the processes. When a process is lost, a collective operation that involves
+it fails in the other processes, and `peers_needed` raises a `PeerLostError`. In a process that is
+not inside a collective operation, jax's coordination service calls `abort` in a separate thread. A
+handler of SIGABRT then prints the message of the error on standard error, after jax's own messages,
+and exits with status 1.
 """
 
 import atexit
@@ -23,13 +25,20 @@ HEARTBEAT = 20
 """Seconds without a heartbeat after which a process counts as lost."""
 
 WAIT = 300
-"""Seconds to wait for all processes at the start."""
+"""Default number of seconds to wait for all processes at the start."""
 
-_GRACE = 2.0  # seconds for the main thread to report an error once jax aborts
+_GRACE = 2.0  # seconds that the main thread has for reporting an error after jax aborts
 
 
 class _State:
-    """The state of this process in a run of several."""
+    """The state of this process in a run of several processes.
+
+    Attributes:
+        reported: whether a `PeerLostError` was raised.
+        joined: whether `join` has succeeded.
+        message: the message to print if jax aborts this process.
+        handler: the handler of SIGABRT, or None.
+    """
 
     reported = False
     joined = False
@@ -39,10 +48,10 @@ class _State:
 
 @contextlib.contextmanager
 def peers_needed(when: str) -> Generator[None]:
-    """Convert an exception of a collective into a `PeerLostError`.
+    """Convert an exception of a collective operation into a `PeerLostError`.
 
     Args:
-        when: the end of "... was lost while ...", for the message.
+        when: what happened at that time, as the end of "... was lost while ...".
     """
     try:
         yield
@@ -55,7 +64,7 @@ def peers_needed(when: str) -> Generator[None]:
 
 
 def lost(when: str, problem: BaseException | None = None) -> str:
-    """Return the message for a process that lost another."""
+    """Return the message of the error in a process when another process was lost."""
     reason = "" if problem is None else f" ({_first_line(problem)})"
     return (
         f"Another process of this run was lost while {when}{reason}. Run the same command on "
@@ -75,16 +84,15 @@ def join(
     *,
     wait: int = WAIT,
 ) -> None:
-    """Join the other processes of a run; call it before jax computes anything.
+    """Join the other processes of a run; call this function before jax computes anything.
 
-    Arguments left as None are detected by jax, which supports Slurm, Open MPI, Kubernetes and
-    other clusters.
+    jax detects the arguments that are None on Slurm, Open MPI, Kubernetes and other clusters.
 
     Args:
-        coordinator: HOST:PORT of process 0; any free port, the same for all processes.
+        coordinator: HOST:PORT, the host of process 0 and any free port; the same in all processes.
         processes: the number of processes.
-        process: the number of this process, from 0.
-        wait: seconds to wait for all processes.
+        process: the index of this process, from 0.
+        wait: the number of seconds to wait for all processes.
     """
     _require_address(coordinator)
     if processes is not None and processes < 1:
@@ -134,9 +142,9 @@ def _require_address(coordinator: str | None) -> None:
 
 
 def _report_before_abort() -> None:
-    """Print the message last when jax's runtime aborts this process.
+    """Install a handler that prints `_State.message` last when jax aborts this process.
 
-    Has no effect where Python cannot call the C library's `signal`, as on Windows.
+    It has no effect where Python cannot call the C library's `signal`, such as on Windows.
     """
     if _State.handler is not None:
         return
@@ -146,7 +154,7 @@ def _report_before_abort() -> None:
         while time.monotonic() < until and not _State.reported:
             time.sleep(0.05)
         if _State.reported:
-            time.sleep(_GRACE)  # the main thread is about to exit
+            time.sleep(_GRACE)  # the main thread exits within this time
         else:
             os.write(2, f"\nerror: {_State.message}\n".encode())
         os._exit(1)
@@ -159,9 +167,10 @@ def _report_before_abort() -> None:
 
 
 def leave_at_exit(code: int) -> None:
-    """Exit without waiting for the other processes when Python ends.
+    """Make this process exit with status `code`, without waiting for the other processes.
 
-    A normal exit waits for them, and they may be lost or waiting for this process.
+    It exits when the Python program ends. A normal exit would wait for the other processes, which
+    may be lost or waiting for this process.
     """
     atexit.register(_exit_now, code)
 

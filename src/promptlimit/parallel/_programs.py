@@ -1,6 +1,7 @@
-"""One program on every device, and values that all processes share.
+"""One function run on every device, and values that all processes share.
 
-Each device runs the program on its own part: compiled once, with the same bits everywhere.
+The function, here called a program, receives shared inputs and a part of the work that is different
+for each device. It is compiled once, and the same part gives the same bits on every device.
 """
 
 import io
@@ -21,15 +22,18 @@ from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices, all
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
-"""Bytes of the smallest message. Sizes are powers of two, so that few programs are compiled."""
+"""Bytes of the smallest message. Message sizes are powers of two, to compile few programs."""
 
 
 Program = Callable[[Any, Any], Any]
-"""A function (shared, part) -> pytree of arrays; a module-level one, so that it compiles once."""
+"""A function (shared, part) -> pytree of arrays.
+
+Define it at module level: jax compiles a new function object again.
+"""
 
 
 def gathered(tree: Any, team: DeviceGroup) -> Any:
-    """Return arrays that are sharded over the devices as NumPy arrays, whole on every process."""
+    """Return sharded arrays as complete NumPy arrays on every process."""
     if team.hosts == 1:
         return jax.tree.map(np.asarray, tree)
     tree = jax.block_until_ready(tree)  # raises errors of this process before those of peers
@@ -43,7 +47,7 @@ def _same(tree: Any) -> Any:
 
 
 def agreed(tree: Any) -> Any:
-    """Return the arrays of the first process, on every process.
+    """Return the arrays that process 0 passed, on every process.
 
     Args:
         tree: NumPy arrays, of the same shapes and dtypes on every process.
@@ -63,7 +67,7 @@ def agreed(tree: Any) -> Any:
 
 
 def _from_first(message: bytes, team: DeviceGroup) -> bytes:
-    """Return the message of the first process; all messages must have the same length."""
+    """Return the message of process 0; the messages of all processes must have the same length."""
     size = max(_LEAST, 2 ** (len(message) - 1).bit_length()) if message else _LEAST
     row = np.zeros((1, size), np.uint8)
     row[0, : len(message)] = np.frombuffer(message, np.uint8)
@@ -79,12 +83,12 @@ def _first(rows: Any) -> Any:
 
 
 def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Run `work` on the first process only, and return its result on every process.
+    """Run `work` on process 0 only, and return its result on every process.
 
-    If it raises an exception there, the other processes raise a `WriterError` with its message.
+    If `work` raises an exception, the other processes raise a `WriterError` with its message.
 
     Args:
-        work: returns named arrays of numbers; it may read and write files.
+        work: a function that returns named arrays of numbers; it may read and write files.
     """
     team = active_devices()
     if team.hosts == 1:
@@ -115,9 +119,9 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def collective_sums() -> tuple[np.ndarray, float]:
-    """Return the sum 1 + 2 + ... over all devices, as computed on each, and the correct value.
+    """Return the sum 1 + 2 + ... + n as computed by each of n devices, and the correct value.
 
-    A difference shows that the devices cannot communicate.
+    A difference between them shows that the devices do not communicate correctly.
 
     >>> sums, expected = collective_sums()
     >>> bool((sums == expected).all())
@@ -142,14 +146,14 @@ def _sum(own: jax.Array) -> jax.Array:
 def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
     """Return `program(shared, part(i))` for each device i, stacked, on every process.
 
-    All devices run the same program on the same shapes, so results do not depend on the number
-    of devices.
+    All devices run the same compiled program on the same shapes, so the result for a given part
+    does not depend on the number of devices.
 
     Args:
         program: the function that each device runs.
         shared: arrays, random keys and constants that are the same on all devices.
-        part: returns the arrays and random keys of device i; called only for the devices of this
-            process.
+        part: a function of i that returns the arrays and random keys of device i. It is called
+            only for the devices of this process.
 
     >>> def scaled(factor, part):
     ...     return factor * part
@@ -162,7 +166,7 @@ def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) ->
 def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
     """Start `run_on_devices`, and return a function that waits for its result.
 
-    The host can do other work in the meantime, and queue more for the devices.
+    Until then the host can do other work, and launch further programs on the devices.
     """
     team = active_devices()
     if team.size == 1:
@@ -177,17 +181,17 @@ def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callabl
 def in_chunks(
     program: Program, shared: Any, chunk: int, *, key: PRNGKeyArray, draws: int
 ) -> Iterator[Any]:
-    """Yield the results of a program on consecutive chunks of rows of keys, without end.
+    """Yield the results of a program on consecutive chunks of rows of random keys, without end.
 
-    Row i has the keys `split(fold_in(key, i), draws)`. The number of devices changes neither the
-    chunks nor their order, so each chunk has the same bits on any number of devices.
+    Row i consists of the keys `split(fold_in(key, i), draws)`. The chunks and their order do not
+    depend on the number of devices, so each result has the same bits on any number of devices.
 
     Args:
-        program: (shared, keys) -> arrays with one row per row of keys.
-        shared: arrays, random keys and constants.
-        chunk: rows per device and round; must not depend on the number of devices.
-        key: randomness.
-        draws: keys per row.
+        program: a function (shared, keys) -> arrays with one row per row of keys.
+        shared: arrays, random keys and constants that are the same on all devices.
+        chunk: the number of rows in a chunk; it must not depend on the number of devices.
+        key: the random key from which the rows are computed.
+        draws: the number of keys per row.
 
     >>> def coins(bias, keys):
     ...     return jax.vmap(lambda own: jax.random.bernoulli(own[0], bias))(keys)
@@ -229,7 +233,12 @@ def _together(program: Program, mesh: Mesh, shared: Any, parts: Any) -> Any:
 
 
 class _Words(eqx.Module):
-    """A random key as plain numbers, which can be sent between processes."""
+    """A random key as plain numbers, which can be placed on devices of several processes.
+
+    Attributes:
+        words: the data of the key.
+        generator: the implementation of jax's random generator.
+    """
 
     words: Any
     generator: Any = eqx.field(static=True)
@@ -254,7 +263,7 @@ def _with_keys(tree: Any) -> Any:
 
 
 def _everywhere(leaf: Any, mesh: Mesh) -> Any:
-    """Return an array with a copy on every device; constants are unchanged."""
+    """Return an array with a copy on every device; other leaves are returned unchanged."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
     place = NamedSharding(mesh, P())
@@ -265,7 +274,7 @@ def _everywhere(leaf: Any, mesh: Mesh) -> Any:
 
 
 def _own(parts: dict[int, Any], team: DeviceGroup) -> Any:
-    """Return the parts of all devices as arrays with a leading axis over them."""
+    """Return the parts of all devices as arrays whose first axis is sharded over the devices."""
     place = NamedSharding(team.mesh, P(AXIS))
 
     def stacked(*leaves: Any) -> Array:
@@ -281,6 +290,6 @@ def _own(parts: dict[int, Any], team: DeviceGroup) -> Any:
 
 
 def _host(leaf: Any) -> np.ndarray:
-    """Return an array on this host, in jax's current precision."""
+    """Return an array as NumPy array, in the precision that jax currently uses."""
     host = np.asarray(leaf)
     return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

@@ -23,15 +23,15 @@ class DenoisingReport(Result):
 
     Attributes:
         lengths: $L$, [n]; the last is infinite.
-        value: $E\|f_L-f_{Bayes}\|^2$ by predictor, each [n]: "layer", "two_heads", "linear",
-            "best".
+        value: $E\|f_L-f_{Bayes}\|^2$ for each predictor $f_L$, [n]: "layer" (the Bayes layer),
+            "two_heads", "linear" and "best" (the best layer).
         error: the error of `value`.
         tuned: gate, temperature, gain and residual of the best layer, each [n]; empty if the best
             layer was not requested.
-        missing: by name, the reason why a predictor is not available.
+        missing: the reason why a predictor is not available, by the name of the predictor.
         bayes_risk: the mean squared error of the Bayes denoiser itself.
         tau: the largest standard deviation of the scores of the Bayes layer.
-        exponent: $\kappa$: the distance of the Bayes layer falls like $L^{-\kappa}$.
+        exponent: $\kappa$, where the distance of the Bayes layer falls like $L^{-\kappa}$.
         largest_gate: the largest gate in the search for the best layer.
         means: the means of the components, one per row.
         weights: the weights of the components.

@@ -15,7 +15,7 @@ class DepthFlow(Result):
     r"""The prompt $\mu_t$ at depth t, in the limit of many thin layers.
 
     Attributes:
-        times: the depths, increasing.
+        times: the depths t, in increasing order, [n].
         mean: the mean of the tokens at each depth, [n, d]; NaN from `blow_up` on.
         value: the covariance $G(t)$ of the tokens, [n, d, d]; NaN from `blow_up` on.
         error: the error of each entry of `value`, [n, d, d]; 0 for a closed form.
@@ -41,9 +41,11 @@ class DepthFlow(Result):
     def ranks(self, threshold: float = 1e-9) -> np.ndarray:
         """Return the number of eigenvalues of each covariance above a fraction of the largest.
 
+        The exact rank does not change with depth, so eigenvalues below the threshold may be small
+        but not zero.
+
         Args:
-            threshold: the fraction. The exact rank does not change with depth: eigenvalues below
-                the threshold are small but not zero.
+            threshold: the fraction.
         """
         ranks = np.zeros(self.times.size, dtype=int)
         for place in np.flatnonzero(np.isfinite(self.value).all(axis=(1, 2))):
@@ -56,7 +58,7 @@ class DepthFlow(Result):
 
         Args:
             ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
+            style: keywords for the style of the lines, as for `ax.plot`.
         """
         roles = self._roles()
         drawn = axes_for(ax, roles["times"], roles["value"], self.times)

@@ -1,4 +1,7 @@
-"""Gaps between finite and infinite prompts: curves over lengths, rates, required lengths."""
+"""Gaps between finite and infinite prompts: curves over lengths, rates and required lengths.
+
+A gap is the mean squared distance between the output over a finite prompt and its limit.
+"""
 
 import math
 import sys
@@ -10,10 +13,10 @@ import numpy as np
 from promptlimit.errors import ArgumentError
 from promptlimit.results._kinds import HEADINGS, AbstractKindReport, Kind
 from promptlimit.results._rates import RateFit
-from promptlimit.results._result import Result, axis, derived, padded, scalar, variable
+from promptlimit.results._result import Result, axis, derived, scalar, variable
 
 _FAR = 3.5
-"""An estimate farther from the exact value than this many standard errors is noted."""
+"""A note is added if an estimate differs from the exact value by more standard errors than this."""
 
 
 class GapCurve(Result):
@@ -21,13 +24,14 @@ class GapCurve(Result):
 
     Attributes:
         lengths: $L$, [n].
-        value: $E\|T_L-T\|^2$ over prompts and queries, or the same for a gradient, [n].
+        value: $E\|T_L-T\|^2$ over prompts and queries, [n]. If `wrt` is given, $T$ is the gradient
+            of the output.
         error: the error of `value`: the measured numerical error ("exact"), one standard error
-            ("estimate"), NaN ("asymptotic": none claimed), 0 ("bound").
+            ("estimate"), NaN ("asymptotic", which claims no error), 0 ("bound").
         kind: the kind of the numbers.
         wrt: the parameter whose gradient is compared; None for outputs.
-        limit_square: $E\|T\|^2$ over queries, by which the relative gap is normalised.
-        cov: covariance of the estimates at all lengths, [n, n]; None for other kinds.
+        limit_square: $E\|T\|^2$ over queries, which normalises the relative gap.
+        cov: the covariance of the estimates at all lengths, [n, n]; None for other kinds.
         samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """
 
@@ -53,9 +57,11 @@ class GapExponent(Result):
 
     Attributes:
         value: $\kappa$; 0 if the gap falls more slowly than every power.
-        tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, the largest standard deviation of scores over
-            Gaussian queries; 0 if queries or tokens are bounded.
-        rho: if positive, the gap falls like $e^{-\sqrt{2\ln L}/\rho}$.
+        tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, with $\Gamma$ the covariance of the tokens, $U$
+            the key-query matrix and $S$ the covariance of Gaussian queries; 0 if queries or tokens
+            are bounded.
+        rho: $\rho$, where the gap falls like $e^{-\sqrt{2\ln L}/\rho}$, more slowly than every
+            power; 0 if it falls like a power.
     """
 
     value: float
@@ -81,13 +87,13 @@ class GapExponent(Result):
     @property
     @derived()
     def kind(self) -> Kind:
-        """The kind of the rate, a statement about long prompts."""
+        """The kind of the rate: "limit", because it describes long prompts."""
         return "limit"
 
     @property
     @derived()
     def error(self) -> float:
-        """Zero: a closed form."""
+        """Zero, because the exponent is a closed form."""
         return 0.0
 
 
@@ -98,12 +104,12 @@ class RequiredLength(Result):
     diverges, and None if the kind is not available for the problem.
 
     Attributes:
-        tolerance: the largest allowed gap.
-        absolute: whether the tolerance bounds $\sqrt{E\|T_L-T\|^2}$ itself, or its ratio to
-            $\sqrt{E\|T\|^2}$.
+        tolerance: the largest allowed value of $\sqrt{E\|T_L-T\|^2}$ or, if `absolute` is False, of
+            its ratio to $\sqrt{E\|T\|^2}$.
+        absolute: whether the tolerance is absolute.
         wrt: the parameter whose gradient is compared; None for outputs.
-        exact: the length by the exact gap.
-        asymptotic: the length by the leading order in 1/L.
+        exact: the length computed from the exact gap.
+        asymptotic: the length computed from the leading order of the gap in 1/L.
         bound: a length that is proved to be sufficient.
     """
 
@@ -117,7 +123,7 @@ class RequiredLength(Result):
     @property
     @derived()
     def value(self) -> float:
-        """The best available length: exact, else proved, else by the leading order."""
+        """The best available length: exact, or else proved, or else from the leading order."""
         return self._best()[1]
 
     @property
@@ -129,18 +135,24 @@ class RequiredLength(Result):
     @property
     @derived()
     def error(self) -> float:
-        """0, since the gap is checked on both sides of the length; NaN for the leading order."""
+        """The error of `value`: NaN for the leading order, otherwise 0.
+
+        The length is exact, because the gap is checked on both sides of it.
+        """
         return math.nan if self.kind == "asymptotic" else 0.0
 
     @property
     @derived()
     def length(self) -> dict[str, int | str]:
         """The lengths by kind: a whole number, or a description if it is not finite."""
-        answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         return {
             kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
-            for kind, value in answers.items()
+            for kind, value in self._answers.items()
         }
+
+    @property
+    def _answers(self) -> dict[str, float | None]:
+        return {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         row = {"tolerance": self.tolerance, "absolute": self.absolute, **self.length}
@@ -153,12 +165,9 @@ class RequiredLength(Result):
         yield {"tolerance" if self.absolute else "relative tolerance": self.tolerance, **answers}
 
     def _best(self) -> tuple[Kind, float]:
-        answers: dict[Kind, float | None] = {
-            "exact": self.exact,
-            "bound": self.bound,
-            "asymptotic": self.asymptotic,
-        }
-        return next((kind, value) for kind, value in answers.items() if value is not None)
+        kinds: tuple[Kind, ...] = ("exact", "bound", "asymptotic")
+        known = ((kind, self._answers[kind]) for kind in kinds)
+        return next((kind, value) for kind, value in known if value is not None)
 
     def describe(self, kind: str) -> str:
         """Return the length in one kind as text.
@@ -166,10 +175,10 @@ class RequiredLength(Result):
         >>> RequiredLength(0.01, False, None, 25000.0, 24000.0, math.inf).describe("bound")
         '> 1e30'
         """
-        answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
+        answers = self._answers
         if kind not in answers:
             raise ArgumentError(
-                "kind", f"must be one of 'exact', 'asymptotic', 'bound', got {kind!r}."
+                "kind", f"must be one of {', '.join(map(repr, answers))}, got {kind!r}."
             )
         value = answers[kind]
         if value is None:
@@ -186,11 +195,12 @@ class GapReport(AbstractKindReport):
 
     Attributes:
         curves: the curves by kind.
-        missing: by kind, the reason why it is not available.
-        exponent: the predicted rate of outputs; None if it is not known, and for gradients.
-        fit: a power law fitted to the best curve; None for fewer than two usable lengths.
-        fit_from: the shortest length of that fit; for an exact curve, the length from which it is
-            a power law, if there is one.
+        missing: the reason why a kind is not available, by kind.
+        exponent: the predicted rate of the gap of outputs; None for gradients, or if it is unknown.
+        fit: a power law fitted to the exact or else the simulated curve; None for fewer than two
+            usable lengths.
+        fit_from: the shortest length of this fit. An exact curve is fitted from the length from
+            which it is a power law, if there is such a length.
     """
 
     curves: Mapping[str, GapCurve]
@@ -205,12 +215,11 @@ class GapReport(AbstractKindReport):
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return one row per length: the gap and its error in every kind, and the relative gap."""
-        lengths = next(iter(self.curves.values())).lengths
         columns = {}
         for kind, curve in self.curves.items():
             columns |= {kind: curve.value, f"{kind}_error": curve.error}
         columns |= {} if self._best is None else {"relative": self._best.relative}
-        return {"length": lengths}, {name: padded(x, lengths) for name, x in columns.items()}
+        return self._along_lengths(columns)
 
     def table(self) -> Iterator[dict[str, Any]]:
         """Yield one row per length: the gap in every kind, and the relative gap."""

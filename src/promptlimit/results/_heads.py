@@ -1,4 +1,8 @@
-"""Results on the heads of a trained transformer: atlases, and curves of replaced heads."""
+"""Results on the heads of a trained transformer: atlases, and curves of replaced heads.
+
+An atlas holds statistics of every head of a model on one text, compared with infinite-prompt
+limits of the head.
+"""
 
 import abc
 import math
@@ -19,7 +23,7 @@ _WAYS = {
     "gaussian_finite": "moments, finite length",
     "gaussian_mass": "moments, true mass",
 }
-"""Descriptions of the replacements of the far tokens."""
+"""The description of each replacement of the far tokens in a `CausalAtlas`."""
 
 
 class Column(NamedTuple):
@@ -27,7 +31,7 @@ class Column(NamedTuple):
 
     Attributes:
         heading: the heading of the column.
-        name: its name in `rows`.
+        name: the name of the column in `rows`.
         digits: 2 for two decimals, 3 for three significant digits, 0 for names and counts.
     """
 
@@ -52,18 +56,20 @@ class AbstractAtlas(Result, abc.ABC):
     Attributes:
         columns: the columns of the table of heads.
         model: the name of the model.
-        model_type: its family, as in config.json.
+        model_type: the family of the model, as in config.json.
         window: L, the number of tokens of a prompt.
         windows: the number of prompts.
-        sinks: the number of tokens that are kept exactly; the others are replaced by moments.
-        rotary: whether keys were taken after rotation.
-        parity: relative error of each layer's attention output rebuilt from its heads, [layers];
-            NaN for heads built by hand, which have no output to compare with.
-        effective_tokens: $1/\overline{S_2}$, measured.
-        r2: by name, the share of the head's variance over queries that a replacement explains. A
-            negative value is worse than the mean output. NaN for a head with the same output at
-            every query.
-        r2_error: standard error of each `r2` over windows; infinite for one window.
+        sinks: the number of tokens that are kept exactly; the other tokens are replaced by moments.
+        rotary: whether the model rotates queries and keys by their position; they are used after
+            rotation.
+        parity: the relative error of each layer's attention output when rebuilt from its heads,
+            [layers]; NaN for heads built by hand, which have no output to compare with.
+        effective_tokens: $1/\overline{S_2}$, with $\overline{S_2}$ the measured mean over queries
+            of the sum of squared softmax weights.
+        r2: the share of the variance of a head's output over queries that each replacement of the
+            head explains, by name. A negative value is worse than the mean output. NaN for a head
+            with the same output at every query.
+        r2_error: the standard error of each `r2` over windows; infinite for one window.
     """
 
     columns: ClassVar[tuple[Column, ...]]
@@ -108,10 +114,11 @@ class AbstractAtlas(Result, abc.ABC):
 
 
 class HeadAtlas(AbstractAtlas):
-    r"""Every head of a model on one text, compared with the limits of the theory.
+    r"""Every head of a model on one text, compared with its infinite-prompt limits.
 
-    `AbstractAtlas` describes the common attributes. In the limit "sinks", `sinks` tokens are atoms
-    and the others one Gaussian. With rotary positions the law of keys is averaged over positions.
+    `AbstractAtlas` describes the common attributes. In the limit "sinks", `sinks` tokens are atoms,
+    and the other tokens are replaced by one Gaussian. With rotary positions, the law of keys is
+    averaged over the positions of the prompt.
 
     Attributes:
         clusters: the number of Gaussians in the limit "mixture".
@@ -120,20 +127,22 @@ class HeadAtlas(AbstractAtlas):
         sharpness: quantiles (5, 25, 50, 75 and 95 per cent) of
             $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$, the standard deviation of the scores of a
             query, over the queries of all prompts together; $c$ is the scale. [layers, heads, 5].
-        linear_share: share of queries with $\sigma^2\le\frac23\ln L$.
-        frozen_share: share of queries with $\sigma^2>2\ln L$.
-        effective_tokens_predicted: `effective_tokens` for Gaussian tokens of this sharpness.
+        linear_share: the share of queries with $\sigma^2\le\frac23\ln L$.
+        frozen_share: the share of queries with $\sigma^2>2\ln L$.
+        effective_tokens_predicted: the `effective_tokens` of independent Gaussian tokens with the
+            same sharpness at every query.
         skewness: the skewness of the scores of one query, averaged over queries; 0 for Gaussian
             scores.
-        kurtosis: the same for the excess kurtosis.
-        error_predicted: the exact unexplained share of the variance for independent Gaussian
-            tokens.
-        length_needed: the length at which a tenth of the variance would be unexplained, for
-            Gaussian tokens; infinite beyond $2^{40}$.
-        exponent: $\kappa$: for Gaussian tokens and queries the gap falls like $L^{-\kappa}$.
+        kurtosis: the excess kurtosis of the scores of one query, averaged over queries; 0 for
+            Gaussian scores.
+        error_predicted: the share of the variance that the Gaussian limit would leave unexplained
+            for independent Gaussian tokens, computed exactly.
+        length_needed: the length at which this share would be a tenth; infinite beyond $2^{40}$.
+        exponent: $\kappa$, where the gap falls like $L^{-\kappa}$ for Gaussian tokens and queries
+            with the moments of the head.
         matrix: $M$ of the Gaussian limit $q\mapsto Mq+b$ with the moments of the whole text,
             including the scale of the scores, [layers, heads, e, d].
-        shift: $b$, [layers, heads, e].
+        shift: $b$ of this limit, [layers, heads, e].
     """
 
     columns: ClassVar[tuple[Column, ...]] = (
@@ -176,7 +185,11 @@ class HeadAtlas(AbstractAtlas):
     @property
     @derived("layer", "head")
     def regime(self) -> np.ndarray:
-        r"""The regime: the squared median of $\sigma$ compared with $\frac23\ln L$ and $2\ln L$."""
+        r"""The regime of each head: "linear", "concentrating" or "frozen".
+
+        With $\sigma$ the median sharpness, a head is linear if $\sigma^2\le\frac23\ln L$ and frozen
+        if $\sigma^2>2\ln L$.
+        """
         order = self.median_sharpness**2 / math.log(self.window)
         return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
 
@@ -218,14 +231,14 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def median_r2(self, regime: str) -> dict[str, float]:
-        """Return the median R² of every limit over the heads of a regime; empty without heads."""
+        """Return the median R² of every limit over the heads of a regime; empty if it has none."""
         chosen = (self.regime == regime) & np.isfinite(self.r2["gaussian"])
         if not chosen.any():
             return {}
         return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
 
     def rank_correlation(self, limit: str = "gaussian") -> float:
-        """Return Spearman's correlation over heads of median sharpness and the R² of a limit."""
+        """Return Spearman's correlation over heads between median sharpness and R² of a limit."""
         varies = np.isfinite(self.r2[limit])
         ranks = [
             np.argsort(np.argsort(values[varies])).astype(float)
@@ -237,28 +250,33 @@ class HeadAtlas(AbstractAtlas):
 class CausalAtlas(AbstractAtlas):
     r"""Every head of a causal model on one text: statistics by distance, and replaced far tokens.
 
-    `AbstractAtlas` describes the common attributes. The first `sinks` tokens are kept. The prompt
-    of a query at position i consists of tokens 0..i. Means are over queries, then over windows.
+    `AbstractAtlas` describes the common attributes. The prompt of a query at position i consists of
+    tokens 0..i. The first `sinks` and the last `recent` of these are kept, and the tokens between
+    them are far. A band consists of the tokens at `band` consecutive distances from the query.
+    Means are over queries, then over windows.
 
     Attributes:
         shortest: the number of tokens of the shortest measured prompt.
-        every: one query in `every` was measured.
+        every: the spacing of the measured queries: one query in `every` was measured.
         recent: the number of most recent tokens that are kept, including the query's own.
         equivalent_tokens: the number of tokens that take as much memory as the moments of the far
             tokens.
         band: the number of distances in a band.
-        between: variance of the mean scores of bands of distance.
-        within: variance of the scores within bands; `sharpness` squared is the sum of both.
-        sink_weight: softmax weight of the first tokens.
-        recent_weight: softmax weight of the recent tokens, including sinks that are recent.
-        entropy: $\overline H$ in nats; $e^{\overline H}$ is `entropy_tokens`.
-        far_sharpness: standard deviation of the scores of far tokens, as a root mean square over
-            queries.
-        mass_error: mean logarithm of the ratio of the far tokens' mass, from moments, to the true
-            one.
-        lengths: edges of the classes of prompt lengths, [classes + 1].
-        by_length: `between`, `within` and `entropy` by class, [layers, heads, classes].
-        entropy_predicted: entropy in the last class predicted from the first, by each method.
+        between: the variance of the mean scores of the bands.
+        within: the variance of the scores within bands; `sharpness` squared is the sum of `between`
+            and `within`.
+        sink_weight: the total softmax weight of the first `sinks` tokens.
+        recent_weight: the total softmax weight of the recent tokens, including sinks that are
+            recent.
+        entropy: $\overline H$, the mean entropy of the softmax weights, in nats.
+        far_sharpness: the standard deviation of the scores of far tokens, as a root mean square
+            over queries.
+        mass_error: the mean logarithm of the mass of the far tokens from moments, divided by their
+            true mass; the mass is the sum of exponentials of scores.
+        lengths: the edges of the classes of prompt lengths, [classes + 1].
+        by_length: `between`, `within` and `entropy` for each class of lengths,
+            [layers, heads, classes].
+        entropy_predicted: the entropy in the last class predicted from the first class, by method.
     """
 
     columns: ClassVar[tuple[Column, ...]] = (
@@ -373,12 +391,15 @@ class HeadReplacement(Result):
 
     Attributes:
         model: the name of the model's folder.
-        measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
-        window: tokens of a prompt.
-        sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
-        windows_in_atlas: how many of the windows the atlas had used, if both had the same text.
-        counts: numbers of heads replaced, [n].
-        curves: by name, one value for every count and window, [n, windows].
+        measure: "cosine", the cosine between the embeddings of this model and of the model as
+            trained, or "loss", in nats.
+        window: the number of tokens of a prompt.
+        sinks: the number of tokens that are atoms, in addition to one Gaussian, in the limit
+            "sinks".
+        windows_in_atlas: the number of windows that the atlas had also used, if it was computed
+            from the same text.
+        counts: the numbers of replaced heads, [n].
+        curves: the measure for every count and window, [n, windows], by the name of the curve.
         baseline: a reference value: the mean cosine between embeddings of different windows, or the
             loss of a uniform guess.
     """
@@ -416,7 +437,7 @@ class HeadsReport(Result):
     """The heads of a model on several texts, and its output with heads replaced.
 
     Attributes:
-        texts: the atlas of each text, by its name.
+        texts: the atlas of each text, by the name of the text.
         replacement: the model's output on the first text as heads are replaced; None if it was not
             measured.
     """
@@ -434,7 +455,7 @@ class HeadsReport(Result):
         return {"text": names}, joined
 
     def text(self) -> str:
-        """Return the tables of every text, and that of replaced heads."""
+        """Return the tables of every text, and the table of replaced heads."""
         parts = [f"{name}: {atlas.text()}" for name, atlas in self.texts.items()]
         parts += [] if self.replacement is None else [self.replacement.text()]
         return "\n\n".join(parts)

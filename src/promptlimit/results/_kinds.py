@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from promptlimit.results._result import Result
 
 if TYPE_CHECKING:
@@ -11,16 +13,17 @@ if TYPE_CHECKING:
 Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 """The kind of a value.
 
-- `exact`: prompts integrated out, by closed form or quadrature.
+- `exact`: the average over prompts is computed by closed form or quadrature.
 - `limit`: the prompt is infinite.
-- `asymptotic`: the leading order in 1/L.
-- `bound`: proved, above the truth.
-- `estimate`: prompts simulated; the error is a standard error.
+- `asymptotic`: the value is the leading order in 1/L.
+- `bound`: the value is a proved upper bound.
+- `estimate`: prompts are simulated; the error is a standard error.
 """
 
 
 Length: TypeAlias = float | int
-"""The number of tokens of a prompt: whole, or infinite. Run-time checks reject an int as float."""
+"""The number of tokens of a prompt: a whole number or infinity. The type includes int, because
+run-time checks of annotations do not accept an int as a float."""
 
 HEADINGS: dict[str, str] = {
     "exact": "exact",
@@ -35,19 +38,31 @@ class AbstractKindReport(Result):
     """One quantity along prompt lengths, in every available kind.
 
     Attributes:
-        curves: the results by kind; simulated ones may stop at a shorter length.
-        missing: by kind, the reason why it is not available.
+        curves: the results by kind; simulated results may end at a shorter length.
+        missing: the reason why a kind is not available, by kind.
     """
 
     curves: Mapping[str, Any]
     missing: Mapping[str, str]
+
+    def _along_lengths(
+        self, columns: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the longest axis of lengths, and columns padded to it with NaN."""
+        axes = [curve.lengths for curve in self.curves.values()]
+        lengths = max(axes, key=len, default=np.zeros(0))
+        padded = {}
+        for name, values in columns.items():
+            missing = len(lengths) - len(values)
+            padded[name] = np.pad(values, (0, missing), constant_values=np.nan)
+        return {"length": lengths}, padded
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw the curves of every kind into the same axes.
 
         Args:
             ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
+            style: keywords for the style of the lines, as for `ax.plot`.
         """
         if not self.curves:
             raise TypeError(f"`{type(self).__name__}` has no curve to draw.")

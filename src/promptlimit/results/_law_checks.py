@@ -9,9 +9,10 @@ class LawCheck(Result):
 
     Attributes:
         name: the name of the check.
-        comparisons: how many numbers were compared; 0 if the check does not apply.
-        largest: the largest deviation, divided by the allowed deviation.
-        note: the reason why the check does not apply, or the omitted comparisons; empty otherwise.
+        comparisons: the number of compared numbers; 0 if the check does not apply.
+        largest: the largest ratio of a deviation to the allowed deviation.
+        note: the reason why the check does not apply, or the comparisons that were omitted; empty
+            otherwise.
     """
 
     name: str
@@ -24,8 +25,8 @@ class LawReport(Result):
     """The checks that a law passed.
 
     Attributes:
-        law: the name of its class.
-        samples: how many tokens were drawn.
+        law: the name of the class of the law.
+        samples: the number of tokens that were drawn.
         false_alarm: an upper bound on the probability that a correct law fails.
         checks: the checks, in order.
     """

@@ -16,7 +16,7 @@ _NORMAL = np.linspace(-8.5, 8.5, 205)
 _SHARES = np.exp(-0.5 * _NORMAL**2) / np.exp(-0.5 * _NORMAL**2).sum()
 
 _LEFT = 1e-9
-"""Probability that a tail cannot resolve."""
+"""Probabilities below this number cannot be resolved from a tail 1 - P."""
 
 _HALVINGS = 80
 
@@ -27,8 +27,8 @@ Numbers: TypeAlias = np.ndarray | Sequence[Any] | float | int
 class OutputLaw(Result):
     r"""The law over prompts of $f_L$, one coordinate of an attention's output at one query.
 
-    All arrays are float64. For one length they have the shapes below; for an array of lengths its
-    axes come first, except in `limit`.
+    All arrays are float64. For one length they have the shapes below. For an array of lengths, the
+    axes of lengths come first in all arrays except `limit`.
 
     Attributes:
         lengths: $L$, the number of tokens drawn.
@@ -36,7 +36,7 @@ class OutputLaw(Result):
             probability.
         value: $P(f_L>c)$, [m].
         mean: $E\,f_L$.
-        variance: of $f_L$.
+        variance: the variance of $f_L$.
         third_moment: $E(f_L-E\,f_L)^3$.
         limit: $f$, the output for an infinite prompt.
         kind: "exact", "asymptotic", "estimate", or "limit" when all lengths are infinite.
@@ -59,13 +59,13 @@ class OutputLaw(Result):
     def expectation(self, function: Function, slope: Function) -> np.ndarray:
         r"""Return $E\,h(f_L)$, for every length.
 
-        $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$ with G normal of the same mean and variance.
-        The difference is smooth, so the default thresholds give nine digits. With other thresholds
-        the accuracy depends on their density.
+        It is computed as $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$, with G normal with the mean
+        and variance of $f_L$. The difference is smooth, so the default thresholds give nine digits.
+        With other thresholds the accuracy depends on their density.
 
         Args:
-            function: $h$, of an array.
-            slope: its derivative.
+            function: $h$, which is called with an array.
+            slope: the derivative $h'$, which is called with an array.
 
         >>> import numpy as np, promptlimit as pl
         >>> head = pl.SoftmaxAttention([[1.0]], [[1.0]])
@@ -88,10 +88,10 @@ class OutputLaw(Result):
         r"""Return $P(f_L\le x)$, of shape `[*lengths.shape, *x.shape]`.
 
         Between thresholds a monotone cubic interpolates the normal quantile of the tail, which is
-        exact for a normal law. With the thresholds of `output_law` the error is below 2e-5
-        for laws with one mode, and 2e-3 for one or two tokens with two narrow modes; denser
-        `thresholds` reduce it. Steps of a law with atoms are smoothed. The result is NaN beyond the
-        thresholds, unless the remaining probability is below 1e-9.
+        exact for a normal law. With the default thresholds of `output_law` the error is below 2e-5
+        for laws with one mode, and below 2e-3 for one or two tokens with two narrow modes. Denser
+        `thresholds` reduce it. The steps of a law with atoms are smoothed. The result is NaN beyond
+        the thresholds, unless the remaining probability is below 1e-9.
 
         Args:
             x: finite numbers.
@@ -110,9 +110,9 @@ class OutputLaw(Result):
         return np.reshape(rows, (*self.lengths.shape, *points.shape))
 
     def quantile(self, p: Numbers) -> np.ndarray:
-        r"""Return the quantiles, where `cdf` is p, of shape `[*lengths.shape, *p.shape]`.
+        r"""Return the quantiles, at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
 
-        NaN beyond the thresholds.
+        A quantile beyond the thresholds is NaN.
 
         Args:
             p: probabilities between 0 and 1, both excluded.
@@ -143,7 +143,7 @@ class OutputLaw(Result):
 
         Args:
             ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
+            style: keywords for the style of the lines, as for `ax.plot`.
         """
         roles = self._roles()
         drawn = axes_for(ax, roles["thresholds"], roles["value"], self.thresholds)
@@ -176,7 +176,7 @@ class _Curve(NamedTuple):
     def fitted(
         cls, thresholds: np.ndarray, tail: np.ndarray, mean: float, spread: float
     ) -> "_Curve":
-        """Return the curve through the tail of a law at thresholds; the last may be repeated."""
+        """Return the curve through the tail of a law; the last threshold may be repeated."""
         # Loading scipy takes longer than the rest of this package.
         from scipy.interpolate import PchipInterpolator  # noqa: PLC0415
         from scipy.special import ndtri  # noqa: PLC0415
@@ -233,7 +233,8 @@ def mean_under_tail(
 ) -> float:
     r"""Return $E\,h(f)$ from $P(f>c)$ as `OutputLaw.expectation` does, for one length.
 
-    The trapezoid rule in y, $c=\text{mean}+\text{spread}\,\sinh y$.
+    The integral is computed by the trapezoidal rule in y with
+    $c=\text{mean}+\text{spread}\,\sinh y$.
     """
     if spread <= 0.0:
         return float(function(np.array([mean]))[0])

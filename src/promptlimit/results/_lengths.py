@@ -20,32 +20,34 @@ TEMPERATURE_ROWS = (
     "keep needle",
     "keep entropy",
 )
-"""Rules used in practice, the mildest first, and the two exact temperatures."""
+"""The rules for the temperature that are used in practice, the mildest first, and the two exact
+temperatures ("keep ...")."""
 
 
 _FUNCTIONS_SHOWN = 2
-"""Functions of importance sampling in a table."""
+"""The number of functions in the table of `ImportanceSampling`."""
 
 
 class LengthStatistics(Result):
-    r"""Statistics over prompts of $\ln Z$ and of the softmax weights p, one array each.
+    r"""Statistics over prompts of $\ln Z$ and of the softmax weights p.
 
-    Two different quantities are called the effective number of tokens: `entropy_tokens` and
-    `effective_tokens`.
+    Z is the sum of $e^s$ over the scores s of all tokens. Free tokens are random; fixed tokens are
+    in every prompt. Two different quantities are called the effective number of tokens:
+    `entropy_tokens` and `effective_tokens`.
 
     Attributes:
         lengths: L, the number of free tokens, broadcast with the other arguments.
         log_partition: $E\ln Z$, $Z=\sum e^s$ over free and fixed tokens.
-        log_partition_variance: of $\ln Z$.
+        log_partition_variance: the variance of $\ln Z$.
         entropy: $E\,H$, $H=-\sum p\ln p$, in nats.
-        entropy_variance: of H.
+        entropy_variance: the variance of H.
         participation: $E\,S_2=E\sum p^2$.
         fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
-        kind: "limit" when all lengths are infinite, else "exact".
+        kind: "limit" if all lengths are infinite, otherwise "exact".
         relative_error: the largest measured relative error of the means; 0 for closed forms. The
             errors of `entropy` and `log_partition` are relative to the larger of the value and 1.
-        variance_relative_error: the same for the variances, which have few correct digits, or none,
-            if a fixed token has almost all the weight.
+        variance_relative_error: the largest measured relative error of the variances. They may have
+            no correct digits if a fixed token has almost all the weight.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -109,9 +111,9 @@ class EffectiveTokens(Result):
         lengths: L, the number of tokens.
         participation: $E\,S_2=E\sum p^2$.
         mean_effective_tokens: $E(1/S_2)$; at least $1/E\,S_2$.
-        mean_max_weight: $E\max p$; NaN where the law of the scores is known by its transform alone.
-        kind: "limit" when all lengths are infinite, else "exact".
-        relative_error: the largest relative error of all, as measured.
+        mean_max_weight: $E\max p$; NaN if only the transform of the law of the scores is known.
+        kind: "limit" if all lengths are infinite, otherwise "exact".
+        relative_error: the largest measured relative error of these statistics.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -136,24 +138,24 @@ class EffectiveTokens(Result):
 
 
 class ImportanceSampling(Result):
-    r"""Self-normalised importance sampling (SNIS) with n draws, exactly.
+    r"""The exact errors of self-normalised importance sampling (SNIS) with n draws.
 
-    The estimator of $E\,f$ under the target is $\sum_lp_lf(x_l)$, p the normalised weights.
+    The estimator of $E\,f$ under the target is $\sum_lp_lf(x_l)$ with the normalised weights p.
 
     Attributes:
         lengths: n, the number of draws.
-        names: of the functions f.
+        names: the names of the functions f.
         target_means: $E\,f$ under the target, [f].
-        bias: of the estimator, [n, f].
-        standard_deviation: of the estimator, [n, f].
-        value: the mean squared error of all f together, [n].
+        bias: the bias of the estimator, [n, f].
+        standard_deviation: the standard deviation of the estimator, [n, f].
+        value: the sum over f of the mean squared error of the estimator, [n].
         effective_samples: $1/E\,S_2$, $S_2=\sum p^2$, [n].
         mean_effective_samples: $E(1/S_2)$, [n].
-        exponent: $\kappa$ of $E\,S_2\sim n^{-\kappa}$, up to logarithms; below 1 the weights have
-            no variance.
-        dim: of the draws.
+        exponent: $\kappa$ of $E\,S_2\sim n^{-\kappa}$, up to logarithms. If it is below 1, the
+            weights have no variance.
+        dim: the dimension of the draws.
         kind: "exact".
-        error: of `value`, as measured, [n].
+        error: the measured error of `value`, [n].
     """
 
     lengths: np.ndarray = axis("length", "n", scale="log", keeps=True)
@@ -204,11 +206,12 @@ class EntropyPrediction(Result):
     Attributes:
         lengths: L, the number of free tokens.
         value: the prediction, with its bias of order 1/N subtracted.
-        plug_in: $E\,H$ of L draws from the measured scores, exactly.
+        plug_in: the exact $E\,H$ of L draws from the measured scores.
         bias: the subtracted bias.
         naive: the measured entropy plus $\ln(L/N)$.
         error: one standard error of the prediction.
-        participation: $S_2$ of the measured scores; from 0.1 on the error is unreliable.
+        participation: $S_2$, the sum of squared softmax weights of the measured scores. If it is
+            0.1 or more, the error is unreliable.
         kind: "estimate".
     """
 
@@ -224,7 +227,7 @@ class EntropyPrediction(Result):
     @property
     @derived()
     def trusted(self) -> bool:
-        """Whether $S_2<0.1$: there are enough scores to represent their own tilted law."""
+        """Whether $S_2<0.1$, so that the scores are enough to represent their tilted law."""
         return self.participation < 0.1
 
 
@@ -232,12 +235,13 @@ class InverseTemperatures(Result):
     r"""Factors b on the scores that keep a quantity constant as prompts grow.
 
     Attributes:
-        sharpness: $\sigma$ at b = 1, broadcast with the other arguments.
-        lengths: L.
+        sharpness: $\sigma$, the standard deviation of the scores at b = 1, broadcast with the other
+            arguments.
+        lengths: L, the number of tokens.
         keep: the name of the quantity.
-        target: the value at which it is kept.
-        value: the smallest b that keeps it; NaN if none does.
-        annealed: b by the annealed formula, an approximation; NaN where it has no solution.
+        target: the value at which the quantity is kept.
+        value: the smallest factor b that keeps the quantity; NaN if there is none.
+        annealed: b from the annealed formula, an approximation; NaN if it has no solution.
         kind: "exact".
         error: the error of `value`; NaN if no factor exists.
     """
@@ -262,18 +266,18 @@ class TemperatureTable(Result):
     r"""The effect of score factors on one head as its prompts grow.
 
     Attributes:
-        sharpness: $\sigma$ of the head at b = 1.
-        base: the length at which it was measured.
-        margin: $\Delta$, the score of the needle minus the mean score.
-        lengths: L, [n].
+        sharpness: $\sigma$, the standard deviation of the head's scores at b = 1.
+        base: the length at which the sharpness was measured, with b = 1.
+        margin: $\Delta$, the score of the needle (the one relevant token) minus the mean score.
+        lengths: L, the number of tokens, [n].
         names: the names of the rules and of the kept quantities: `TEMPERATURE_ROWS`.
-        value: b, [rule, n]; NaN if no factor keeps the quantity.
-        entropy: $E\,H$ without the needle, [rule, n]. This and the next two are NaN if the
-            sharpness $b\sigma$ exceeds 40.
+        value: the factor b, [rule, n]; NaN if no factor keeps the quantity.
+        entropy: $E\,H$ without the needle, [rule, n]. `entropy`, `participation` and `needle` are
+            NaN if the sharpness $b\sigma$ exceeds 40.
         participation: $E\,S_2$ without the needle, [rule, n].
         needle: the mean weight of the needle, [rule, n].
         frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if there is
-            none, NaN for kept quantities.
+            no such length, NaN for kept quantities.
         kind: "exact".
         error: the error of `value`, [rule, n]: 0 for a rule, which is a closed form; the error of
             the root for a kept quantity.

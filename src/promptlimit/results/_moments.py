@@ -24,7 +24,7 @@ class Limits(Result):
     @property
     @derived()
     def distance(self) -> float:
-        """The Euclidean distance between the two."""
+        """The Euclidean distance between the two outputs."""
         return float(np.linalg.norm(self.softmax - self.linear))
 
     def notes(self) -> list[str]:
@@ -35,32 +35,32 @@ class Limits(Result):
 class PromptMoments(Result):
     r"""Moments over prompts of $T_L$, the attention output at one query, about its limit $T$.
 
-    All arrays are float64. For one length they have the shapes below; for an array of lengths its
-    axes come first, except in `limit`.
+    All arrays are float64. For one length they have the shapes below. For an array of lengths, the
+    axes of lengths come first in all arrays except `limit` and `limit_error`.
 
     Attributes:
-        lengths: $L$, the number of tokens drawn, the query not counted.
+        lengths: $L$, the number of tokens drawn, without the query.
         mean: $E\,T_L$, [output_dim].
-        bias: $E\,T_L - T$, [output_dim], accurate even if `mean - limit` has no correct digits.
-            Bias and mean are NaN if the bias of a stack has no leading order
-            (docs/depth-theory.md).
+        bias: $E\,T_L - T$, [output_dim], computed without cancellation even if `mean - limit` has
+            no correct digits. For the leading order of a stack, `bias` and `mean` are NaN if the
+            bias has no leading order (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
         effective_tokens: $1/E\sum_lp_l^2$ with the attention weights $p$, including those of known
             tokens; NaN for an attention that is not one head.
-        limit: $T$, the output for an infinite prompt, [output_dim]. Limit, bias and mse are NaN if
-            no limit exists (docs/tutorials/2-a-law-of-my-own.md).
-        kind: "exact", "estimate", "asymptotic", or "limit" when all lengths are infinite.
+        limit: $T$, the output for an infinite prompt, [output_dim]. `limit`, `bias` and `mse` are
+            NaN if no limit exists (docs/tutorials/2-a-law-of-my-own.md).
+        kind: "exact", "estimate", "asymptotic", or "limit" if all lengths are infinite.
         error: the error of `mse`: the measured numerical error ("exact"), one standard error
-            ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
+            ("estimate"), NaN ("asymptotic", which claims no error), 0 at infinite length.
         samples: the number of simulated prompts; 0 unless the kind is "estimate".
-        limit_error: the error of `limit`, [output_dim]: 0 for a closed form, otherwise the change
-            in the last doubling of a quadrature, or one standard error over replicas of particles.
+        limit_error: the error of `limit`, [output_dim]: 0 for a closed form; for a quadrature, the
+            change in its last doubling; for particles, one standard error over replicas.
         bias_error: one standard error of `bias` if prompts were simulated, otherwise 0,
             [output_dim].
-        fixed_weights: mean attention weights of the tokens that are in every prompt, [k]: known
-            tokens, then the query if it is in the prompt, then sinks; NaN for an attention that is
-            not one head; None without such tokens.
+        fixed_weights: the mean attention weights of the tokens that are in every prompt, [k]: known
+            tokens, then the query if it is in the prompt, then sinks. NaN for an attention that is
+            not one head; None if there are no such tokens.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -88,10 +88,10 @@ class GradientMoments(Result):
     r"""The mean squared difference between gradients over finite and infinite prompts.
 
     Attributes:
-        lengths: $L$, the number of tokens drawn, the query not counted.
+        lengths: $L$, the number of tokens drawn, without the query.
         value: $E\sum_i\|\nabla_\theta T_{L,i} - \nabla_\theta T_i\|_F^2$, over all outputs i.
         wrt: the name of the parameter $\theta$.
-        kind: as in `PromptMoments`.
+        kind: the kind of the numbers, as in `PromptMoments`.
         error: the error of `value`, as in `PromptMoments`.
         samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """

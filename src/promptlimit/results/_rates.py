@@ -28,11 +28,13 @@ class RateFit(Result):
         drift: the change of the local exponent from the shortest to the longest length; NaN for two
             lengths.
         drift_interval: a confidence interval of the drift, (low, high).
-        reach: total change of the local exponent up to $L=\infty$, extrapolated like $1/\ln L$.
+        reach: the total change of the local exponent from the shortest length to $L=\infty$,
+            extrapolated like $1/\ln L$.
         tolerance: the largest reach for which a curve is called a power law.
-        chi_square: squared residuals of the line in units of their noise; NaN for exact values.
+        chi_square: the sum of the squared residuals of the fit in units of their noise; NaN for
+            exact values.
         degrees_of_freedom: the degrees of freedom of `chi_square`.
-        p_value: probability of a larger `chi_square` if the power law is true; NaN for exact
+        p_value: the probability of a larger `chi_square` if the power law is true; NaN for exact
             values.
         status: "power law", "not yet", "too noisy" or "too few".
     """

@@ -8,8 +8,8 @@ A declaration names the axes of every array:
         error: np.ndarray = variable("length")
         limit_square: float
 
-An axis may be a single number, an array, or an array with several dimensions; a variable with
-this axis then has those dimensions in place of it.
+The values of an axis may be a single number, a vector, or an array with several dimensions. A
+variable along this axis has the dimensions of these values in place of the axis.
 """
 
 import csv
@@ -49,12 +49,13 @@ ResultT = TypeVar("ResultT", bound="Result")
 _EXTRAS = {"xarray": "'promptlimit[xarray]'"}
 _ROLE = "__result_role__"
 _SHOWN, _ROWS, _COLUMNS = 4, 10, 8
-"""Entries of an array in a repr; rows and columns of a table in a notebook."""
+"""The largest numbers of entries of an array in a repr, and of rows and columns of a table in a
+notebook."""
 _DASHES = ("-", "--", ":", "-.")
 
 
 class Role(NamedTuple):
-    """How a field is declared: its axes, None for a field that is not an array."""
+    """The declaration of a field. `axes` is None for a field that is not an array."""
 
     axes: tuple[str, ...] | None = None
     label: str = ""
@@ -71,8 +72,8 @@ def axis(name: str, label: str = "", *, scale: Scale = "linear", keeps: bool = F
 
     Args:
         name: the name of the axis, used by variables.
-        label: its symbol in figures.
-        scale: its scale in figures.
+        label: the symbol of the axis in figures.
+        scale: the scale of the axis in figures.
         keeps: whether arrays keep this axis when one length is selected.
     """
     shown = f"{name} {label}".rstrip()
@@ -90,11 +91,12 @@ def variable(
     """Declare an array, or a mapping of arrays, with named axes.
 
     Args:
-        axes: names of its first axes; further axes are named automatically.
+        axes: the names of the first axes of the array; further axes are named automatically.
         label: the label in figures.
         scale: the scale in figures.
-        bulk: whether it is too large for dictionaries and tables, such as parameters along time.
-        names: whether its entries name the curves of a figure, one per entry.
+        bulk: whether the array is too large for dictionaries and tables, such as parameters along
+            time.
+        names: whether the entries of the array are names of the curves in a figure.
         default: the default of the field; None for an optional array.
     """
     return _declared(Role(axes, label, scale, bulk=bulk, names=names), default)
@@ -105,7 +107,7 @@ def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MI
 
     Args:
         label: the label of the number.
-        bulk: as for `variable`.
+        bulk: whether the field is omitted from dictionaries and tables.
         default: the default of the field.
     """
     return _declared(Role(None, label, bulk=bulk), default)
@@ -117,7 +119,7 @@ def derived(
     """Mark a property that is exported to dictionaries, tables and labelled arrays.
 
     Args:
-        axes: as for `variable`; empty for a number or a string.
+        axes: the names of the axes, as for `variable`; empty for a number or a string.
         label: the label in figures.
         scale: the scale in figures.
     """
@@ -161,8 +163,8 @@ def package(name: str, purpose: str) -> ModuleType:
 class Result:
     """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
 
-    Subclasses become dataclasses by inheritance. Their arrays are read-only copies. A result with a
-    `value` and an `error` has an `interval`; one whose `value` has an axis can be drawn.
+    Subclasses become dataclasses by inheritance. Their arrays are read-only copies. The method
+    `interval` requires a `value` and an `error`, and `plot` requires a `value` with an axis.
     """
 
     def __init_subclass__(cls) -> None:
@@ -184,7 +186,7 @@ class Result:
         return roles | derived_roles(cls)
 
     def __eq__(self, other: object) -> bool:
-        """Compare all fields; arrays are equal when shapes and values are, NaN equal to NaN."""
+        """Compare all fields; arrays must have equal shapes and values, where NaN equals NaN."""
         if type(other) is not type(self):
             return NotImplemented
         return all(_equal(value, getattr(other, name)) for name, value in vars(self).items())
@@ -192,7 +194,7 @@ class Result:
     __hash__ = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, lists and strings; non-finite numbers become None."""
+        """Return the fields as plain numbers, lists and strings; non-finite numbers become None."""
         return {
             name: plain(getattr(self, name))
             for name, role in self._roles().items()
@@ -229,7 +231,8 @@ class Result:
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with one row for each entry along the axes of `value`.
 
-        Fields with fewer axes are repeated; fields with more have a column for each further entry.
+        Fields with fewer axes are repeated. Fields with further axes have one column for each entry
+        along these axes.
         """
         pandas = package("pandas", "to_pandas")
         index, columns = self._table()
@@ -253,11 +256,14 @@ class Result:
         return text.getvalue()
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the printed table, from heading to value; `rows` by default."""
+        """Yield the rows of the printed table as mappings from heading to value.
+
+        By default they are those of `rows`.
+        """
         return self.rows()
 
     def notes(self) -> list[str]:
-        """Return sentences that complete the table, none by default."""
+        """Return sentences that are printed below the table; by default there are none."""
         return []
 
     def text(self) -> str:
@@ -279,7 +285,7 @@ class Result:
         return dims
 
     def _names(self) -> dict[str, tuple[np.ndarray, Role]]:
-        """Return, by axis, the labels of its entries: coordinates, or the entries of a variable."""
+        """Return the names of the entries of each axis: coordinates, or entries of a variable."""
         found = {}
         for name, role in self._roles().items():
             if role.names and role.axes and np.ndim(getattr(self, name)) == 1:
@@ -301,7 +307,7 @@ class Result:
                 yield f"{name}.{key}" if key else name, (*dims, *further), array, role
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the axes of `value`, and columns with one entry for each of its entries."""
+        """Return the axes of `value`, and columns with one row per entry of `value`."""
         entries = [entry for entry in self._labelled() if not entry[3].bulk]
         main = self._roles().get("value", Role()).axes
         if main is None:
@@ -337,7 +343,10 @@ class Result:
         return index, columns
 
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
-        """Return (value - k error, value + k error); two mappings if `value` is a mapping."""
+        """Return the pair (value - k error, value + k error).
+
+        If `value` is a mapping, it is a pair of mappings.
+        """
         if not isinstance(k, Real) or not k >= 0:
             raise ArgumentError("k", f"must be a number of at least 0, got {k!r}.")
         value, error = (getattr(self, name, None) for name in ("value", "error"))
@@ -381,13 +390,15 @@ class Result:
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw `value` against its last axis with numerical coordinates, or as a map of two axes.
 
-        A curve has a band of one `error`; the value at an infinite length or time is a dashed
-        level. Curves are named by their places on the other axes: the first sets the colour, the
-        second the dashes. A value with two axes and no coordinates is drawn as an image.
+        A curve has a band of one `error`. The value at an infinite length or time is drawn as a
+        dashed horizontal line. There is one curve for each place on the other axes. The place on
+        the first of these axes sets the colour, and the place on the second one the dashes. A value
+        with two axes and no coordinates is drawn as an image.
 
         Args:
             ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`, or of the image, as for `ax.imshow`.
+            style: keywords for the style of the lines, as for `ax.plot`, or of the image, as for
+                `ax.imshow`.
         """
         roles = self._roles()
         role = roles.get("value", Role())
@@ -448,7 +459,7 @@ class Result:
         return drawn
 
     def __repr__(self) -> str:
-        """Return class, kind, axes, the first values with their errors, and plain numbers."""
+        """Return a text with class, kind, axes, the first values and errors, and single numbers."""
         return f"{type(self).__name__}({', '.join(self._summary())})"
 
     def _summary(self) -> Iterator[str]:
@@ -487,7 +498,7 @@ class Result:
 
 
 def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
-    """Raise an error for two fields on one axis, and for misspelt names of axes."""
+    """Raise an error if two fields declare the same axis, or if the name of an axis is misspelt."""
     fields: dict[str, str] = {}
     for name, role in roles.items():
         for own in role.axes or ():
@@ -516,8 +527,8 @@ def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
 def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
     """Raise an error for an array whose shape does not fit its axes.
 
-    The length of an axis is that of its coordinates, or else of the first array along it.
-    "other_x" is a second axis of the length of "x".
+    The length of an axis is that of its coordinates or, if it has none, of the first array along
+    it. The axis "other_x" has the same length as the axis "x".
     """
     known = {
         role.axes[0]: (np.shape(value), name)
@@ -542,7 +553,7 @@ def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return Python numbers, lists, dictionaries and strings; non-finite numbers become None.
+    """Return a value as plain numbers, lists, dictionaries and strings; None if not finite.
 
     >>> plain({"value": np.array([1.0, np.inf]), "kind": "exact"})
     {'value': [1.0, None], 'kind': 'exact'}
@@ -567,19 +578,14 @@ def plain(value: Any) -> Any:
     return array.tolist()
 
 
-def padded(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return values padded with NaN to the number of lengths."""
-    return np.pad(values, (0, len(lengths) - len(values)), constant_values=np.nan)
-
-
 def absolute(relative: Any, value: Any) -> np.ndarray:
-    """Return an absolute error; 0 where the relative error is 0, also for infinite values."""
+    """Return the absolute error of a value; 0 for a relative error of 0, even at infinity."""
     with np.errstate(invalid="ignore"):
         return np.where(np.equal(relative, 0.0), 0.0, np.multiply(relative, np.abs(value)))
 
 
 def axes_for(ax: "Axes | None", x: Role, y: Role, coordinates: np.ndarray) -> "Axes":
-    """Return the axes to draw in, new ones when None, with labels and scales."""
+    """Return the axes to draw in, with labels and scales; new axes if `ax` is None."""
     drawn: Any = ax
     if ax is None:
         drawn = package("matplotlib.pyplot", "plot").subplots(layout="constrained")[1]
@@ -593,7 +599,10 @@ def axes_for(ax: "Axes | None", x: Role, y: Role, coordinates: np.ndarray) -> "A
 
 
 def draw_curve(ax: "Axes", x: np.ndarray, y: np.ndarray, error: np.ndarray, **style: Any) -> None:
-    """Draw y against x with a band of one error; a value at x = inf is a dashed level."""
+    """Draw y against x with a band of one error.
+
+    The value at x = inf is drawn as a dashed horizontal line.
+    """
     logarithmic = ax.get_yscale() == "log"
     seen = np.isfinite(y) & ((y > 0.0) | (not logarithmic))
     inside = np.isfinite(x) & seen
@@ -613,7 +622,7 @@ def _numerical(coordinates: object) -> bool:
 
 
 def _points_last(array: np.ndarray, dims: tuple[str, ...], points: tuple[str, ...]) -> np.ndarray:
-    """Return an array with the dimensions of points flattened into its last axis."""
+    """Return an array with the dimensions `points` moved to the end and flattened into one axis."""
     others = [dim for dim in dims if dim not in points]
     moved = np.transpose(array, [dims.index(dim) for dim in (*others, *points)])
     return moved.reshape(*moved.shape[: len(others)], -1)
@@ -626,7 +635,7 @@ def _further(name: str, count: int) -> tuple[str, ...]:
 
 
 def _read_only(value: Any) -> Any:
-    """Return a read-only array, copying a writeable one; applies to the values of mappings too."""
+    """Return a read-only copy of an array; in a mapping, of each array."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.copy()
         value.flags.writeable = False

@@ -7,17 +7,18 @@ from promptlimit.results._result import Result, axis, derived, variable
 
 
 class Risk(Result):
-    r"""The risk of a predictor on an in-context task, at one length or along many.
+    r"""The risk of a predictor on an in-context task, at one length or at many.
 
-    Numbers for one length; for many, arrays of the shape of `lengths`.
+    For one length the fields are numbers; for many, arrays with the shape of `lengths`.
 
     Attributes:
         value: the mean loss; for regression half the mean squared error, including the noise of
             the query's label.
-        error: the error of `value`: 0 for a closed form; one standard error over eight independent
-            point sets, widened by Student's law, plus the error of tables ("exact", "limit"); one
-            standard error over prompts ("estimate"); NaN for "asymptotic".
-        kind: "exact", "limit", "asymptotic" or "estimate"; "limit" when all lengths are infinite.
+        error: the error of `value`. It is 0 for a closed form and NaN for "asymptotic". For an
+            average over points ("exact", "limit") it is one standard error over eight independent
+            point sets, widened by Student's law, plus the error of tables. For "estimate" it is one
+            standard error over prompts.
+        kind: "exact", "limit", "asymptotic" or "estimate"; "limit" if all lengths are infinite.
         lengths: $L$, the number of tokens of a prompt.
         samples: the number of quadrature points (0 for a closed form), or of simulated prompts.
     """
@@ -42,15 +43,15 @@ class Risk(Result):
 
 
 class RiskGradient(Result):
-    r"""The gradient of a risk in the matrices of an attention.
+    r"""The gradient of a risk with respect to the matrices of an attention.
 
     Attributes:
-        value: the gradient by the name of the matrix, such as "value" or "heads[0].value". For many
-            lengths, the axes of lengths come first.
+        value: the gradient with respect to each matrix, by the name of the matrix, such as "value"
+            or "heads[0].value". For many lengths, the axes of lengths come first.
         error: the error of each entry, as in `Risk`.
         kind: "exact", "limit" or "estimate".
         lengths: $L$, the number of tokens of a prompt.
-        samples: as in `Risk`.
+        samples: the number of points or prompts, as in `Risk`.
     """
 
     value: dict[str, np.ndarray] = variable("length", label="gradient of the risk")
@@ -61,15 +62,16 @@ class RiskGradient(Result):
 
 
 class TunedLayers(Result):
-    r"""The best layer $cz+vA_L$ of a denoising task at one length or along many.
+    r"""The best layer $cz+vA_L$ of a denoising task at one length or at many.
 
-    Numbers for one length; for many, arrays of the shape of `lengths`.
+    Here z is the query and $A_L$ the softmax-weighted mean of L tokens with the key-query matrix
+    $U=(u/s)I$. For one length the fields are numbers; for many, arrays with the shape of `lengths`.
 
     Attributes:
         lengths: $L$, the number of tokens of a prompt.
-        gate: $u$, the inverse temperature relative to the Bayes gate: $U=(u/s)I$.
-        gain: $v$, of $V=vI$.
-        residual: $c$, of $C=cI$.
+        inverse_temperature: $u$, which is 1 for the gate of the Bayes denoiser.
+        gain: $v$, with the value matrix $V=vI$.
+        residual: $c$, with the residual matrix $C=cI$.
         value: the excess risk, half the mean squared distance to the Bayes predictor.
         error: the measured error of `value`.
         kind: "exact", or "limit" when all lengths are infinite.
@@ -78,7 +80,7 @@ class TunedLayers(Result):
     """
 
     lengths: float | np.ndarray = axis("length", "L", scale="log")
-    gate: float | np.ndarray = variable("length")
+    inverse_temperature: float | np.ndarray = variable("length")
     gain: float | np.ndarray = variable("length")
     residual: float | np.ndarray = variable("length")
     value: float | np.ndarray = variable("length", label="excess risk", scale="log")
@@ -100,13 +102,12 @@ class TunedLayers(Result):
         return 2.0 * self.error
 
     def matrices(self, place: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return U, V and C at one of the lengths, as `SoftmaxAttention` and `Layer` take them.
+        """Return U, V and C at one length, as arguments for `SoftmaxAttention` and `Layer`.
 
         Args:
             place: the index of the length.
         """
-        gate, gain, residual = (
-            float(np.ravel(column)[place]) for column in (self.gate, self.gain, self.residual)
-        )
+        columns = (self.inverse_temperature, self.gain, self.residual)
+        factor, gain, residual = (float(np.ravel(column)[place]) for column in columns)
         eye = np.eye(self.dim)
-        return gate / self.query_variance * eye, gain * eye, residual * eye
+        return factor / self.query_variance * eye, gain * eye, residual * eye

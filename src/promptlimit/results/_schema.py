@@ -24,7 +24,7 @@ _MAPPINGS = (dict, collections.abc.Mapping)
 
 
 def json_schema(annotation: Any) -> dict[str, Any]:
-    """Return the JSON schema of values of a type, in the form of `Result.to_dict`.
+    """Return the JSON schema of values of a type, as `Result.to_dict` returns them.
 
     Args:
         annotation: a result class, a dataclass, or a type built from them, such as a list.
@@ -67,12 +67,12 @@ def _schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # 
 
 
 def _reference(cls: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the schema of a class; for an abstract class, to its subclasses."""
+    """Return a reference to the schema of a class; for an abstract class, one per subclass."""
     if inspect.isabstract(cls):
         return {"anyOf": [_reference(own, definitions) for own in cls.__subclasses__()]}
     name = cls.__name__
     if name not in definitions:
-        definitions[name] = {}  # a class may contain itself
+        definitions[name] = {}  # ends the recursion if a class contains itself
         definitions[name] = _object(cls, definitions)
     return {"$ref": f"#/$defs/{name}"}
 

@@ -1,4 +1,4 @@
-"""Several attention layers over finite and infinite prompts."""
+"""The report on a stack of attention layers over finite and infinite prompts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,6 @@ import numpy as np
 
 from promptlimit.results._kinds import HEADINGS, AbstractKindReport
 from promptlimit.results._moments import PromptMoments
-from promptlimit.results._result import padded
 
 
 class StackReport(AbstractKindReport):
@@ -15,11 +14,11 @@ class StackReport(AbstractKindReport):
 
     Attributes:
         curves: the moments over finite prompts, by kind.
-        missing: by kind, the reason why it is not available.
+        missing: the reason why a kind is not available, by kind.
         limit: the moments over infinite prompts.
         causal: whether each token attends only to itself and the tokens before it.
-        squared_tau: the squared sharpness of every softmax layer over Gaussian tokens; None for
-            other stacks and laws.
+        squared_tau: the squared sharpness scale tau of every layer, for softmax layers over
+            Gaussian tokens; None for other stacks and laws.
     """
 
     curves: Mapping[str, PromptMoments]
@@ -39,9 +38,7 @@ class StackReport(AbstractKindReport):
                 f"{kind}_bias": np.linalg.norm(moments.bias, axis=1),
                 f"{kind}_bias_error": np.linalg.norm(moments.bias_error, axis=1),
             }
-        curves = [curve.lengths for curve in self.curves.values()]
-        lengths = max(curves, key=len, default=np.zeros(0))
-        return {"length": lengths}, {name: padded(x, lengths) for name, x in columns.items()}
+        return self._along_lengths(columns)
 
     def table(self) -> Iterator[dict[str, Any]]:
         """Yield one row per length: distance and bias in every kind."""

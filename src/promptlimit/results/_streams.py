@@ -9,14 +9,14 @@ from promptlimit.results._result import Result, axis, derived, variable
 
 
 class StreamedAttention(Result):
-    r"""Attention of q queries on the first L tokens of one prompt, at n lengths L.
+    r"""Attention of q queries to the first L tokens of one prompt, at n lengths L.
 
-    With scores $s_i=\langle Uz,z_i\rangle$ and weights $p_i\propto e^{s_i}$, in double precision
-    except for the rounding of the tokens themselves.
+    The scores are $s_i=\langle Uz,z_i\rangle$ and the weights $p_i\propto e^{s_i}$. All numbers are
+    computed in double precision; only the tokens themselves may be rounded.
 
     Attributes:
         lengths: $L$, [n].
-        output: of the attention, [n, q, output_dim].
+        output: the output of the attention, [n, q, output_dim].
         log_sum_exp: $\log\sum_ie^{s_i}$, [n, q].
         max_score: $\max_is_i$, [n, q].
         max_weight: $\max_ip_i$, [n, q].
@@ -25,8 +25,8 @@ class StreamedAttention(Result):
         mean: $\sum_ip_iz_i$, [n, q, token_dim].
         cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$, [n, q, token_dim, token_dim]; None if not
             requested.
-        linear_output: of the linear attention with the same matrices, [n, q, output_dim]; None
-            if not requested.
+        linear_output: the output of linear attention with the same matrices, [n, q, output_dim];
+            None if not requested.
         dtype: the precision in which tokens were read.
     """
 
@@ -54,8 +54,8 @@ class StreamReport(Result):
 
     Attributes:
         streamed: the streamed attention.
-        reference: the output with which outputs are compared, [q, output_dim]: the limit, or the
-            output over the whole prompt if the law of the tokens is not known.
+        reference: the output with which the streamed outputs are compared, [q, output_dim]: the
+            limit, or the output over the whole prompt if the law of the tokens is not known.
         is_limit: whether `reference` is the limit.
         expected_squared_distance: the exact mean squared distance of outputs from the limit,
             [n, q]; None if not known.

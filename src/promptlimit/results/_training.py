@@ -23,21 +23,21 @@ class Training(Result):
         times: the flow times $2k\eta$ that correspond to these steps, [n]; the steps themselves if
             the optimiser is not plain descent.
         lengths: $L$, the prompt lengths, whole numbers or infinity.
-        kernels: "softmax" or "linear", one per start; for a start that is not one head, its type
-            and the kernels of its heads, such as "Layer(softmax, linear)".
+        kernels: the kernel of each start, "softmax" or "linear"; for a start that is not one head,
+            its type and the kernels of its heads, such as "Layer(softmax, linear)".
         parameters: the trained arrays, by name, each [length, start, seed, step, ...].
         key_query: the merged $U$, [length, start, seed, step, dim, dim]; None if a start is not one
             head.
         value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
             for `key_query`.
-        value: the risk $R_L$, the mean loss of the task, [length, start, seed, step], averaged over
-            sets of points; NaN after a run has diverged, or if scores are too sharp for the weight
-            statistics.
+        value: the risk $R_L$, the mean loss of the task, averaged over sets of points,
+            [length, start, seed, step]; NaN after a run has diverged, or if scores are too sharp
+            for the weight statistics.
         gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays.
         error: one standard error of `value` over independent sets of points or prompts, widened by
             Student's law; 0 for a closed form.
-        diverged: the number of steps after which a run diverged, -1 for a finished run,
-            [length, start, seed].
+        diverged: the number of steps after which a run diverged, [length, start, seed]; -1 if it
+            did not diverge.
         kind: the kind of the risks: "exact", "limit" if all lengths are infinite, or "estimate" if
             prompts are simulated.
         config: everything that determines the runs, as plain numbers and strings.
@@ -140,8 +140,8 @@ class TrainingCost(Result):
         lengths: the prompt lengths, [n].
         seconds: the time left at each length, [n]; 0 for finished runs.
         finished: whether the runs at each length are finished, [n].
-        runs: runs at each length: starts times seeds.
-        megabytes: memory.
+        runs: the number of runs at each length, starts times seeds.
+        megabytes: the memory that the training requires.
     """
 
     lengths: np.ndarray = axis("length", "L", keeps=True)
@@ -163,5 +163,5 @@ class TrainingCost(Result):
 
 
 def _plain(number: Length) -> Length | str:
-    """Return a number for a configuration, which is JSON: infinity by its name."""
+    """Return a number for a configuration; infinity becomes a string, which JSON can contain."""
     return number if math.isfinite(number) else str(number)

@@ -10,7 +10,7 @@ from promptlimit.results._kinds import Kind
 from promptlimit.results._result import Result, axis, scalar, variable
 
 OfOneHead: TypeAlias = np.ndarray | Any
-"""An array, or None where there is not one head; `Any` spares those who know that there is."""
+"""An array, or None if there is not exactly one head. `Any` spares callers a check for None."""
 
 
 @runtime_checkable
@@ -32,14 +32,15 @@ class Trajectory(Result):
     `at(length)` returns the trajectory at one of them.
 
     Attributes:
-        times: the times, [n]; the last may be infinite, the state after arrival.
+        times: the times, [n]. The last may be infinite, which stands for the state after arrival.
         lengths: $L$, the number of tokens of a prompt; one number or many.
         parameters: the trained arrays by name, such as "value" or "heads[0].value", each
             [n, ...].
         key_query: the merged $U$, [n, token_dim, query_dim]; None if there is more than one head or
             a residual.
         value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
-        value: the risk $R_L$ at each time, [n], on the points or prompts that a flow descends.
+        value: the risk $R_L$ at each time, [n], on the points or prompts on which the flow is
+            computed.
         gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays, [n].
         error: one standard error of `value` over independent sets of points or prompts, widened by
             Student's law, [n]; 0 for a closed form.
@@ -72,7 +73,7 @@ class Trajectory(Result):
         if self.key_query is None or self.value_matrix is None:
             raise ArgumentError(
                 "key_query",
-                "and `value_matrix` must be those of one head, got a trajectory of "
+                "and `value_matrix` must belong to one head, got a trajectory of "
                 f"{', '.join(self.parameters)}. Its arrays are in `parameters`.",
             )
         return self.key_query, self.value_matrix

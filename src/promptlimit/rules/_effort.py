@@ -1,4 +1,4 @@
-"""The effort of a rule: random key, numbers of samples and points, and tolerances."""
+"""The effort of a computation: random key, numbers of samples and points, and tolerances."""
 
 import dataclasses
 import math
@@ -19,11 +19,12 @@ class Effort:
 
     Attributes:
         key: the random key of simulated prompts.
-        samples: the largest number of simulated prompts; a default when None. Without `rtol`, this
-            many prompts are simulated.
-        rtol: the relative standard error at which to stop earlier; a default without `samples`.
+        samples: the largest number of simulated prompts; 65536 if None. If `samples` is given
+            without `rtol`, all of these prompts are simulated.
+        rtol: the relative standard error at which the simulation stops early. If None, it is 0.01
+            without `samples`, and the simulation does not stop early with `samples`.
         tolerance: the relative error at which a quadrature stops.
-        points: the number of quadrature points, in place of the tolerance.
+        points: the number of quadrature points. If it is given, `tolerance` is not used.
     """
 
     key: PRNGKeyArray | None = None
@@ -48,7 +49,7 @@ class Effort:
 
     @property
     def target(self) -> float:
-        """The relative standard error at which to stop earlier; zero to simulate all prompts."""
+        """The relative standard error at which to stop early; zero to simulate all prompts."""
         if self.rtol is not None:
             return float(self.rtol)
         return _TARGET if self.samples is None else 0.0

@@ -1,7 +1,8 @@
 """Quantities and the rules that compute them.
 
-The choice of `kind="auto"`, the error that lists the available kinds, the tables of the
-documentation and `explain` are all based on one list of rules per quantity.
+A quantity, such as the moments of a finite prompt, has a list of rules: methods that compute it for
+some problems. The choice of `kind="auto"`, the error that lists the available kinds, the tables of
+the documentation and `explain` are all based on this list.
 """
 
 import contextvars
@@ -13,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from promptlimit._inputs import require_choice
+from promptlimit._text import aligned
 from promptlimit.errors import AccuracyError, ArgumentError, KindUnavailableError
 from promptlimit.results import Kind
 from promptlimit.rules._effort import Effort
@@ -22,7 +24,7 @@ _KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")
 
 @runtime_checkable
 class Subject(Protocol):
-    """A problem: validated arguments of a quantity, with a name for messages."""
+    """The validated arguments of a quantity, called its problem, with a name for messages."""
 
     @property
     def subject(self) -> str:
@@ -36,29 +38,29 @@ ComputeT = TypeVar("ComputeT", bound=Callable[..., Any])
 
 
 class OutOfScope(str):
-    """The obstacle of a rule that is meant for another class of problems.
+    """The reason why a rule does not apply, if the rule is meant for another class of problems.
 
-    Messages show it only if no rule gives a more specific reason.
+    Messages show this reason only if no rule gives a more specific one.
     """
 
     __slots__ = ()
 
 
 class UserReason(str):
-    """Reasons that include that of a user-defined rule; messages always show them."""
+    """A text of reasons, one of them from a user-defined rule; messages always show it."""
 
     __slots__ = ()
 
 
 def unwrap(value: Known | None) -> Known:
-    """Return an optional value that the obstacle of a rule guarantees."""
+    """Return an optional value that is not None, as the obstacle of a rule guarantees."""
     if value is None:
         raise TypeError("a rule must not compute where its obstacle holds")
     return value
 
 
 def applies_always(problem: object) -> None:  # noqa: ARG001
-    """Return no obstacle: the rule applies to every problem."""
+    """Return None, the obstacle of a rule that applies to every problem."""
     return
 
 
@@ -73,7 +75,8 @@ class Rule(Generic[ProblemT, Computed]):
         obstacle: a function of the problem that returns the reason why the rule does not apply, or
             None if it applies.
         compute: a function of the problem and an effort that returns the numbers.
-        any_prompt: whether it applies to prompts other than independent tokens from a measure.
+        any_prompt: whether the rule also applies to prompts whose tokens are not independent draws
+            from one measure.
     """
 
     kind: Kind
@@ -84,7 +87,7 @@ class Rule(Generic[ProblemT, Computed]):
     any_prompt: bool = False
 
     def reason(self, problem: ProblemT) -> str | None:
-        """Return the obstacle for a problem: None, or why the rule does not apply."""
+        """Return why the rule does not apply to a problem, or None if it applies."""
         if not self.any_prompt and (words := getattr(problem, "prompt_description", None)):
             return OutOfScope(f"the prompt has {words}")
         reason = self.obstacle(problem)
@@ -106,7 +109,7 @@ class Rule(Generic[ProblemT, Computed]):
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The rules of a quantity for one problem; `str` of it is a table.
+    """The rules of a quantity and whether they apply to a problem; `str` returns a table.
 
     Attributes:
         quantity: the name of the quantity.
@@ -124,21 +127,16 @@ class Explanation:
     error: str | None
 
     def __str__(self) -> str:
-        rows = [("", "kind", "rule", "method", "status")]
+        rows = []
         for rule, obstacle in self.obstacles:
-            mark = ">" if rule is self.chosen else ""
             status = "applies" if obstacle is None else f"no: {obstacle}"
-            if mark:
-                status = "chosen"
-            rows.append((mark, rule.kind, rule.scope, rule.method, status))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+            chosen = rule is self.chosen
+            head = (">" if chosen else "", rule.kind, rule.scope, rule.method)
+            rows.append((*head, "chosen" if chosen else status))
+        headings = ("", "kind", "rule", "method", "status")
         header = [f"{self.quantity}: {self.subject}"]
         header += [] if self.error is None else [f"error: {self.error}"]
-        return "\n".join(header + lines)
+        return "\n".join([*header, aligned(headings, rows, left=[True] * len(headings))])
 
     def __repr__(self) -> str:
         return str(self)
@@ -163,7 +161,7 @@ class Quantity(Generic[ProblemT, Computed]):
 
     Attributes:
         name: the name of the public function.
-        rules: the rules; `rule` adds one, `remove` removes one.
+        rules: the rules. The method `rule` adds a rule, and `remove` removes one.
         hint: a suggestion for the error if no rule applies.
         returns: a description of what the rules return.
     """
@@ -183,9 +181,10 @@ class Quantity(Generic[ProblemT, Computed]):
         first: bool = False,
         any_prompt: bool = False,
     ) -> Callable[[ComputeT], ComputeT]:
-        """Return a decorator that registers a function of problem and effort as a rule.
+        """Return a decorator that registers a function of a problem and an effort as a rule.
 
-        A function of the same module and name replaces the one registered before.
+        It replaces a rule with the same kind and scope whose function has the same module and name,
+        as when a notebook cell is executed again.
 
         Args:
             kind: the kind of the computed numbers.
@@ -194,7 +193,8 @@ class Quantity(Generic[ProblemT, Computed]):
             obstacle: a function of the problem that returns the reason why the rule does not
                 apply, or None if it applies.
             first: whether to try the rule before those that are already registered.
-            any_prompt: whether the rule applies to prompts other than independent tokens.
+            any_prompt: whether the rule also applies to prompts whose tokens are not independent
+                draws from one measure.
         """
         own = require_choice("kind", kind, _KINDS)
 
@@ -209,38 +209,42 @@ class Quantity(Generic[ProblemT, Computed]):
         return register
 
     def remove(self, compute: Callable[..., Any]) -> None:
-        """Remove every rule that computes by this function."""
+        """Remove every rule that was registered for this function."""
         kept = [one for one in self.rules if one.compute is not compute]
         if len(kept) == len(self.rules):
             raise ArgumentError("compute", f"must be a rule of {self.name}, got {compute!r}.")
         self.rules[:] = kept
 
     def possible(self, problem: ProblemT) -> dict[Kind, Rule[ProblemT, Computed]]:
-        """Return the first rule that applies, for every available kind."""
+        """Return the first applicable rule of every kind that has one."""
         rules = [self.first(problem, kind) for kind in _KINDS]
         return {rule.kind: rule for rule in rules if isinstance(rule, Rule)}
 
     def choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
-        """Return the rule for the requested kind, or for the best one available.
+        """Return the rule for the requested kind, or for "auto" that of the best available kind.
 
-        A kind is never replaced by another: if the requested one is not available, the error gives
+        A requested kind is never replaced by another one. If it is not available, the error gives
         the reason and lists the available kinds.
         """
         self.explain_here(problem, kind, effort)
         return self._choose(problem, kind, effort)
 
     def explain_here(self, problem: ProblemT, kind: str, effort: Effort) -> None:
-        """End the call if it was made by `explain`; for a function that uses several kinds."""
+        """If `explain` made this call, end it with the explanation.
+
+        `choose` calls this method. Functions that use rules of several kinds call it themselves.
+        """
         if self in _explained.get():
             raise _ExplainedError(self._explanation(problem, kind, effort))
 
     def compute(
         self, rule: Rule[ProblemT, Computed], problem: ProblemT, kind: str, effort: Effort
     ) -> tuple[Rule[ProblemT, Computed], Computed]:
-        """Return the result of the chosen rule, and the rule.
+        """Return the rule that was used, and its result.
 
-        If `kind` is "auto", the exact rule raises `AccuracyError` and a key is given, prompts are
-        simulated; the returned rule is then the one of kind "estimate".
+        If `kind` is "auto" and a key is given, prompts are simulated when the chosen rule raises
+        `AccuracyError` or `KindUnavailableError`. The returned rule is then that of kind
+        "estimate".
         """
         try:
             return rule, rule.compute(problem, effort)
@@ -317,8 +321,8 @@ class Quantity(Generic[ProblemT, Computed]):
     def _reason(self, problem: ProblemT, *kinds: str) -> str:
         """Return why no rule of these kinds applies.
 
-        Only rules whose scope includes the problem are considered: all user-defined ones, and the
-        last built-in one of the first kind that has any.
+        The reasons of all user-defined rules are included, and that of the last built-in rule of
+        the first kind with such rules. `OutOfScope` reasons are used only if there is no other.
         """
         users: list[str] = []
         near: list[str] = []
@@ -373,7 +377,7 @@ _QUANTITIES = "__quantities__"
 def computes(*quantities: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
     """Return a decorator that names the quantities of a public function, for `explain`.
 
-    A function has several if its arguments decide which of them it computes.
+    A function has several quantities if its arguments determine which one it computes.
     """
 
     def mark(function: ComputeT) -> ComputeT:

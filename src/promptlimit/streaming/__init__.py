@@ -1,4 +1,4 @@
-"""Attention over prompts that do not fit in memory, block by block in one pass."""
+"""Attention over prompts that do not fit in memory, computed block by block in one pass."""
 
 from promptlimit.storage import Progress as Progress
 from promptlimit.streaming._prompts import Generated as Generated

@@ -1,4 +1,8 @@
-"""The program of a device: from given, drawn or sampled tokens to sums, block by block."""
+"""The function that each device runs: it sums the tokens of its part of a prompt, block by block.
+
+Tokens are stored in the part, drawn as normals or sampled from a measure. A block consists of a
+fixed number of leaves of 4096 tokens. `_sums.TiltedSums` lists the sums.
+"""
 
 import abc
 from typing import Any, NamedTuple
@@ -21,16 +25,16 @@ from promptlimit.streaming._sums import (
 )
 
 _MEMORY = 2**31
-"""Bytes of the arrays of leaves that are summed together."""
+"""The largest memory, in bytes, of the leaves that an accelerator sums at the same time."""
 
 
 class BlockPart(NamedTuple):
     """The part of a prompt that one device sums.
 
     Attributes:
-        first: the number of its first leaf in the prompt.
-        valid: its number of tokens.
-        tokens: the tokens, [n, d], padded with finite ones; None when they are generated.
+        first: the index of its first leaf in the prompt.
+        valid: the number of its tokens.
+        tokens: the tokens, [n, d], followed by finite padding; None if the device generates them.
     """
 
     first: Any
@@ -39,31 +43,41 @@ class BlockPart(NamedTuple):
 
 
 class TokenSource(eqx.Module):
-    """The tokens of a part, in coordinates $u$ of the source, $z=Au+b$."""
+    """The tokens of a part, in the coordinates $u$ of this source.
+
+    The tokens of the prompt are $z=Au+b$, with $A$ and $b$ those of the prompt.
+    """
 
     @property
     def origin(self) -> Float[Array, " dim"]:
-        """$b$ in double precision, for a source with a `point`."""
+        """What `columns` adds to $u$, in double precision; only for a source with a `point`."""
         raise NotImplementedError
 
     def point(
         self, part: BlockPart, leaf: Int32[Array, ""], count: Int32[Array, ""]
     ) -> Float[Array, " dim"] | None:
-        """Return a point near the tokens of a leaf; None when they are near zero.
+        """Return a point near the tokens of a leaf; None if the tokens are near zero.
 
-        The leaf is summed relative to this point. Otherwise tokens with a large mean would lose
-        the digits of their covariance in single precision.
+        The leaf is summed relative to this point. Without it, rounding in single precision could
+        exceed the covariance of tokens with a large mean.
         """
         del part, leaf, count
         return None
 
     @abc.abstractmethod
     def columns(self, part: BlockPart, leaf: Int32[Array, ""]) -> Float[Array, "dim leaf"]:
-        """Return the tokens of a leaf, counted from the start of the part."""
+        """Return the tokens of a leaf: $u$, plus `origin` if the source has a `point`.
+
+        The index of the leaf counts from the start of the part.
+        """
 
 
 class GivenTokens(TokenSource):
-    """Tokens $z$ stored in the part."""
+    """Tokens $z$ that are stored in the part.
+
+    Attributes:
+        start: the first token of the prompt.
+    """
 
     start: Float[Array, " dim"]
 
@@ -75,7 +89,7 @@ class GivenTokens(TokenSource):
     def point(
         self, part: BlockPart, leaf: Int32[Array, ""], count: Int32[Array, ""]
     ) -> Float[Array, " dim"]:
-        """Return the median of three tokens, coordinate by coordinate, which ignores an outlier."""
+        """Return the coordinatewise median of three tokens, which one outlier does not affect."""
         last = jnp.maximum(count - 1, 0)
         a, b, c = (part.tokens[leaf * LEAF + at] for at in (0, last // 2, last))
         return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
@@ -86,13 +100,20 @@ class GivenTokens(TokenSource):
 
 
 class StandardNormals(TokenSource):
-    """Standard normal tokens by counter: the key, the leaf and the place determine a token."""
+    """Standard normal tokens from a counter-based random generator.
+
+    The key, the leaf and the position within the leaf determine a token.
+
+    Attributes:
+        key: the two words of the random key.
+        dim: the dimension of a token.
+    """
 
     key: tuple[UInt32[Array, ""], UInt32[Array, ""]]
     dim: int = eqx.field(static=True)
 
     def columns(self, part: BlockPart, leaf: Int32[Array, ""]) -> Float[Array, "dim leaf"]:
-        """Return the normals; pair p of token i comes from counter (leaf, p LEAF + i)."""
+        """Return the tokens; counter (leaf, p LEAF + i) gives coordinates 2p, 2p + 1 of token i."""
         pairs = (self.dim + 1) // 2
         index = jax.lax.iota(jnp.uint32, pairs * LEAF)
         drawn = normal_pairs(self.key, part.first + leaf.astype(jnp.uint32), index)
@@ -102,7 +123,12 @@ class StandardNormals(TokenSource):
 
 
 class SampledTokens(TokenSource):
-    """Tokens from a measure's `sample`, with one key per leaf."""
+    """Tokens from the method `sample` of a measure, with one random key per leaf.
+
+    Attributes:
+        measure: the law of a token, in single precision.
+        key: the random key of the prompt.
+    """
 
     measure: AbstractMeasure
     key: PRNGKeyArray
@@ -126,13 +152,13 @@ class SampledTokens(TokenSource):
 
 
 class SharedInputs(eqx.Module):
-    """The inputs of the program that are the same on every device.
+    """The inputs of `block_sums` that are the same on every device.
 
     Attributes:
         source: the source of tokens.
-        tilts: one per row, in the coordinates and the precision of the source.
-        leaves: leaves per block, a power of two; another number changes the last bits.
-        blocks: blocks that a device sums per round; changes no bit.
+        tilts: the tilts, one per row, in the coordinates and the precision of the source.
+        leaves: the number of leaves per block, a power of two; it affects the last bits of results.
+        blocks: the number of blocks that a device sums per round; it does not affect results.
         second: whether to compute second moments.
         platform: the platform of the devices, such as "cpu".
     """
@@ -146,7 +172,7 @@ class SharedInputs(eqx.Module):
 
 
 def block_sums(shared: SharedInputs, part: BlockPart) -> TiltedSums:
-    """Return the sums over each block of a part, [blocks, ...]; zeros past the end of the part."""
+    """Return the sums over each block of a part, [blocks, ...]; zero for blocks after its end."""
     tilts, dim = shared.tilts.shape
     entries = triangle(dim) if shared.second else 0
     shapes = TiltedSums((tilts,), (tilts,), (tilts,), (tilts, dim), (tilts, entries))
@@ -180,12 +206,12 @@ def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> Tilt
     point = shared.source.point(part, leaf, count)
     columns = shared.source.columns(part, leaf)
     columns = columns if point is None else columns - point[:, None]
-    columns = jax.lax.optimization_barrier(columns)  # computed once for all consumers
+    columns = jax.lax.optimization_barrier(columns)  # computes the columns only once
     sums = leaf_sums(columns, shared.tilts, count, second=shared.second)
     if point is None:
         return sums
     sums = translate(sums, point.astype(jnp.float64) - shared.source.origin, shared.tilts)
-    # Relative to a nearby point every token has a finite score; its true score may be too large.
+    # Scores relative to a nearby point may be finite when the true scores overflow.
     too_large = jnp.isfinite(sums.top) & ~jnp.isfinite(sums.top.astype(shared.tilts.dtype))
     return sums._replace(top=jnp.where(too_large, jnp.nan, sums.top))
 
@@ -193,8 +219,8 @@ def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> Tilt
 def leaves_together(shared: SharedInputs) -> int:
     """Return the number of leaves that an accelerator sums together, a power of two.
 
-    It is bounded by memory, where a token is present three times (drawn, reordered and centred),
-    with its products, scores and weights.
+    Memory limits this number. It contains three copies of each token (drawn, reordered and
+    centred), and the products of its coordinates, its scores and its weights.
     """
     tilts, dim = shared.tilts.shape
     numbers = 3 * dim + 2 * tilts + (triangle(dim) if shared.second else 0)

@@ -1,4 +1,8 @@
-"""The pass over a prompt: rounds of blocks on all devices, finished prefixes, and checkpoints."""
+"""The pass over a prompt, which computes the sums over each requested prefix.
+
+In each round every device sums a chunk of blocks. This host then adds the sums over blocks in a
+fixed binary tree, and saves checkpoints. `_sums.TiltedSums` lists the sums.
+"""
 
 import contextlib
 import dataclasses
@@ -21,12 +25,12 @@ from promptlimit.streaming._sums import BlockTree, TiltedSums
 
 @dataclasses.dataclass
 class PassState:
-    """The state between two rounds, from which a pass resumes with identical bits.
+    """The state between two rounds; a pass resumes from it with identical bits.
 
     Attributes:
-        tree: the sums so far.
-        blocks: the number of blocks in them.
-        prefixes: the sums over prefixes that ended, by length.
+        tree: the sums over the whole blocks so far.
+        blocks: the number of blocks in the tree.
+        prefixes: the sums over each finished prefix, by length.
     """
 
     tree: BlockTree = dataclasses.field(default_factory=BlockTree)
@@ -54,7 +58,7 @@ class PassState:
 
     @staticmethod
     def from_arrays(arrays: Mapping[str, np.ndarray]) -> "PassState":
-        """Return the state with the arrays of `to_arrays`."""
+        """Return the state from the arrays that `to_arrays` returned."""
 
         def sums(part: str, place: int) -> TiltedSums:
             return TiltedSums(*(arrays[f"{part}.{name}"][place] for name in TiltedSums._fields))
@@ -78,7 +82,7 @@ class Saver:
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Lock the folder; only the process that writes takes the lock."""
+        """Lock the folder; only process 0, which writes, acquires the lock."""
         if self._run is None or not active_devices().writes:
             yield
             return
@@ -105,7 +109,7 @@ class Saver:
         return {**arrays, "finished": np.array(False)}
 
     def _fits(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Return whether a pass over this prompt may have written these arrays."""
+        """Return whether the arrays of a checkpoint have the shapes and values of this pass."""
         shapes = [np.shape(x) for x in self._request.none]
         try:
             state = PassState.from_arrays(arrays)
@@ -117,7 +121,7 @@ class Saver:
             return False
 
     def save(self, state: PassState, *, finished: bool) -> None:
-        """Save the result of a finished pass, or a checkpoint when one is due."""
+        """Save the result if the pass is finished, otherwise a checkpoint if one is due."""
         if self._run is None or not active_devices().writes:
             return
         if finished:
@@ -135,7 +139,7 @@ def all_sums(
     Args:
         request: the validated arguments of `stream`.
         saver: loads and saves the state of the pass.
-        watch: called with the progress after each round.
+        watch: a function that is called with the progress before each round and at the end.
     """
     state, finished = saver.load()
     first, begun = state.blocks, time.perf_counter()
@@ -170,12 +174,13 @@ class _Round(NamedTuple):
     """A round in progress: one chunk of blocks per device.
 
     Attributes:
-        first: the number of its first block.
-        end: the number of the block after its last whole block.
-        is_last: whether the prompt ends in it.
-        cuts: the prefix lengths that end in it.
-        blocks: waits for the sums over the whole blocks.
-        tails: waits for the sums over the last, partial block of each prefix that has one.
+        first: the index of its first block.
+        end: the index of its last whole block, plus 1.
+        is_last: whether the prompt ends in this round.
+        cuts: the lengths of the prefixes that end in this round.
+        blocks: a function that waits for the sums over the whole blocks and returns them.
+        tails: a function that waits for the sums over the partial last blocks of prefixes and
+            returns them by prefix length.
     """
 
     first: int
@@ -187,7 +192,7 @@ class _Round(NamedTuple):
 
 
 def _launch_round(request: StreamRequest, first: int) -> _Round:
-    """Launch the blocks from number `first` on."""
+    """Launch a round that starts at the block with index `first`."""
     block, size = request.block, active_devices().size
     start = first * block
     most = start + size * request.capacity
@@ -208,7 +213,7 @@ def _launch_round(request: StreamRequest, first: int) -> _Round:
 
 
 def _finish(request: StreamRequest, state: PassState, current: _Round) -> None:
-    """Wait for a round and add it to the state."""
+    """Wait for the sums of a round and add them to the state."""
     tails = current.tails()
     for number, sums in enumerate([*current.blocks(), None], current.first):
         at = number * request.block
@@ -221,7 +226,7 @@ def _finish(request: StreamRequest, state: PassState, current: _Round) -> None:
 
 
 def _whole_blocks(request: StreamRequest, first: int, end: int) -> Callable[[], list[TiltedSums]]:
-    """Launch the sums over the whole blocks from `first` to `end`."""
+    """Launch the sums over the whole blocks `first`, ..., `end - 1`."""
     if end == first:
         return list
     block, share = request.block, request.shared.blocks
@@ -234,7 +239,7 @@ def _whole_blocks(request: StreamRequest, first: int, end: int) -> Callable[[], 
 def _partial_blocks(
     request: StreamRequest, lengths: Sequence[int]
 ) -> Callable[[], dict[int, TiltedSums]]:
-    """Launch the sums over the last, partial block of each prefix."""
+    """Launch the sums over the partial last blocks of prefixes with these lengths."""
     size, waiting = active_devices().size, []
     for i in range(0, len(lengths), size):
         some = lengths[i : i + size]
@@ -256,7 +261,15 @@ def _partial_blocks(
 def _launch(
     request: StreamRequest, starts: list[int], valid: list[int]
 ) -> Callable[[], list[list[TiltedSums]]]:
-    """Launch the sums over the blocks of each device's tokens; return a function that waits."""
+    """Launch the sums over some tokens per device; return a function that waits for them.
+
+    The returned function gives the sums over each block, [device][block].
+
+    Args:
+        request: the validated arguments of `stream`.
+        starts: the index of the first token of each device.
+        valid: the number of tokens of each device.
+    """
 
     def part(device: int) -> BlockPart:
         return request.prompt.part(starts[device], valid[device], request.capacity)

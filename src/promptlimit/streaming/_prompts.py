@@ -1,4 +1,7 @@
-"""Prompts of any length and form, cut into parts that the devices sum."""
+"""Prompts that are generated, arrays, files or iterables, divided into parts for the devices.
+
+The tokens are $z=Au+b$, where a token source (`_blocks.TokenSource`) produces $u$ on a device.
+"""
 
 import abc
 import dataclasses
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Number, require_unmasked
+from promptlimit._arrays import Number, SupportsArray, require_readable, require_unmasked
 from promptlimit._configuration import description
 from promptlimit._inputs import require_random_key, to_device
 from promptlimit.errors import ArgumentError, InputFileError
@@ -30,20 +33,20 @@ from promptlimit.streaming._blocks import (
 from promptlimit.streaming._sums import LEAF
 
 LONGEST = 2**31 * LEAF
-"""The longest prompt, about 9e12 tokens: 32 bits number the leaves."""
+"""The length of the longest prompt, about 9e12 tokens; the index of a leaf has 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
     """A prompt of tokens drawn from a measure; token i depends only on the key and on i.
 
-    Gaussian tokens are drawn in single precision by a counter-based generator, all others by the
-    measure's `sample` in groups of 4096.
+    Tokens of a Gaussian law are drawn in single precision by a counter-based random generator.
+    Tokens of other laws are drawn by the method `sample` of the measure, in groups of 4096.
 
     Args:
         measure: the law of a token.
         length: the number of tokens, up to 2^43.
-        key: randomness.
+        key: the random key.
 
     >>> import jax, promptlimit as pl
     >>> pl.streaming.Generated(pl.Gaussian([0.0], [[1.0]]), 1e9, key=jax.random.key(0)).length
@@ -61,7 +64,7 @@ class Generated:
 
 
 def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """Return one typed random key, also for a key of the older untyped kind."""
+    """Return one typed random key; convert a key of jax's older, untyped kind."""
     require_random_key(key)
     if key is None:
         raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
@@ -70,7 +73,7 @@ def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def require_length(name: str, length: Number) -> int:
-    """Return a number of tokens as an integer."""
+    """Return a number of tokens as an integer; raise an error if it is not from 1 to `LONGEST`."""
     real = isinstance(length, Real | np.ndarray | jax.Array) and np.ndim(length) == 0
     number = float(length if real else math.nan)
     if not (number.is_integer() and 1 <= number <= LONGEST):
@@ -79,16 +82,16 @@ def require_length(name: str, length: Number) -> int:
 
 
 class AbstractPrompt(abc.ABC):
-    """A prompt as a sequence of parts for the devices.
+    """A prompt that is divided into parts for the devices.
 
     Attributes:
         dim: the dimension of a token.
         dtype: the precision of the sums over a leaf.
-        length: the number of tokens; None when it is not known in advance.
-        matrix: $A$ in $z=Au+b$, which maps what the source produces (u) to tokens.
-        shift: $b$ in the same formula.
-        source: the source of tokens on a device.
-        description: plain values that identify this prompt.
+        length: the number of tokens; None if it is not known in advance.
+        matrix: $A$ in $z=Au+b$, where $z$ is a token and $u$ its coordinates in the source.
+        shift: $b$ in this formula.
+        source: the token source of the devices.
+        description: plain numbers and strings that identify this prompt in a stored run.
     """
 
     dim: int
@@ -101,20 +104,23 @@ class AbstractPrompt(abc.ABC):
 
     @abc.abstractmethod
     def available(self, start: int, stop: int) -> int:
-        """Return the smaller of `stop` and the length; tokens before `start` may be dropped."""
+        """Return the smaller of `stop` and the length.
+
+        After this call, parts that begin before `start` may no longer be available.
+        """
 
     @abc.abstractmethod
     def part(self, start: int, valid: int, capacity: int) -> BlockPart:
-        """Return `valid` tokens from `start` on, padded to `capacity`."""
+        """Return a part of `valid` tokens from index `start`, padded to `capacity` tokens."""
 
 
 def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
-    """Return the prompt that a user passed: generated, an array, a file or an iterable."""
+    """Return the argument `prompt` of `stream` as a prompt for a run of `hosts` processes."""
     if isinstance(prompt, Generated):
         return _DrawnTokens(prompt)
     if isinstance(prompt, str | Path):
         return _Held(_mapped(Path(prompt)))
-    if isinstance(prompt, np.ndarray | jax.Array):
+    if isinstance(prompt, SupportsArray):
         return _Held(_readable("prompt", _rows(prompt)))
     if isinstance(prompt, Iterable):
         if hosts > 1:
@@ -165,7 +171,7 @@ class _DrawnTokens(AbstractPrompt):
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
-    r"""Return $A$ with $AA^\top=\Gamma$, also for a singular $\Gamma$."""
+    r"""Return $A$ with $AA^\top=\Gamma$ = `covariance`, which may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
@@ -193,13 +199,14 @@ class _Held(AbstractPrompt):
 
 
 def _rows(block: object) -> np.ndarray:
-    """Return tokens as a NumPy array."""
+    """Return a block of tokens as a NumPy array."""
     require_unmasked("prompt", block)
+    require_readable("prompt", block)
     return np.asarray(block)
 
 
 class _Arriving(AbstractPrompt):
-    """Tokens from an iterator over blocks of any size."""
+    """Tokens from an iterator over blocks of tokens, of any sizes."""
 
     def __init__(self, blocks: Iterator[Any]):
         self._blocks, self._start, self._stop = blocks, 0, 0
@@ -244,7 +251,7 @@ class _Arriving(AbstractPrompt):
         return min(stop, self._stop)
 
     def _drop(self, start: int) -> None:
-        """Drop blocks that end before `start`."""
+        """Drop stored blocks that end at or before `start`."""
         while self._kept and self._start + len(self._kept[0]) <= start:
             self._start += len(self._kept.pop(0))
 
@@ -262,9 +269,9 @@ def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
 
 
 def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the rows, padded to `capacity` with copies of the last one; zeros if there are none.
+    """Return the rows, padded to `capacity` with copies of the last row; zeros if there is none.
 
-    Zeros may be far from the tokens of the last leaf, so that products could overflow.
+    Padding tokens with zeros could cause overflow, because zeros may be far from the last tokens.
     """
     if len(rows) == capacity:
         return rows
@@ -273,7 +280,7 @@ def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _fingerprint(tokens: np.ndarray) -> dict[str, object]:
-    """Return the dtype and a digest of some tokens."""
+    """Return the dtype and the SHA-256 digest of some tokens."""
     digest = hashlib.sha256(np.ascontiguousarray(tokens).tobytes()).hexdigest()
     return {"dtype": str(tokens.dtype), "digest": digest}
 
@@ -309,7 +316,7 @@ def _readable(name: str, tokens: np.ndarray) -> np.ndarray:
 
 
 def _precision(dtype: np.dtype) -> np.dtype:
-    """Return the precision of sums: single for half and single precision, double otherwise."""
+    """Return the dtype of sums: single precision for 16- and 32-bit floats, double otherwise."""
     single = dtype.kind == "f" and dtype.itemsize <= 4
     return np.dtype(np.float32 if single else np.float64)
 

@@ -1,4 +1,4 @@
-"""The arguments of `stream`, checked before any token is read."""
+"""The arguments of `stream`, validated before the pass over the prompt begins."""
 
 import dataclasses
 from itertools import pairwise
@@ -30,12 +30,12 @@ def active_platform() -> str:
 
 
 def leaves_per_block(platform: str) -> int:
-    """Return how many leaves fill a device; another number changes the last bits of results."""
+    """Return the number of leaves in a block; it affects the last bits of results."""
     return 32 if platform == "cpu" else 4096
 
 
 def most_blocks(platform: str) -> int:
-    """Return the most blocks per device and round: a 32-bit integer counts their tokens."""
+    """Return the largest number of blocks per device and round; 32 bits count their tokens."""
     return 2**31 // (leaves_per_block(platform) * LEAF) - 1
 
 
@@ -45,14 +45,15 @@ class StreamRequest:
 
     Attributes:
         attention: the attention that was passed.
-        head: the same as one head, in double precision.
-        prompt: the tokens.
-        queries: one per row.
-        lengths: prefix lengths.
+        head: this attention as one head, in double precision.
+        prompt: the prompt.
+        queries: the queries, one per row.
+        lengths: the requested prefix lengths.
         covariance: whether to return tilted covariances.
         linear: whether to compute linear attention.
-        shared: the inputs of the devices. Its tilts are $A^\top Uz$, one per query, in the
-            coordinates and the precision of the source; then zero, for linear attention.
+        shared: the inputs that all devices share. Its tilts are $A^\top Uz$ for each query $z$,
+            with $U$ the score matrix of the head and $A$ the matrix of the prompt. A last tilt of
+            zero is added for linear attention.
     """
 
     attention: AbstractAttention
@@ -66,12 +67,12 @@ class StreamRequest:
 
     @property
     def block(self) -> int:
-        """Tokens per block."""
+        """The number of tokens per block."""
         return self.shared.leaves * LEAF
 
     @property
     def capacity(self) -> int:
-        """Tokens per device and round."""
+        """The number of tokens per device and round."""
         return self.shared.blocks * self.block
 
     @property
@@ -81,7 +82,7 @@ class StreamRequest:
         return no_sums(tilts, dim, triangle(dim) if self.shared.second else 0)
 
     def config(self) -> dict[str, object]:
-        """Everything that determines the bits of the result, as plain numbers and strings."""
+        """The values that determine the bits of the result, as plain numbers and strings."""
         return {
             "what": "stream",
             "version": __version__,
@@ -106,7 +107,7 @@ def checked_request(
     linear: bool,
     chunk: int | None,
 ) -> StreamRequest:
-    """Return the validated arguments; call it inside `enable_x64`."""
+    """Return the validated arguments; call this function inside `enable_x64`."""
     head = in_double(attention).single_head()
     if head is None:
         raise ArgumentError(
@@ -162,7 +163,7 @@ def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
 
 
 def _blocks_per_round(chunk: int | None, platform: str, *, drawn: bool) -> int:
-    """Return the number of blocks a device sums per round; changes no bit."""
+    """Return the number of blocks that a device sums per round; it does not affect results."""
     if chunk is not None:
         return require_whole("chunk", chunk, 1, most_blocks(platform), note=" It counts blocks.")
     if platform == "cpu":

@@ -1,4 +1,7 @@
-"""Attention over a prompt of any length and its prefixes in one pass, and its exact moments."""
+"""Attention over a prompt of any length and over its prefixes, in one pass.
+
+`stream_report` also compares it with the limit of infinite length, or with the whole prompt.
+"""
 
 import math
 from collections.abc import Sequence
@@ -39,24 +42,27 @@ def stream(
     r"""Return attention over the first L tokens of a prompt that need not fit in memory.
 
     Tokens are summed in leaves of 4096, and leaves in double precision along one fixed binary tree.
-    So a prefix has the same bits as a prompt that ends there, and the number of devices or
-    processes (see `use_devices`) and the sizes of blocks and chunks change no bit. Another kind of
-    device may round differently.
+    The result for a prefix therefore has the same bits as for a prompt that ends after it. Results
+    do not depend on the number of devices or processes (see `use_devices`), on `chunk`, or on the
+    sizes of the blocks of an iterable. Another kind of device may round differently.
 
     Args:
         attention: one head, softmax or linear.
         prompt: a `Generated`, an array [length, token_dim] (a memory-mapped array stays in its
             file), the path of a .npy file, or an iterable of blocks [n, token_dim] of any sizes.
-            Tokens in half or single precision are summed in single, all others in double.
-        queries: [q, query_dim].
-        lengths: increasing prefix lengths. The whole prompt is always included, as the last length.
+            Leaves of tokens in half or single precision are summed in single precision, other
+            leaves in double precision.
+        queries: the queries, [q, query_dim].
+        lengths: increasing prefix lengths. The length of the whole prompt is always included.
         covariance: whether to compute second moments too, which is half of the work.
         linear: whether to compute linear attention over the same tokens as well.
-        chunk: blocks that a device sums per round; affects only speed and memory.
-        folder: where to save the sums. A stream that was killed resumes from there; an iterable
-            must then yield its blocks from the first one again. A prompt is identified by its first
-            4096 tokens; one in memory or in a file also by its last 4096.
-        every: seconds between checkpoints.
+        chunk: the number of internal blocks of leaves that a device sums per round; it affects only
+            speed and memory.
+        folder: where to save the sums. An interrupted stream resumes from this folder; an iterable
+            must then yield all its blocks again. To identify a stored run, a prompt that is not
+            generated is compared by its first 4096 tokens, and an array or a file also by its
+            shape and its last 4096 tokens.
+        every: the number of seconds between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
 
@@ -87,7 +93,7 @@ def stream(
 
 
 def _require_same_in_all_processes(request: StreamRequest) -> None:
-    """Raise if processes were given different arguments.
+    """Raise an error if the arguments differ between processes.
 
     Queries are not compared: their last bits may differ between hosts.
     """
@@ -108,8 +114,10 @@ def streamed_attention(
 ) -> StreamedAttention:
     r"""Return attention at each prefix length, from the sums over that many tokens.
 
-    With $z=Au+b$, scores are $\langle A^\top t,u\rangle+\langle t,b\rangle$, means $A\bar u+b$ and
-    covariances $A\,\mathrm{cov}(u)A^\top$. Entropy is the log-sum-exp minus the mean score.
+    The sums are in the coordinates $u$ of a token $z=Au+b$. At a tilt $t$, the score of the token
+    is $\langle A^\top t,u\rangle+\langle t,b\rangle$. The tilted mean is $A\bar u+b$ and the tilted
+    covariance $A\,\mathrm{cov}(u)A^\top$, with $\bar u$ and $\mathrm{cov}(u)$ those of $u$. The
+    entropy of the weights is the log-sum-exp of the scores minus their weighted mean.
     """
     prompt, count = request.prompt, len(request.queries)
     lengths, parts = zip(*sums_by_length, strict=True)
@@ -163,16 +171,17 @@ def stream_report(
     every: float = 30.0,
     watch: Watcher | bool | None = True,
 ) -> StreamReport:
-    """Return the attention over prefixes of a prompt, and the exact expected errors.
+    """Return the attention over prefixes of a prompt with a reference output and expected errors.
 
-    Outputs on a `Generated` prompt are compared with the limit, those on other prompts with the
-    output on the whole prompt. Expected errors are None if no exact method applies.
+    The reference for a `Generated` prompt is the limit of infinite length, and for other prompts
+    the output on the whole prompt. Expected errors relative to the limit are exact; they are None
+    for other prompts and if no exact method applies.
 
     Args:
-        attention: one head.
+        attention: one head, softmax or linear.
         prompt: as for `stream`.
-        queries: [q, query_dim].
-        lengths: prefixes; two per decade when None.
+        queries: the queries, [q, query_dim].
+        lengths: increasing prefix lengths; about two per decade if None.
         covariance: as for `stream`.
         linear: as for `stream`.
         folder: as for `stream`.
@@ -219,7 +228,7 @@ def _length(prompt: Any) -> int:
 
 
 def _two_per_decade(length: int) -> np.ndarray:
-    """Return 10, 32, 100, 316, ... below a length; the length itself where there are none."""
+    """Return 10, 32, 100, 316, ... below a length, or the length itself if it is at most 10."""
     steps = range(2, 2 * math.ceil(math.log10(max(length, 10))))
     sizes = sorted({size for step in steps if (size := round(10 ** (step / 2))) < length})
     return np.array(sizes or [length], np.float64)

@@ -1,8 +1,14 @@
 r"""The sums that determine attention on a prompt, and how the sums of its parts combine.
 
-With scores $s_i=\langle t,u_i\rangle$ of tokens $u_i$ and $m=\max_is_i$, the sums are $m$,
-$\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and $\sum_ie^{s_i-m}u_iu_i^\top$.
-Softmax attention follows from the sums at its tilt, linear attention from those at tilt zero.
+At a tilt $t$, tokens $u_i$ have the scores $s_i=\langle t,u_i\rangle$. With $m=\max_is_i$, the
+sums are $m$, $\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and
+$\sum_ie^{s_i-m}u_iu_i^\top$.
+
+Softmax attention at a query z follows from the sums at $t=Uz$, with U the score matrix of the head.
+Linear attention follows from the sums at $t=0$.
+
+A prompt is divided into leaves of 4096 tokens, and leaves into blocks. The sums over leaves are
+added in a fixed order, so results do not depend on how the work is distributed.
 """
 
 from collections.abc import Mapping
@@ -17,13 +23,13 @@ from jaxtyping import Array, Float, Int32
 _ADDED_PER_KERNEL = 16
 
 Place = tuple[int, int]
-"""A node of the tree: its level (blocks are level 0) and its number within the level."""
+"""A node of a `BlockTree`: its level (blocks are level 0) and its index within the level."""
 
 LEAF = 4096
-"""Tokens per leaf. Another number changes the last bits of results.
+"""The number of tokens per leaf. Another value would change the last bits of results.
 
-A leaf is summed in the precision of the tokens and everything above it in double precision, so a
-prompt of any length has the rounding error of one leaf.
+Tokens within a leaf are summed in the precision of the tokens, and leaves in double precision, so
+the rounding error for a prompt of any length is that of one leaf.
 """
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -60,14 +66,14 @@ def no_sums(tilts: int, dim: int, entries: int) -> TiltedSums:
 
 
 def triangle(dim: int) -> int:
-    """Return the number of entries in the upper triangle of a matrix."""
+    """Return the number of entries in the upper triangle of a matrix, with its diagonal."""
     return dim * (dim + 1) // 2
 
 
 def combine(a: TiltedSums, b: TiltedSums) -> TiltedSums:
-    """Return the sums over the tokens of both parts, in NumPy.
+    """Return the sums over the tokens of two parts together, computed in NumPy.
 
-    Combining with the sums over no tokens changes no bit.
+    If one part contains no tokens, the result has the bits of the other.
     """
     top = np.maximum(a.top, b.top)
     one, two = _scale(a.top, top, np), _scale(b.top, top, np)
@@ -81,15 +87,19 @@ def combine(a: TiltedSums, b: TiltedSums) -> TiltedSums:
 
 
 def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
-    r"""Return $e^{m-m'}$; 1 where the two are equal, also at minus infinity."""
+    r"""Return $e^{m-m'}$ for $m$ = `top` and $m'$ = `new`; 1 where both are minus infinity."""
     with np.errstate(invalid="ignore"):
         return xp.exp(xp.where(top == new, 0.0, top - new))
 
 
 def combine_leaves(leaves: TiltedSums) -> TiltedSums:
-    """Return the sums over the leaves of a block, along the first axis, whose size is a power of 2.
+    """Return the sums over a block from the sums over its leaves.
 
-    All leaves are scaled to the largest score of the block and then added in a fixed order.
+    The sums of all leaves are first expressed relative to the largest score of the block, and then
+    added in a fixed order.
+
+    Args:
+        leaves: the sums over each leaf, along the first axis, whose size is a power of 2.
     """
     top = jnp.max(leaves.top, axis=0)
     scale = _scale(leaves.top, top[None], jnp)
@@ -104,7 +114,7 @@ def combine_leaves(leaves: TiltedSums) -> TiltedSums:
 
 
 def _add_neighbours(columns: Array, count: int) -> Array:
-    """Return the sums of `count` consecutive rows each, added pair by pair."""
+    """Return the sum of each group of `count` consecutive rows, added pair by pair."""
     groups = columns.reshape(-1, count, *columns.shape[1:])
     terms = [groups[:, i] for i in range(count)]
     while len(terms) > 1:
@@ -113,7 +123,13 @@ def _add_neighbours(columns: Array, count: int) -> Array:
 
 
 def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> TiltedSums:
-    """Return the sums over a leaf whose tokens are translated by a vector."""
+    """Return the sums over the tokens of a leaf after adding a vector to each of them.
+
+    Args:
+        sums: the sums over the original tokens.
+        by: the vector.
+        tilts: the tilts, one per row.
+    """
     first = sums.first + sums.mass[:, None] * by[None]
     second = sums.second
     if second.shape[-1]:
@@ -125,13 +141,13 @@ def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> Tilte
 
 
 class BlockTree:
-    """A binary tree over blocks that fixes which sums are added to which.
+    """A binary tree over the blocks of a prompt, which fixes the order of additions.
 
-    Node k of a level covers nodes 2k and 2k + 1 of the level below, and replaces them as soon as
-    both are present, so the tree stores as few nodes as possible.
+    Node k of a level covers nodes 2k and 2k + 1 of the level below. As soon as the sums of both are
+    known, the tree stores only their combination, so it contains few nodes.
 
     Attributes:
-        nodes: the sums at each place that has no parent yet.
+        nodes: the sums at each stored node.
     """
 
     def __init__(self, nodes: Mapping[Place, TiltedSums] | None = None):
@@ -146,9 +162,10 @@ class BlockTree:
         self.nodes[level, block] = sums
 
     def total(self, last: TiltedSums) -> TiltedSums:
-        """Return the sums over all blocks, 0 to n - 1, and over `last`, a part of block n.
+        """Return the sums over the n blocks of the tree and over `last`, the start of block n.
 
-        The bits are those of the root of the tree when all later blocks are empty.
+        The result has the same bits as the root of a complete tree in which all later blocks are
+        empty.
         """
         in_order = sorted(self.nodes, key=lambda place: place[1] << place[0], reverse=True)
         for place in in_order:
@@ -166,9 +183,9 @@ def leaf_sums(
     """Return the sums over the first `count` tokens of a leaf.
 
     Args:
-        columns: tokens, dimension by dimension; all must be finite.
-        tilts: one per row.
-        count: the number of tokens that belong to the prompt.
+        columns: the tokens, one per column; all must be finite.
+        tilts: the tilts, one per row.
+        count: the number of tokens of the leaf that belong to the prompt.
         second: whether to compute second moments.
     """
     scores = jnp.matmul(tilts, columns, precision=_EXACT)
@@ -197,7 +214,7 @@ def _second_moments(
 
 
 def symmetric(entries: np.ndarray, dim: int) -> np.ndarray:
-    """Return the symmetric matrices with these upper triangles, [..., d, d]."""
+    """Return symmetric matrices, [..., d, d], from the `entries` of their upper triangles."""
     matrix = np.zeros((*entries.shape[:-1], dim, dim))
     rows, columns = np.triu_indices(dim)
     matrix[..., rows, columns] = entries

@@ -20,8 +20,11 @@ from promptlimit.heads.families._architecture import Projected as Projected
 from promptlimit.heads.families._architecture import Tensor as Tensor
 from promptlimit.heads.families._architecture import Weights as Weights
 from promptlimit.heads.families._architecture import affine as affine
+from promptlimit.heads.families._architecture import affine_tensors as affine_tensors
 from promptlimit.heads.families._architecture import architecture as architecture
 from promptlimit.heads.families._architecture import layer_norm as layer_norm
+from promptlimit.heads.families._architecture import linear as linear
+from promptlimit.heads.families._architecture import norm_tensors as norm_tensors
 from promptlimit.heads.families._architecture import register as register
 from promptlimit.heads.families._architecture import rms_norm as rms_norm
 from promptlimit.heads.families._architecture import rotated as rotated

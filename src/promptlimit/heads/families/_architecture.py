@@ -1,8 +1,8 @@
 """The interface of a family of transformers, from which its heads are extracted.
 
-A family is a class with the shape of the network and its forward pass, split at the attention.
-`Config` validates the configuration, which is not trusted. The functions at the end of this module
-are building blocks that families share, in single precision.
+A family is a class with the shape of the network and its forward pass. The forward pass is split
+into the parts before and after the attention. `Config` validates the configuration, which is not
+trusted. The functions at the end of this module are building blocks that families share.
 """
 
 import abc
@@ -38,7 +38,7 @@ ACTIVATION: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The named values of a config.json, or of another `source`, which errors name."""
+    """The named values of a config.json or of another source; `source` is its name in messages."""
 
     values: Mapping[str, Any]
     source: str = "config.json"
@@ -48,7 +48,7 @@ class Config:
         return self.values.get(name, default)
 
     def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number of at most 2**24."""
+        """Return a value that must be a whole number from `least` to 2**24."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
             raise InputFileError(
@@ -58,7 +58,7 @@ class Config:
         return value
 
     def positive(self, name: str, default: float) -> float:
-        """Return a positive number."""
+        """Return a value that must be a positive number."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _HUGE:
             raise InputFileError(
@@ -68,7 +68,7 @@ class Config:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
+        """Return a value that must be true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise InputFileError(
@@ -87,7 +87,7 @@ class Config:
         return whole // count
 
     def require(self, name: str, expected: object) -> None:
-        """Raise an error for a value that the family does not support."""
+        """Raise an error unless a value is missing or equal to `expected`."""
         value = self.get(name, expected)
         if type(value) is not type(expected) or value != expected:
             raise InputFileError(
@@ -98,12 +98,14 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """The name and shape of an array in the file; `{layer}` in the name is the layer's number.
+    """An array in the file of a model.
 
     Attributes:
-        name: its name without the prefix that the model's class puts before it.
-        shape: its shape in the file.
-        transposed: whether the file stores [outputs, inputs] where the code multiplies rows.
+        name: the name of the array, without the prefix that the model's class puts before it;
+            `{layer}` in the name stands for the number of the layer.
+        shape: the shape of the array in the file.
+        transposed: whether the file stores the array as [outputs, inputs], whereas the code
+            multiplies rows with [inputs, outputs].
     """
 
     name: str
@@ -111,33 +113,49 @@ class Tensor:
     transposed: bool = False
 
 
+def affine_tensors(
+    short: str, name: str, inputs: int, outputs: int, *, bias: bool = True, transposed: bool = True
+) -> dict[str, Tensor]:
+    """Return the tensors `name.weight` and, if there is a bias, `name.bias`, by short names."""
+    shape = (outputs, inputs) if transposed else (inputs, outputs)
+    tensors = {short: Tensor(f"{name}.weight", shape, transposed)}
+    return tensors | ({f"{short}_bias": Tensor(f"{name}.bias", (outputs,))} if bias else {})
+
+
+def norm_tensors(short: str, name: str, width: int, *, bias: bool = True) -> dict[str, Tensor]:
+    """Return the tensors of a norm by their short names."""
+    tensors = {short: Tensor(f"{name}.weight", (width,))}
+    return tensors | ({f"{short}_bias": Tensor(f"{name}.bias", (width,))} if bias else {})
+
+
 Projected = tuple[Array, Array, Array]
-"""Queries [heads, n, d], keys and values [key heads, n, d]."""
+"""Queries [heads, n, d], keys [key heads, n, d] and values [key heads, n, d]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbstractArchitecture(abc.ABC):
     """The shape of a transformer, and its forward pass, split at the attention.
 
-    Hashable, so that all layers share one compiled program. A family adds its own fields.
+    Objects are hashable, so that all layers share one compiled program. A family may add fields.
 
     Attributes:
-        prefixes: possible prefixes of the names of tensors, which depend on the class that saved
-            them.
+        prefixes: the possible prefixes of the names of tensors; the prefix depends on the class
+            that saved the model.
         causal: whether a position attends only to the tokens up to itself.
         rotary: whether positions enter by rotating queries and keys.
-        model_type: the name in config.json.
-        layers: number of layers.
-        heads: query heads of a layer.
-        key_heads: key and value heads of a layer; fewer than `heads` when queries share them.
-        hidden: width of the residual stream.
-        head_dim: width of one head.
-        inner: width of the feed-forward part.
-        vocabulary: number of token ids.
-        positions: the longest prompt.
-        epsilon: added to variances by the norms.
-        activation: of the feed-forward part, a name of `ACTIVATION`.
-        tied: whether next tokens are scored by the token embeddings (causal models).
+        model_type: the name of the architecture in config.json.
+        layers: the number of layers.
+        heads: the number of query heads of a layer.
+        key_heads: the number of key and value heads of a layer; smaller than `heads` if several
+            query heads share one.
+        hidden: the width of the residual stream.
+        head_dim: the width of one head.
+        inner: the width of the feed-forward part.
+        vocabulary: the number of token ids.
+        positions: the number of tokens of the longest prompt.
+        epsilon: the number that norms add to variances.
+        activation: the activation of the feed-forward part, a key of `ACTIVATION`.
+        tied: whether a causal model computes logits with the token embeddings.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
@@ -179,16 +197,22 @@ class AbstractArchitecture(abc.ABC):
         """Return queries, keys and values of a layer, after any rotation."""
 
     @abc.abstractmethod
-    def output(self, weights: Weights, context: Array) -> Array:
-        """Return the output of the attention from concatenated outputs of heads, [n, heads d]."""
-
-    @abc.abstractmethod
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
         """Return the next residual stream from this one and the attention's output."""
+
+    def output(self, weights: Weights, context: Array) -> Array:
+        """Return the output of the attention from concatenated outputs of heads, [n, heads d]."""
+        return linear(weights, "out", context)
 
     def close(self, weights: Weights, hidden: Array) -> Array:  # noqa: ARG002 - a default
         """Return the last hidden state: the residual stream after the final norm, if any."""
         return hidden
+
+    def normed(self, weights: Weights, name: str, rows: Array) -> Array:
+        """Return rows after a norm: `layer_norm` if it has a bias, otherwise `rms_norm`."""
+        if (bias := weights.get(f"{name}_bias")) is None:
+            return rms_norm(rows, weights[name], self.epsilon)
+        return layer_norm(rows, weights[name], bias, self.epsilon)
 
     def logits(self, weights: Weights, closed: Array) -> Array:
         """Return the scores of the next token, [n, vocabulary], for causal models."""
@@ -250,7 +274,7 @@ def architecture(values: Mapping[str, Any], *, source: str = "config.json") -> A
 def layer_norm(
     rows: Float[Array, "n d"], weight: Float[Array, " d"], bias: Float[Array, " d"], epsilon: float
 ) -> Float[Array, "n d"]:
-    """Return the rows centred, divided by their deviation, then scaled and shifted."""
+    """Return the rows centred, divided by their standard deviation, then scaled and shifted."""
     centred = rows - rows.mean(axis=1, keepdims=True)
     variance = (centred**2).mean(axis=1, keepdims=True)
     return centred / jnp.sqrt(variance + epsilon) * weight[None] + bias[None]
@@ -271,6 +295,11 @@ def affine(
     return product if bias is None else product + bias[None]
 
 
+def linear(weights: Weights, name: str, rows: Float[Array, "n d"]) -> Float[Array, "n e"]:
+    """Return the rows after the affine map with this name, whose bias is optional."""
+    return affine(rows, weights[name], weights.get(f"{name}_bias"))
+
+
 def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads n d"]:
     """Return the columns split into heads; each head has consecutive columns."""
     return rows.reshape(rows.shape[0], heads, -1).transpose(1, 0, 2)
@@ -279,9 +308,10 @@ def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads
 def rotated(
     rows: Float[Array, "heads n d"], positions: Float[Array, " n"], theta: float
 ) -> Float[Array, "heads n d"]:
-    r"""Return queries or keys rotated by their position (RoPE, halves paired).
+    r"""Return queries or keys rotated by their position (RoPE).
 
-    At position p, coordinates $j$ and $j+d/2$ are rotated by the angle $p\,\theta^{-2j/d}$.
+    At position p, the pair of coordinates $j$ and $j+d/2$ is rotated by the angle
+    $p\,\theta^{-2j/d}$.
     """
     half = rows.shape[2] // 2
     frequency = theta ** (-jnp.arange(half, dtype=rows.dtype) / half)

@@ -15,8 +15,9 @@ from promptlimit.heads.families._architecture import (
     Projected,
     Tensor,
     Weights,
-    affine,
-    layer_norm,
+    affine_tensors,
+    linear,
+    norm_tensors,
     register,
     split_heads,
 )
@@ -28,8 +29,9 @@ class Bert(AbstractArchitecture):
     """An encoder with learned positions.
 
     Attributes:
-        first_position: index of the first position embedding (RoBERTa starts after its padding).
-        segments: number of segment embeddings.
+        first_position: the index of the first position embedding; in RoBERTa the embeddings before
+            it are for padding.
+        segments: the number of segment embeddings.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("", "bert.", "roberta.")
@@ -71,48 +73,36 @@ class Bert(AbstractArchitecture):
             "words": Tensor("embeddings.word_embeddings.weight", (self.vocabulary, d)),
             "places": Tensor("embeddings.position_embeddings.weight", (rows, d)),
             "segments": Tensor("embeddings.token_type_embeddings.weight", (self.segments, d)),
-            "norm": Tensor("embeddings.LayerNorm.weight", (d,)),
-            "norm_bias": Tensor("embeddings.LayerNorm.bias", (d,)),
+            **norm_tensors("norm", "embeddings.LayerNorm", d),
         }
 
     def layer(self) -> Mapping[str, Tensor]:
         d, inner = self.hidden, self.inner
-        tensors: dict[str, Tensor] = {}
-        for short, name, inputs, outputs in (
-            ("query", "attention.self.query", d, d),
-            ("key", "attention.self.key", d, d),
-            ("value", "attention.self.value", d, d),
-            ("out", "attention.output.dense", d, d),
-            ("up", "intermediate.dense", d, inner),
-            ("down", "output.dense", inner, d),
-        ):
-            start = f"encoder.layer.{{layer}}.{name}"
-            tensors[short] = Tensor(f"{start}.weight", (outputs, inputs), transposed=True)
-            tensors[f"{short}_bias"] = Tensor(f"{start}.bias", (outputs,))
-        for short, name in (("norm_1", "attention.output"), ("norm_2", "output")):
-            start = f"encoder.layer.{{layer}}.{name}.LayerNorm"
-            tensors[short] = Tensor(f"{start}.weight", (d,))
-            tensors[f"{short}_bias"] = Tensor(f"{start}.bias", (d,))
-        return tensors
+        start = "encoder.layer.{layer}"
+        return {
+            **affine_tensors("query", f"{start}.attention.self.query", d, d),
+            **affine_tensors("key", f"{start}.attention.self.key", d, d),
+            **affine_tensors("value", f"{start}.attention.self.value", d, d),
+            **affine_tensors("out", f"{start}.attention.output.dense", d, d),
+            **affine_tensors("up", f"{start}.intermediate.dense", d, inner),
+            **affine_tensors("down", f"{start}.output.dense", inner, d),
+            **norm_tensors("norm_1", f"{start}.attention.output.LayerNorm", d),
+            **norm_tensors("norm_2", f"{start}.output.LayerNorm", d),
+        }
 
     def embed(self, weights: Weights, ids: Array) -> Array:
         places = self.first_position + jnp.arange(ids.shape[0])
         rows = weights["words"][ids] + weights["places"][places] + weights["segments"][:1]
-        return layer_norm(rows, weights["norm"], weights["norm_bias"], self.epsilon)
+        return self.normed(weights, "norm", rows)
 
     def project(self, weights: Weights, hidden: Array) -> Projected:
         queries, keys, values = (
-            split_heads(affine(hidden, weights[name], weights[f"{name}_bias"]), self.heads)
+            split_heads(linear(weights, name, hidden), self.heads)
             for name in ("query", "key", "value")
         )
         return queries, keys, values
 
-    def output(self, weights: Weights, context: Array) -> Array:
-        return affine(context, weights["out"], weights["out_bias"])
-
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
-        eps = self.epsilon
-        middle = layer_norm(hidden + attended, weights["norm_1"], weights["norm_1_bias"], eps)
-        inner = ACTIVATION[self.activation](affine(middle, weights["up"], weights["up_bias"]))
-        rows = middle + affine(inner, weights["down"], weights["down_bias"])
-        return layer_norm(rows, weights["norm_2"], weights["norm_2_bias"], eps)
+        middle = self.normed(weights, "norm_1", hidden + attended)
+        inner = ACTIVATION[self.activation](linear(weights, "up", middle))
+        return self.normed(weights, "norm_2", middle + linear(weights, "down", inner))

@@ -1,4 +1,4 @@
-"""GPT-2: norms before each part, learned positions, weights stored [inputs, outputs], causal."""
+"""GPT-2: causal, norms before each part, learned positions, weights stored as [inputs, outputs]."""
 
 import dataclasses
 import math
@@ -15,8 +15,9 @@ from promptlimit.heads.families._architecture import (
     Projected,
     Tensor,
     Weights,
-    affine,
-    layer_norm,
+    affine_tensors,
+    linear,
+    norm_tensors,
     register,
     split_heads,
 )
@@ -62,46 +63,37 @@ class GPT2(AbstractArchitecture):
         return {
             "words": Tensor("wte.weight", (self.vocabulary, d)),
             "places": Tensor("wpe.weight", (self.positions, d)),
-            "norm": Tensor("ln_f.weight", (d,)),
-            "norm_bias": Tensor("ln_f.bias", (d,)),
+            **norm_tensors("norm", "ln_f", d),
         }
 
     def layer(self) -> Mapping[str, Tensor]:
         d, inner = self.hidden, self.inner
-        tensors: dict[str, Tensor] = {}
-        for short, name, inputs, outputs in (
-            ("project", "attn.c_attn", d, 3 * d),
-            ("out", "attn.c_proj", d, d),
-            ("up", "mlp.c_fc", d, inner),
-            ("down", "mlp.c_proj", inner, d),
-        ):
-            tensors[short] = Tensor(f"h.{{layer}}.{name}.weight", (inputs, outputs))
-            tensors[f"{short}_bias"] = Tensor(f"h.{{layer}}.{name}.bias", (outputs,))
-        for short, name in (("norm_1", "ln_1"), ("norm_2", "ln_2")):
-            tensors[short] = Tensor(f"h.{{layer}}.{name}.weight", (d,))
-            tensors[f"{short}_bias"] = Tensor(f"h.{{layer}}.{name}.bias", (d,))
-        return tensors
+        return {
+            **norm_tensors("norm_1", "h.{layer}.ln_1", d),
+            **affine_tensors("project", "h.{layer}.attn.c_attn", d, 3 * d, transposed=False),
+            **affine_tensors("out", "h.{layer}.attn.c_proj", d, d, transposed=False),
+            **norm_tensors("norm_2", "h.{layer}.ln_2", d),
+            **affine_tensors("up", "h.{layer}.mlp.c_fc", d, inner, transposed=False),
+            **affine_tensors("down", "h.{layer}.mlp.c_proj", inner, d, transposed=False),
+        }
 
     def embed(self, weights: Weights, ids: Array) -> Array:
         return weights["words"][ids] + weights["places"][jnp.arange(ids.shape[0])]
 
     def project(self, weights: Weights, hidden: Array) -> Projected:
-        rows = layer_norm(hidden, weights["norm_1"], weights["norm_1_bias"], self.epsilon)
-        three = jnp.split(affine(rows, weights["project"], weights["project_bias"]), 3, axis=1)
+        rows = self.normed(weights, "norm_1", hidden)
+        three = jnp.split(linear(weights, "project", rows), 3, axis=1)
         queries, keys, values = (split_heads(part, self.heads) for part in three)
         return queries, keys, values
 
-    def output(self, weights: Weights, context: Array) -> Array:
-        return affine(context, weights["out"], weights["out_bias"])
-
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
         middle = hidden + attended
-        rows = layer_norm(middle, weights["norm_2"], weights["norm_2_bias"], self.epsilon)
-        inner = ACTIVATION[self.activation](affine(rows, weights["up"], weights["up_bias"]))
-        return middle + affine(inner, weights["down"], weights["down_bias"])
+        rows = self.normed(weights, "norm_2", middle)
+        inner = ACTIVATION[self.activation](linear(weights, "up", rows))
+        return middle + linear(weights, "down", inner)
 
     def close(self, weights: Weights, hidden: Array) -> Array:
-        return layer_norm(hidden, weights["norm"], weights["norm_bias"], self.epsilon)
+        return self.normed(weights, "norm", hidden)
 
     def scale(self, layer: int) -> float:
         scale = 1.0 / math.sqrt(self.head_dim) if self.scaled else 1.0

@@ -16,9 +16,10 @@ from promptlimit.heads.families._architecture import (
     Projected,
     Tensor,
     Weights,
-    affine,
+    affine_tensors,
+    linear,
+    norm_tensors,
     register,
-    rms_norm,
     rotated,
     split_heads,
 )
@@ -30,7 +31,7 @@ class Llama(AbstractArchitecture):
     """A decoder with plain rotary positions.
 
     Attributes:
-        rope_theta: base of the rotary frequencies.
+        rope_theta: the base of the rotary frequencies.
         attention_bias: whether queries, keys and values have biases.
         output_bias: whether the output of the attention has a bias.
         inner_bias: whether the feed-forward part has biases.
@@ -76,52 +77,39 @@ class Llama(AbstractArchitecture):
     def layer(self) -> Mapping[str, Tensor]:
         d, inner = self.hidden, self.inner
         wide, narrow = self.heads * self.head_dim, self.key_heads * self.head_dim
-        tensors: dict[str, Tensor] = {
-            "norm_1": Tensor("layers.{layer}.input_layernorm.weight", (d,)),
-            "norm_2": Tensor("layers.{layer}.post_attention_layernorm.weight", (d,)),
+        start, biased = "layers.{layer}", self.attention_bias
+        return {
+            **norm_tensors("norm_1", f"{start}.input_layernorm", d, bias=False),
+            **affine_tensors("query", f"{start}.self_attn.q_proj", d, wide, bias=biased),
+            **affine_tensors("key", f"{start}.self_attn.k_proj", d, narrow, bias=biased),
+            **affine_tensors("value", f"{start}.self_attn.v_proj", d, narrow, bias=biased),
+            **affine_tensors("out", f"{start}.self_attn.o_proj", wide, d, bias=self.output_bias),
+            **norm_tensors("norm_2", f"{start}.post_attention_layernorm", d, bias=False),
+            **affine_tensors("gate", f"{start}.mlp.gate_proj", d, inner, bias=self.inner_bias),
+            **affine_tensors("up", f"{start}.mlp.up_proj", d, inner, bias=self.inner_bias),
+            **affine_tensors("down", f"{start}.mlp.down_proj", inner, d, bias=self.inner_bias),
         }
-        for short, name, inputs, outputs, biased in (
-            ("query", "self_attn.q_proj", d, wide, self.attention_bias),
-            ("key", "self_attn.k_proj", d, narrow, self.attention_bias),
-            ("value", "self_attn.v_proj", d, narrow, self.attention_bias),
-            ("out", "self_attn.o_proj", wide, d, self.output_bias),
-            ("gate", "mlp.gate_proj", d, inner, self.inner_bias),
-            ("up", "mlp.up_proj", d, inner, self.inner_bias),
-            ("down", "mlp.down_proj", inner, d, self.inner_bias),
-        ):
-            start = f"layers.{{layer}}.{name}"
-            tensors[short] = Tensor(f"{start}.weight", (outputs, inputs), transposed=True)
-            if biased:
-                tensors[f"{short}_bias"] = Tensor(f"{start}.bias", (outputs,))
-        return tensors
 
     def embed(self, weights: Weights, ids: Array) -> Array:
         return weights["words"][ids]
 
     def project(self, weights: Weights, hidden: Array) -> Projected:
-        rows = rms_norm(hidden, weights["norm_1"], self.epsilon)
+        rows = self.normed(weights, "norm_1", hidden)
         places = jnp.arange(hidden.shape[0], dtype=hidden.dtype)
-        queries = split_heads(_linear(weights, "query", rows), self.heads)
-        keys = split_heads(_linear(weights, "key", rows), self.key_heads)
-        values = split_heads(_linear(weights, "value", rows), self.key_heads)
+        queries = split_heads(linear(weights, "query", rows), self.heads)
+        keys = split_heads(linear(weights, "key", rows), self.key_heads)
+        values = split_heads(linear(weights, "value", rows), self.key_heads)
         theta = self.rope_theta
         return rotated(queries, places, theta), rotated(keys, places, theta), values
 
-    def output(self, weights: Weights, context: Array) -> Array:
-        return _linear(weights, "out", context)
-
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
         middle = hidden + attended
-        rows = rms_norm(middle, weights["norm_2"], self.epsilon)
-        gate = ACTIVATION[self.activation](_linear(weights, "gate", rows))
-        return middle + _linear(weights, "down", gate * _linear(weights, "up", rows))
+        rows = self.normed(weights, "norm_2", middle)
+        gate = ACTIVATION[self.activation](linear(weights, "gate", rows))
+        return middle + linear(weights, "down", gate * linear(weights, "up", rows))
 
     def close(self, weights: Weights, hidden: Array) -> Array:
-        return rms_norm(hidden, weights["norm"], self.epsilon)
-
-
-def _linear(weights: Weights, name: str, rows: Array) -> Array:
-    return affine(rows, weights[name], weights.get(f"{name}_bias"))
+        return self.normed(weights, "norm", hidden)
 
 
 def _head_dim(config: Config) -> int:
