@@ -1,12 +1,11 @@
-"""The infinite-prompt limit of attention, and everything a finite prompt adds to it, exactly.
+"""The infinite-prompt limit of attention, and the exact effect of a finite prompt.
 
-A prompt is a probability measure and attention is the gradient of its log-Laplace transform, so a
-list of tokens and the law they are drawn from are two prompts for one and the same attention.
+A prompt is a probability measure, and attention is the gradient of its log-Laplace transform.
+Therefore the same attention object accepts a list of tokens or the law from which they are drawn.
 
     import promptlimit as pl
 
-Names load on first use: importing the package, or asking the command line for help, does not
-import jax.
+Names load on first use: neither importing the package nor `promptlimit --help` imports jax.
 """
 
 import difflib

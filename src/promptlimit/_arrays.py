@@ -39,30 +39,31 @@ Returned = TypeVar("Returned")
 def is_traced(value: object) -> bool:
     """Return whether jax is tracing the value, so that it has a shape but no numbers yet.
 
-    False if jax is not imported; this function does not import it.
+    This function does not import jax. If jax has not been imported, the result is False.
     """
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 with_numpy_defaults = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
-"""Decorates public functions: a user's `numpy.seterr(all="raise")` does not apply inside.
+"""A decorator of public functions, inside which a user's `numpy.seterr(all="raise")` has no effect.
 
-Intermediate results underflow by design.
+Intermediate results may underflow, which is intended.
 """
 
 
 def numpy_only(
     instead: str,
 ) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
-    """Decorate a function that computes with NumPy, so that it raises a clear error under jax.
+    """Return a decorator for functions that compute with NumPy and cannot be traced by jax.
 
-    It raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad` traces, and a
-    `TypeError` for a call inside a jitted function. `with_numpy_defaults` applies as well. Parts
-    that use jax are compiled also under `jax.disable_jit`, where they would take minutes.
+    The decorated function raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad`
+    traces, and a `TypeError` for a call inside a jitted function. The decorator also applies
+    `with_numpy_defaults`. Inside the function jax compiles even under `jax.disable_jit`, because
+    without compilation some parts would take minutes.
 
     Args:
-        instead: a sentence that names the alternative.
+        instead: a sentence for these errors that names an alternative.
     """
 
     def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
@@ -100,10 +101,10 @@ def numpy_only(
 
 
 def require_unmasked(name: str, value: object) -> None:
-    """Raise an error for a masked array, also inside lists and tuples, which NumPy would unmask.
+    """Raise an error for a masked array, also inside lists and tuples: NumPy would drop the mask.
 
-    A masked array without masked entries raises it too, so that the result does not depend on
-    values.
+    A masked array without masked entries raises the error too, so that an error never depends on
+    the values of the mask.
     """
     if isinstance(value, list | tuple):
         for part in value:
@@ -112,7 +113,7 @@ def require_unmasked(name: str, value: object) -> None:
         raise ArgumentError(
             name,
             "must be a plain array, got a masked array, whose mask would be lost. Drop "
-            "or fill the masked entries and pass the `.data` of what is left.",
+            "or fill the masked entries, and pass the `.data` of the resulting array.",
         )
 
 
@@ -151,7 +152,7 @@ def require_readable(name: str, value: object) -> None:
 
 
 def _is_of_numpy_or_jax(value: object) -> bool:
-    """Return whether the value is an array or scalar of NumPy or jax, also while jax traces it."""
+    """Return whether the value is an array or scalar of NumPy or of jax, traced or not."""
     jax = sys.modules.get("jax")
     return isinstance(value, np.ndarray | np.generic) or (
         jax is not None and isinstance(value, jax.Array)
@@ -161,7 +162,10 @@ def _is_of_numpy_or_jax(value: object) -> bool:
 def require_whole(
     name: str, value: object, least: int, most: int | None = None, *, note: str = ""
 ) -> int:
-    """Return a whole number of at least `least`, and at most `most` if given."""
+    """Return the value if it is a whole number from `least` to `most`; otherwise raise an error.
+
+    The error message ends with `note`.
+    """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (whole and least <= int(value) <= (math.inf if most is None else most)):
         reach = f"of at least {least}" if most is None else f"from {least} to {most}"
@@ -175,9 +179,10 @@ def as_float64(array: object) -> Array:
 
 
 def real_numbers(name: str, values: object, hint: str = "") -> Array:
-    """Return an array in double precision; the error names the argument and ends with the hint.
+    """Return real numbers as an array in double precision; the error message ends with the hint.
 
-    NumPy alone would parse strings, convert None to NaN, drop imaginary parts and count dates.
+    NumPy alone would parse strings, convert None to NaN, drop imaginary parts and convert dates to
+    numbers.
     """
     require_unmasked(name, values)
     require_readable(name, values)
@@ -192,7 +197,7 @@ def real_numbers(name: str, values: object, hint: str = "") -> Array:
 
 
 def real_number(name: str, value: object) -> float:
-    """Return one number; the error names the argument."""
+    """Return the value as one number; raise an error for anything else."""
     number = real_numbers(name, value)
     if number.ndim:
         raise ArgumentError(name, f"must be a number, got shape {number.shape}.")
@@ -201,7 +206,7 @@ def real_number(name: str, value: object) -> float:
 
 def is_real(array: np.ndarray) -> bool:
     """Return whether an array consists of real numbers, not of text, dates or other objects."""
-    if array.dtype.kind == "O":  # whole numbers beyond 64 bits, or anything else
+    if array.dtype.kind == "O":  # whole numbers with more than 64 bits, or other objects
         return all(isinstance(entry, Real) for entry in array.flat)
     return array.dtype.kind in "fiub" or array.dtype.name == "bfloat16"
 
@@ -212,7 +217,7 @@ LARGEST_LENGTH = 1e30
 def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
     """Return prompt lengths as floats of the same shape.
 
-    A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
+    A length is `math.inf`, or a whole number from 1 to 1e30. A float above 2**53 is always whole.
     """
     require_unmasked(name, length)
     require_readable(name, length)
@@ -223,8 +228,8 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
             name, "must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
         ) from None
     try:
-        # whole numbers beyond 64 bits make an object array
-        if length is None or array.dtype.kind not in "fiuO":
+        # Whole numbers beyond 64 bits make an object array, as does the text of a pandas column.
+        if length is None or array.dtype.kind not in "fiuO" or not is_real(array):
             raise TypeError
         values = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -257,6 +262,7 @@ def increasing_lengths(lengths: ArrayLike) -> Array:
     if falls.size:
         first, second = values[falls[0] : falls[0] + 2]
         raise ArgumentError(
-            "lengths", f"must increase, got {second:g} after {first:g}. Sort them, each once."
+            "lengths",
+            f"must increase, got {second:g} after {first:g}. Sort them and remove duplicates.",
         )
     return values

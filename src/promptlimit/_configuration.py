@@ -1,4 +1,4 @@
-"""Tasks, attentions and numbers as plain values, for the configuration of a run."""
+"""Conversion of tasks, attentions and numbers to plain values, for the configuration of a run."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,9 @@ from promptlimit.storage import OPAQUE
 
 
 def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of value
-    """Return a module as its type, its fields and their numbers; arrays as nested lists.
+    """Return a value as nested dictionaries, lists and numbers.
+
+    A module becomes a dictionary of its type and its fields, and an array a nested list.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> description(pl.SoftmaxAttention(jnp.eye(1), jnp.eye(1)))
@@ -41,7 +43,7 @@ def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of
 
 
 def _name(thing: Any) -> str:
-    """Return the name of a type or a function; outside this library, with a hash of its source."""
+    """Return the name of a type or function; a hash of its source follows if it is user-defined."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
     if module.startswith("promptlimit."):
         return name

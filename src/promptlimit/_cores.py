@@ -6,7 +6,7 @@ import os
 def usable_cores() -> int:
     """Return the number of CPU cores that this process may use.
 
-    A scheduler or a container may allow fewer than the machine has.
+    A scheduler or a container may allow fewer cores than the machine has.
 
     >>> usable_cores() >= 1
     True

@@ -1,7 +1,7 @@
 """Validation of user arrays: real, of the right rank and finite.
 
-Shapes are always checked, since they are known even while jax traces. Values are checked only on
-concrete arrays, so these checks cost nothing inside `jit`, `vmap` and `grad`.
+Shapes are always checked, since they are known even while jax traces. Values are checked only for
+concrete arrays, so the checks of values cost nothing inside `jit`, `vmap` and `grad`.
 """
 
 import difflib
@@ -29,7 +29,7 @@ Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
 ENABLE_DOUBLE = 'Call jax.config.update("jax_enable_x64", True) for double precision.'
-_SMALL = 10_000  # entries that are cheaper to check on the host than on a device
+_SMALL = 10_000  # an array with at most so many entries is cheaper to check on the host
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
 
@@ -41,7 +41,7 @@ def type_name(value: object) -> str:
 
 
 def require_dimension(owner: object, name: str) -> int:
-    """Return a dimension that an object of a user states, or refuse what is not a whole number."""
+    """Return a dimension of a user-defined object; raise an error if it is not a whole number."""
     value = getattr(owner, name)
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ArgumentError(
@@ -60,10 +60,11 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
 
 
 def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
-    """Return the values as a jax array without compiling; with their own dtype when None.
+    """Return the values as a jax array without compiling; if `dtype` is None, it is not changed.
 
-    `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not,
-    but shares memory that may change later, hence a copy. A jax array is returned as it is.
+    `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not
+    compile, but it may share the memory of the NumPy array, which can change later. Therefore the
+    NumPy array is copied. A jax array is not copied.
     """
     if isinstance(values, jax.Array):
         return values if dtype is None else cast(values, dtype)
@@ -71,7 +72,7 @@ def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
 
 
 def cast(array: Array, dtype: DTypeLike) -> Array:
-    """Return the array in this dtype; a small one without compiling a program for its shape."""
+    """Return the array in this dtype; a small array is cast without compiling a program."""
     if array.dtype == dtype:
         return array
     if is_traced(array) or array.committed or array.size > _SMALL:
@@ -80,9 +81,10 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
-    """Return the finest of the dtypes, even if jax is configured to raise an error on mixing them.
+    """Return the common dtype of several dtypes under jax's standard promotion rules.
 
-    Without `enable_x64` it is at most single precision.
+    These rules are used even if jax is configured to raise an error for mixed dtypes. Without
+    `enable_x64` the result is at most single precision.
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes))
@@ -97,7 +99,10 @@ def float_array(name: str, value: object, *, rank: int) -> Array:
 
 
 def in_double(module: ModuleT) -> ModuleT:
-    """Return the module with its arrays in double precision; call inside `enable_x64`."""
+    """Return the module with its arrays in double precision.
+
+    Call this function inside `jax.enable_x64(True)`.
+    """
 
     def doubled(array: Array | np.ndarray) -> Array | np.ndarray:
         is_numpy = isinstance(array, np.ndarray)
@@ -135,7 +140,7 @@ def _as_array(name: str, value: object) -> Array:
 
 
 def _require_in_single(name: str, host: np.ndarray) -> None:
-    """Refuse finite numbers that overflow single precision."""
+    """Raise an error for finite numbers that overflow single precision."""
     large = np.isfinite(host) & (np.abs(host) > np.finfo(np.float32).max)
     if large.any():
         raise ArgumentError(
@@ -146,7 +151,7 @@ def _require_in_single(name: str, host: np.ndarray) -> None:
 
 
 def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Return single for floats of at most its size, and jax's default float for all else."""
+    """Return single precision for floats of 32 bits or fewer, and otherwise jax's default float."""
     is_single = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
     return jnp.dtype(jnp.float32) if is_single else jnp.result_type(float)
 
@@ -183,7 +188,7 @@ def require_finite(name: str, array: Array) -> None:
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
-    """Raise an error for an array whose shape does not fit the other arguments."""
+    """Raise an error for an array of another shape; `reason` says where the shape comes from."""
     if array.shape != shape:
         raise ArgumentError(name, f"must have shape {shape} ({reason}), got {array.shape}.")
 
@@ -215,12 +220,13 @@ def require_random_key(key: object) -> None:
     batch = key.shape if is_typed else key.shape[:-1]
     if batch:
         raise ArgumentError(
-            "key", f"must be one random key, got an array of keys, shape {batch}. Pass one of them."
+            "key",
+            f"must be one random key, got an array of keys with shape {batch}. Pass one of them.",
         )
 
 
 def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
-    """Return a name that is among `choices`; the error suggests the nearest one."""
+    """Return the value if it is one of `choices`; the error suggests the nearest choice."""
     known = list(choices)
     for choice in known:
         if choice == value:
@@ -234,6 +240,6 @@ def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
 
 
 def require_samples(samples: object) -> None:
-    """Raise an error for fewer than two prompts, which have no standard error; None passes."""
+    """Raise an error for fewer than two samples, which have no standard error; None passes."""
     if samples is not None:
         require_whole("samples", samples, 2, note=" It counts prompts.")

@@ -1,9 +1,11 @@
-r"""Standard normal numbers by counter: the same wherever, whenever and in whatever order.
+r"""Standard normal numbers as a function of a key and a counter.
 
-The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), the one of
-`jax.random`, written out so that it fuses with the Box-Muller transform. Two numbers travel as one
-complex one: compilers for the CPU would otherwise run the generator once for each. A step of `sgd`
-with `jax.random.normal` takes 5.6, 2.6 and 3.0 times as long on one core at L = 10, 100 and 1000.
+The numbers therefore do not depend on the order in which, or the device on which, they are drawn.
+The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), as in
+`jax.random`. Here it is written out, so that it fuses with the Box-Muller transform. Two normals
+are stored as one complex number, because compilers for the CPU would otherwise run the generator
+once for each of the two. With `jax.random.normal`, a step of `sgd` takes 5.6, 2.6 and 3.0 times as
+long on one core at L = 10, 100 and 1000.
 """
 
 import functools
@@ -19,7 +21,7 @@ from jaxtyping import Array, Complex64, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _ROUNDS = 20
-_MANY = 512  # counters from which a piece repays what it costs to start
+_MANY = 512  # with fewer counters, splitting the rounds into pieces costs more than it saves
 _PARITY = np.uint32(0x1BD11BDA)
 _EIGHTH_OF_A_TURN = np.uint32(0x20000000)
 _SIGN = np.uint32(0x80000000)
@@ -29,7 +31,7 @@ Words: TypeAlias = tuple[Any, Any]
 """Pairs of unsigned 32-bit integers, arrays of jax or of NumPy."""
 
 LAST_STEP = 2**31 - 1
-"""How many steps there are at most: what a signed word counts, with a counter for each."""
+"""The largest number of steps: step numbers must fit in a signed 32-bit integer."""
 
 
 def threefry(key: Words, counter: Words) -> Words:
@@ -58,15 +60,15 @@ def _rounds(words: Words, key: Words, first: int, last: int) -> Words:
 
 
 def uniform(word: UInt32[Array, "..."]) -> Array:
-    """Return the middle of one of 2^23 equal parts of (0, 1), which single precision holds."""
+    """Return the midpoint of one of 2^23 equal parts of (0, 1), exact in single precision."""
     return ((word >> np.uint32(9)).astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def box_muller(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> tuple[Array, Array]:
-    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$, u and v the words as fractions.
+    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$ for words u and v as fractions.
 
-    The angle is split into a quarter turn and a rest of at most an eighth, where Taylor
-    polynomials are right to the last digit or two.
+    The angle is split into a multiple of a quarter turn and a rest of at most an eighth of a turn,
+    for which Taylor polynomials are accurate to the last digit or two.
     """
     radius = jnp.sqrt(np.float32(-2.0) * jnp.log(uniform(first)))
     turned = second + _EIGHTH_OF_A_TURN
@@ -90,17 +92,17 @@ def _polynomial(z: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def _signed(value: Array, two: Array) -> Array:
-    """Return the value, with its sign changed where `two` is 2 and not 0."""
+    """Return the value, with its sign changed if `two` is 2; otherwise `two` is 0."""
     return _cast(_cast(value, jnp.uint32) ^ (two << np.uint32(30)), jnp.float32)
 
 
 def normal_pairs(
     key: Words, step: UInt32[Array, ""], index: UInt32[Array, "..."]
 ) -> Complex64[Array, "..."]:
-    """Return two standard normals a counter `(step, index)`, as real and imaginary part.
+    """Return two standard normals per counter `(step, index)`, as real and imaginary part.
 
-    On a CPU the chain of rounds is longer than the instructions a core looks ahead: in pieces,
-    those of neighbouring counters overlap.
+    On a CPU the chain of rounds is longer than the window of instructions that a core can reorder.
+    If the rounds are computed in pieces, instructions for neighbouring counters overlap.
     """
     words = _started(key, (jnp.full(index.shape, step), index))
     in_pieces = jax.default_backend() == "cpu" and index.size >= _MANY
@@ -112,7 +114,7 @@ def normal_pairs(
 
 
 def _kept(make: Callable[[], Words], step: UInt32[Array, ""]) -> Words:
-    """Return two words computed together and kept."""
+    """Return the two words of `make()`, computed together and once."""
 
     def as_one() -> Array:
         return jax.lax.complex(*(_cast(word, jnp.float32) for word in make()))
@@ -126,10 +128,11 @@ def _cast(array: Array, dtype: type) -> Array:
 
 
 def compute_once(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
-    """Return `make()`, computed once and kept, where fusion would compute it for each consumer.
+    """Return `make()`, computed only once.
 
-    Compilers for the CPU remove optimisation barriers before they fuse. They keep a conditional
-    whose outcome they cannot know: no step has the last number.
+    With fusion the compiler would compute it again for each use. Compilers for the CPU remove
+    optimisation barriers before fusion, but keep a conditional whose outcome they cannot know. The
+    condition here is always true, because no step has the number 2**32 - 1.
     """
     if jax.default_backend() != "cpu":
         return jax.lax.optimization_barrier(make())

@@ -1,6 +1,6 @@
-"""The packages that this one requires, from its metadata, and their installed versions.
+"""The packages that promptlimit requires, from its metadata, and their installed versions.
 
-Only the standard library is imported, because any other package may be missing.
+This module imports only the standard library, because any other package may be missing.
 """
 
 import importlib.metadata
@@ -15,8 +15,8 @@ _AT_LEAST = ("jax", "jaxlib")  # jaxlib is installed with jax, and has its own v
 def package_versions() -> dict[str, str | None]:
     """Return the versions of this package and of its requirements, None for a missing one.
 
-    The requirements are those at installation. For a source tree that was never installed only
-    jax and jaxlib are listed.
+    The requirements are those recorded at installation. For a source tree that was never installed,
+    only jax and jaxlib are listed.
     """
     needed = [name for name, extra in _requirements() if extra is None]
     versions = {name: _version(name) for name in (*_AT_LEAST, *needed)}
@@ -41,9 +41,9 @@ def installed_version() -> str | None:
 
 
 def _requirements() -> list[tuple[str, str | None]]:
-    """Return the names of required packages, with their extra; None for a general requirement.
+    """Return the name of each required package and the extra that requires it, or None.
 
-    For `tokenizers>=0.23.3; extra == 'heads'`, that is `("tokenizers", "heads")`.
+    The requirement `tokenizers>=0.23.3; extra == 'heads'` becomes `("tokenizers", "heads")`.
     """
     try:
         lines = importlib.metadata.requires(_OWN) or []

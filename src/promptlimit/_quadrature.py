@@ -1,4 +1,4 @@
-r"""Quadrature rules, independent point sets, and the standard error of a mean over them.
+r"""Quadrature rules, independent sets of points, and the standard error of a mean over the sets.
 
 A rule is a pair of nodes and weights. The weights of a rule for a probability law sum to one, so
 that $E\,h\approx\sum_iw_ih(x_i)$.
@@ -17,15 +17,15 @@ Rule: TypeAlias = tuple[Array, Array]
 """Nodes, [n] or [n, dim], and weights, [n]."""
 
 REPLICATES = 8
-"""Independent point sets; their spread is the error."""
+"""The number of independent sets of points; the error is computed from their spread."""
 
 NORMAL_REACH = 8.5
-"""Standard deviations at which a normal law ends in double precision."""
+"""The number of standard deviations beyond which a normal law is negligible in double precision."""
 
 _LATTICE_DIM = 2
 _LATTICE_SHIFTS = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
 LATTICE_RADIUS = 8.0
-"""The radius of lattices in standard deviations; the mass outside is $e^{-32}$ in the plane."""
+"""The radius of lattices in standard deviations; in the plane the mass outside is $e^{-32}$."""
 
 _SEED = 20_261_001
 _RADIAL_STRETCH = 1.4
@@ -50,8 +50,9 @@ def legendre_gauss(low: float, high: float, count: int) -> Rule:
 def chi2_gauss(freedom: float, count: int) -> Rule:
     r"""Return the Gauss rule for $(\chi^2_f-f)/\sqrt{2f}$.
 
-    Generalised Laguerre polynomials in the centred variable: the recurrence has
-    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it, stable for any f.
+    It belongs to generalised Laguerre polynomials in this centred variable. The Jacobi matrix has
+    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it, and is stable for any
+    f.
     """
     half, k = freedom / 2.0, np.arange(count)
     off = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
@@ -61,7 +62,7 @@ def chi2_gauss(freedom: float, count: int) -> Rule:
 
 
 def radius_gauss(dim: int, count: int) -> Rule:
-    """Return the Gauss rule, in the squared norm, for the norm of a standard normal vector."""
+    """Return a rule for the norm r of a standard normal vector: the Gauss rule in r^2."""
     nodes, weights = chi2_gauss(float(dim), count)
     return np.sqrt(np.maximum(dim + math.sqrt(2.0 * dim) * nodes, 0.0)), weights
 
@@ -74,9 +75,10 @@ def product_rule(rules: Sequence[Rule]) -> Rule:
 
 @functools.lru_cache(maxsize=16)
 def fejer_weights(level: int) -> Array:
-    r"""Return the weights at $\cos(k\pi/n)$, $0<k<n$ = `level`: exact for polynomials.
+    r"""Return the weights of Fejér's rule on [-1, 1] at the nodes $\cos\theta_k$.
 
-    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{n/2}\frac{\sin(2j-1)\theta_k}{2j-1}$
+    With n = `level`, $\theta_k=k\pi/n$ and $0<k<n$ they are
+    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{n/2}\frac{\sin(2j-1)\theta_k}{2j-1}$.
     """
     angles = np.pi * np.arange(1, level) / level
     odd = np.arange(1, level, 2)
@@ -91,14 +93,14 @@ def normal_rule(
 ) -> Rule:
     """Return `count` nodes [n, dim] and their weights for means over N(0, I).
 
-    Up to two dimensions the nodes form a lattice: on normals the trapezoidal rule converges faster
-    than any power of its step. In more dimensions they are scrambled Sobol' points.
+    In one and two dimensions the nodes form a lattice, because for normals the trapezoidal rule
+    converges faster than any power of its step. In more dimensions they are Sobol' points.
 
     Args:
-        dim: of the normal vector.
-        count: of nodes.
+        dim: the dimension of the normal vector.
+        count: the number of nodes.
         replicate: the index of an independent shift of the lattice, or scrambling of the sequence.
-        radius: of the lattice, in standard deviations.
+        radius: the radius of the lattice, in standard deviations.
     """
     if dim == 0:
         return np.zeros((1, 0)), np.ones(1)
@@ -117,7 +119,7 @@ def normal_rule(
 
 
 class Lattice(NamedTuple):
-    """Nodes [n, dim], masses [n] of sum about one, and to which of two halves each belongs, [n]."""
+    """Nodes [n, dim], masses [n] with a sum of about one, and half of each node (0 or 1) [n]."""
 
     nodes: Array
     masses: Array
@@ -135,8 +137,8 @@ def mixture_lattice(
     Args:
         centres: $m_k$, [components, dim].
         weights: $w_k$.
-        steps: of the lattice, one per dimension.
-        reach: how far it goes beyond the means.
+        steps: the step of the lattice in each dimension.
+        reach: the distance by which the lattice extends beyond the means.
     """
     ends = zip(centres.min(axis=0), centres.max(axis=0), steps, strict=True)
     index = [
@@ -156,12 +158,15 @@ def _grid(axes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def sobol_sets(dim: int, points: int, *seed: int) -> Iterator[Array]:
-    """Yield disjoint sets of one scrambled Sobol' sequence, uniform on the unit cube.
+    """Yield consecutive sets of points of one scrambled Sobol' sequence on the unit cube.
+
+    A set is an array [points, dim] without zeros or ones.
 
     Args:
-        dim: of the cube.
-        points: in each set, a power of two; a set is an array [points, dim] without zeros or ones.
-        *seed: of the scrambling. Replicates differ in their last number.
+        dim: the dimension of the cube.
+        points: the number of points of a set, a power of two.
+        *seed: the seed of the scrambling, one or several numbers. For independent replicates,
+            change the last number.
     """
     # Loading scipy.stats takes longer than the rest of the library.
     from scipy.stats import qmc  # noqa: PLC0415
@@ -173,13 +178,13 @@ def sobol_sets(dim: int, points: int, *seed: int) -> Iterator[Array]:
 
 def sobol_normals(dim: int, points: int, *seed: int) -> Array:
     """Return the first set of `sobol_sets` as standard normals, [points, dim]."""
-    from scipy.special import ndtri  # noqa: PLC0415  # as above
+    from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
     return ndtri(next(sobol_sets(dim, points, *seed)))
 
 
 def haar_rotations(normals: Array, dim: int) -> Array:
-    r"""Return uniform orthogonal matrices, [n, d, d], made of $d^2$ standard normals each."""
+    r"""Return uniform random orthogonal matrices, [n, d, d], from $d^2$ standard normals each."""
     rotations, triangles = np.linalg.qr(normals.reshape(-1, dim, dim))
     return rotations * np.sign(np.diagonal(triangles, axis1=1, axis2=2))[:, None, :]
 
@@ -187,16 +192,17 @@ def haar_rotations(normals: Array, dim: int) -> Array:
 def stretched_radii(dim: int, uniform: Array, place: float) -> Rule:
     r"""Return norms of standard normal vectors, stretched into the tail, and their masses.
 
-    Radii follow the density of $\chi_d$ to the power $\gamma=\lambda^{-2}$, stretched by $\lambda$
-    about its mode in every dimension. What is averaged then vanishes at both ends, and radii at one
-    place in every second stratum, mirrored in the others, integrate it far better than random ones.
+    The density of the radii is proportional to the power $\gamma=\lambda^{-2}$ of that of $\chi_d$,
+    with $\lambda=1.4$. It is about $\lambda$ times as wide around the mode, in every dimension. The
+    integrand then vanishes at both ends. A radius at the same place of every second stratum, and at
+    the mirrored place of the other strata, integrates it far better than random radii.
 
     Args:
         dim: $d$.
-        uniform: numbers between 0 and 1, one in each of equal strata.
-        place: within a stratum, from 0 to 1.
+        uniform: numbers between 0 and 1, one in each of several equal strata.
+        place: the place within a stratum, from 0 to 1.
     """
-    from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # as above
+    from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly
 
     count, power = uniform.size, _RADIAL_STRETCH**-2
     stratum = np.minimum((uniform * count).astype(int), count - 1)
@@ -221,12 +227,13 @@ def standard_error(values: Array) -> Array:
 
 @functools.cache
 def student_factor(count: int) -> float:
-    r"""Return by how much a standard error from few values is widened.
+    r"""Return the factor by which a standard error from `count` values is widened.
 
-    A standard error from few values is itself uncertain. The factor is $t/4$, t the quantile of
-    Student's law at the level of four normal standard errors (2.12 for eight values, 1 for many):
-    the mean then lies within four errors as often as for many values.
+    A standard error from few values is itself uncertain. The factor is $t/4$, with t the quantile
+    of Student's law at the level of four normal standard errors. It is 2.12 for eight values and
+    tends to 1 for many. With this factor the true mean is within four errors of the sample mean
+    with the same probability as for many values.
     """
-    from scipy.special import ndtr, stdtrit  # noqa: PLC0415  # as above
+    from scipy.special import ndtr, stdtrit  # noqa: PLC0415  # scipy loads slowly
 
     return -float(stdtrit(count - 1, ndtr(-4.0))) / 4.0

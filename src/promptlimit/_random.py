@@ -1,7 +1,7 @@
 """Random keys and draws equal to those of `jax.random`, in forms that compile fast.
 
-Each split of a key inside a program compiles a loop, which takes longer than compiling all
-arithmetic on the tokens. Keys are therefore split in NumPy.
+Each split of a key inside a compiled program becomes a loop. Compiling this loop takes longer than
+compiling all arithmetic on the tokens, so keys are split in NumPy instead.
 """
 
 import math
@@ -17,13 +17,13 @@ from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
 
 _COUNTS_ALONE = "jax_threefry_partitionable"
-"""The setting, on since jax 0.5, that makes the n-th key of a split the hash of (0, n)."""
+"""The setting of jax, on since 0.5, with which the n-th key of a split is the hash of (0, n)."""
 
 
 def row_keys(
     key: PRNGKeyArray, first: int, count: int, draws: int
 ) -> Key[Array, "{count} {draws}"]:
-    """Return `split(fold_in(key, i), draws)` for `count` values of i, from `first` on.
+    """Return `split(fold_in(key, i), draws)` for `count` consecutive values of i from `first`.
 
     >>> keys = row_keys(jax.random.key(7), 3, 2, 4)
     >>> bool((keys[0] == jax.random.split(jax.random.fold_in(jax.random.key(7), 3), 4)).all())
@@ -46,9 +46,10 @@ def sample_matrix(
     dtype: Any,
     **how: float,
 ) -> Array:
-    """Return a matrix of independent numbers, drawn as one row; the arguments are those of `draw`.
+    """Return a matrix of independent numbers, drawn as one row and then reshaped.
 
-    The numbers are the same. XLA would unroll the generator over a small number of columns.
+    The numbers are those of `draw(key, shape, dtype, **how)`. If the matrix were drawn directly,
+    XLA would unroll the generator over a small number of columns.
     """
     return draw(key, (math.prod(shape),), dtype, **how).reshape(shape)
 

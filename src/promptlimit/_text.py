@@ -6,9 +6,10 @@ from typing import Any
 
 
 def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows under their names: texts to the left, numbers to the right.
+    """Return a table with one row per mapping and one column per name.
 
-    A value that is missing or NaN is left empty.
+    Columns of texts are aligned left, and columns of numbers right. A value that is missing or NaN
+    is left empty.
 
     >>> print(text_table([{"L": 10, "gap": 0.25}, {"L": 1000}]))
        L   gap
@@ -24,12 +25,12 @@ def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
 def aligned(
     headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool] = ()
 ) -> str:
-    """Return columns as wide as their widest entry; a narrow terminal cuts no digits.
+    """Return a table with columns as wide as their widest entry, whatever the terminal's width.
 
     Args:
-        headings: one per column.
-        rows: the entries.
-        left: whether each column is aligned left; by default none is.
+        headings: the heading of each column.
+        rows: the entries of each row.
+        left: whether each column is aligned left; by default all columns are aligned right.
     """
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     sides = [*left, *[False] * (len(widths) - len(left))]
@@ -42,7 +43,7 @@ def aligned(
 
 
 def _cell(value: Any, name: str) -> str:
-    """Return six digits of a number, two of an error."""
+    """Return a number with six digits, or with two if its name marks it as an error (±)."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     digits = 2 if name.startswith("±") else 6

@@ -1,3 +1,3 @@
-"""The version: nothing is imported here, so that every module may ask."""
+"""The version. This module imports nothing, so that every module can import it."""
 
 __version__ = "0.3.0"

@@ -29,7 +29,7 @@ class ArgumentError(ValueError):
         return f"`{self.argument}` {self.requirement}"
 
     def renamed(self, **names: str) -> "ArgumentError":
-        """Return the error with the caller's names in place of those of the arguments.
+        """Return the error with the caller's names in place of the names of the arguments.
 
         >>> print(ArgumentError("cov", "must fit `mean`.").renamed(cov="query_cov", mean="centre"))
         `query_cov` must fit `centre`.
@@ -105,7 +105,7 @@ class PeerLostError(RuntimeError):
 
 
 class WriterError(RuntimeError):
-    """The first process stopped with an error; raised in the other processes."""
+    """The first process of a run stopped with an error. It is raised in the other processes."""
 
 
 class NoLimitWarning(UserWarning):
@@ -113,7 +113,7 @@ class NoLimitWarning(UserWarning):
 
 
 class SlowExpansionWarning(UserWarning):
-    """A leading order in 1/L does not apply at a length, and is therefore NaN."""
+    """A leading order in 1/L is not accurate at a length, so the result there is NaN."""
 
 
 class UnreliableErrorWarning(UserWarning):
@@ -121,4 +121,4 @@ class UnreliableErrorWarning(UserWarning):
 
 
 class OutsideTheoremWarning(UserWarning):
-    """The start is outside the assumptions of the theorem; its flow is still exact."""
+    """The start of a flow is outside the assumptions of a theorem; the flow is still exact."""
