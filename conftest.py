@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis
 import jaxtyping
 
-jaxtyping.install_import_hook("promptlimit", "beartype.beartype")
+jaxtyping.install_import_hook("promptlimit", "annotations.checked")  # tests/annotations.py
 
 import jax  # noqa: E402  # the hook must be installed before anything imports promptlimit
 import pytest  # noqa: E402

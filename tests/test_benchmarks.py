@@ -34,11 +34,3 @@ def test_a_benchmark_asks_one_question_and_has_a_smallest_size(file: Path) -> No
     text = file.read_text(encoding="utf-8")
     assert text.partition("\n")[0].endswith("?")
     assert "--smallest" in text
-
-
-def test_the_loop_in_torch_can_be_imported() -> None:
-    pytest.importorskip("torch", reason="torch is not installed; sgd.py then times only our steps")
-    command = [sys.executable, str(FOLDER / "_sgd_torch.py")]
-    request = '{"kernel": "softmax", "length": 4, "steps": 1}\n'
-    done = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
-    assert float(done.stdout) > 0.0

@@ -106,7 +106,7 @@ def test_an_overflow_of_single_precision_is_named(law: pl.AbstractMeasure) -> No
 def test_several_keys_are_refused(function: Callable[..., Any], keys: jax.Array) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^`key` must be one random key, got an array of keys, shape \(3,\)\. Pass one of",
+        match=r"^`key` must be one random key, got an array of keys with shape \(3,\)\. Pass one",
     ):
         function(keys)
 
@@ -118,6 +118,7 @@ def test_a_key_is_not_a_query() -> None:
         (lambda: pl.output_gap(ATTENTION, LAW, KEYS, 10), "queries"),
         (lambda: pl.prompt_moments(ATTENTION, LAW, QUERY, KEYS[0]), "lengths"),
         (lambda: pl.Gaussian(KEYS, np.eye(3)), "mean"),
+        (lambda: pl.stream(ATTENTION, KEYS, [QUERY]), "prompt"),
     ):
         with pytest.raises(ValueError, match=f"^`{name}` must hold numbers, got a random key"):
             call()
@@ -144,6 +145,8 @@ def test_tensors_that_numpy_cannot_read_are_refused() -> None:
         (lambda: pl.Gaussian([tensor, tensor], np.eye(2)), "mean"),
         (lambda: pl.Empirical(tensor), "tokens"),
         (lambda: pl.heads.Head(tensor, [[1.0]], [[1.0]]), "queries"),
+        (lambda: pl.stream(ATTENTION, tensor, [QUERY]), "prompt"),
+        (lambda: pl.stream(ATTENTION, [tensor], [QUERY]), "prompt"),
     ):
         with pytest.raises(
             ValueError,
@@ -269,6 +272,13 @@ def test_a_variance_is_one_number(variance: Any) -> None:
 def test_none_is_not_a_model() -> None:
     with pytest.raises(ValueError, match=r"^`path` must be the folder of a model or a .gguf f"):
         pl.heads.load(None)
+
+
+@pytest.mark.parametrize("path", [3, b"x", ["a"], np.eye(2)])
+def test_what_is_not_a_path_is_refused(path: Any) -> None:
+    for call in (pl.heads.load, pl.load, lambda path: pl.save(path, LAW)):
+        with pytest.raises(ValueError, match=r"^`path` must be the path of a f.*, got "):
+            call(path)
 
 
 def test_a_mixture_with_its_arguments_in_the_wrong_order_says_so() -> None:

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import promptlimit as pl
 
@@ -84,6 +85,29 @@ def test_every_dependency_has_a_lower_bound() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     assert all(">=" in requirement for group in groups for requirement in group)
+
+
+def test_the_conda_recipe_and_pyproject_say_the_same() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text(encoding="utf-8"))
+    metadata, context = project["project"], recipe["context"]
+    assert context["version"] == pl.__version__
+    assert metadata["requires-python"] == f">={context['python_min']}"
+
+    def without_spaces(requirements: list[str]) -> set[str]:
+        names = (requirement.replace(" ", "") for requirement in requirements)
+        return {re.sub("^matplotlib-base(?![a-z-])", "matplotlib", name) for name in names}
+
+    run, host = (without_spaces(recipe["requirements"][part]) for part in ("run", "host"))
+    assert run == without_spaces(metadata["dependencies"]) | {"python>=${{python_min}}"}
+    assert host == {*project["build-system"]["requires"], "pip", "python${{python_min}}.*"}
+    scripts = {f"{name} = {place}" for name, place in metadata["scripts"].items()}
+    assert set(recipe["build"]["python"]["entry_points"]) == scripts
+    about = recipe["about"]
+    assert about["summary"] == metadata["description"]
+    assert about["license"] == metadata["license"]
+    assert about["homepage"] == metadata["urls"]["Homepage"]
+    assert [about["license_file"]] == metadata["license-files"]
 
 
 ONE_SYSTEM = {

@@ -322,6 +322,23 @@ def test_a_page_whose_code_fails_is_named(hook: Callable[[str], Any], tmp_path: 
         hook("examples").outputs_of(blocks, tmp_path)
 
 
+def test_the_outputs_of_other_pages_are_kept_when_one_fails(
+    hook: Callable[[str], Any], tmp_path: Path
+) -> None:
+    wrong = "import not_there\n"
+    pages = {"a.md": [("python", "", wrong)], "b.md": [("python", "", "print(1)\n")]}
+    with pytest.raises(SystemExit, match=r"^error: a\.md fails: ModuleNotFoundError: No module"):
+        hook("examples").outputs_of(pages, tmp_path)
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()]
+    assert stored == [[{"text": "1", "figures": []}]]
+
+
+def test_a_missing_command_is_named(hook: Callable[[str], Any], tmp_path: Path) -> None:
+    blocks = {"a.md": [("console", "", "$ not-a-command --help\n")]}
+    with pytest.raises(SystemExit, match="needs the command 'not-a-command', which is not inst"):
+        hook("examples").outputs_of(blocks, tmp_path)
+
+
 def test_a_notebook_writes_files_runs_commands_and_links_to_the_site(
     hook: Callable[[str], Any], tmp_path: Path
 ) -> None:
