@@ -23,10 +23,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Generator, Mapping
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+from promptlimit._cores import usable_cores
 
 _ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -35,6 +37,8 @@ _BLOCK = re.compile(
 _LINK = re.compile(r"\]\((?P<page>[\w./-]+)\.md(?P<anchor>#[\w-]+)?\)")
 _LIMIT = 600
 """Seconds one page may take; each should take less than 60 on one core."""
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 Block = tuple[str, str, str]
 """The language of a block, its file name or "", and its text."""
@@ -134,21 +138,53 @@ def outputs_of(pages: Mapping[str, list[Block]], store: Path) -> dict[str, list[
         name: store / f"{hashlib.sha256((package + json.dumps(blocks)).encode()).hexdigest()}.json"
         for name, blocks in pages.items()
     }
+    missing = [name for name, file in files.items() if not file.exists()]
+    if missing:
+        _run_pages({name: pages[name] for name in missing}, files)
+    return {name: json.loads(file.read_text("utf-8")) for name, file in files.items()}
+
+
+def _run_pages(pages: Mapping[str, list[Block]], files: Mapping[str, Path]) -> None:
+    """Run pages, one on each core, and store the outputs of a page as soon as it ends."""
     spawn = multiprocessing.get_context("spawn")  # a page starts without the imports of another
-    with ProcessPoolExecutor(2, mp_context=spawn, max_tasks_per_child=1) as pool:
-        missing = [name for name, file in files.items() if not file.exists()]
-        running = {name: pool.submit(run, pages[name]) for name in missing}
-        for name, future in running.items():
+    failed = ""
+    with (
+        _settings_of_pages(),
+        ProcessPoolExecutor(usable_cores(), mp_context=spawn, max_tasks_per_child=1) as pool,
+    ):
+        running = {pool.submit(run, blocks): name for name, blocks in pages.items()}
+        for future in as_completed(running):
+            name = running[future]
             try:
                 text = json.dumps(future.result())
+            except CancelledError:
+                continue
             except Exception as problem:
-                for waiting in running.values():
+                what = f"{type(problem).__name__}: {problem}"
+                failed = failed or f"error: {name} fails: {what}\n{problem.__cause__ or ''}"
+                for waiting in running:
                     waiting.cancel()
-                raise SystemExit(f"error: {name} fails: {problem.__cause__ or problem}") from None
+                continue
             unfinished = files[name].with_suffix(f".{os.getpid()}")
             unfinished.write_text(text, "utf-8")
             unfinished.replace(files[name])
-    return {name: json.loads(file.read_text("utf-8")) for name, file in files.items()}
+    if failed:
+        raise SystemExit(failed)
+
+
+@contextlib.contextmanager
+def _settings_of_pages() -> Generator[None]:
+    """Let the processes of pages use one thread each for linear algebra: there is one per core."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _hash_of_package() -> str:
@@ -215,7 +251,10 @@ def _printed_by_command(command: str) -> str:
     """Return the output of a command; commands of this environment take precedence."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     name, *arguments = shlex.split(command)
-    found = [shutil.which(name, path=path) or name, *arguments]
+    program = shutil.which(name, path=path)
+    if program is None:
+        raise RuntimeError(f"{command!r} needs the command {name!r}, which is not installed")
+    found = [program, *arguments]
     process = subprocess.run(found, capture_output=True, encoding="utf-8", check=False)
     if process.returncode:
         raise RuntimeError(f"{command!r} ends with {process.returncode}: {process.stderr}")
