@@ -1,10 +1,19 @@
 """Every test runs with annotations checked, strict promotion and warnings as errors."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
-import jaxtyping
+# Workers, the processes that tests start, and later runs share programs that took long to compile.
+# These are environment variables because child processes inherit them.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "programs")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))  # with a limit, jax locks it
+
+import hypothesis  # noqa: E402  # jax reads the variables when it is imported
+import jaxtyping  # noqa: E402
 
 jaxtyping.install_import_hook("promptlimit", "annotations.checked")  # tests/annotations.py
 
@@ -13,11 +22,6 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# A second run, and the other workers of the first, reuse what took long to compile.
-_CACHE = Path(__file__).parent / ".pytest_cache" / "jax"
-jax.config.update("jax_compilation_cache_dir", str(_CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 # Hypothesis draws the same examples in every run, so that only a change can turn a test red.
 hypothesis.settings.register_profile("same examples", derandomize=True, database=None)

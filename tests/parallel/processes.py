@@ -17,13 +17,10 @@ from numpy.typing import ArrayLike
 from promptlimit.results import StreamedAttention
 
 TESTS = Path(__file__).parents[1]
-_CACHE = TESTS.parent / ".pytest_cache" / "jax"
 _ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
     "JAX_PLATFORMS": "cpu",  # processes cannot share one GPU
-    "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
 }
