@@ -15,6 +15,7 @@ from promptlimit.weights import (
     HeadPair,
     KnownPairs,
     PairTokens,
+    Spacing,
     listed_pairs,
     pair_integrals,
     pair_law,
@@ -217,17 +218,32 @@ def test_sharp_heads_over_one_token_and_two_have_closed_forms():
 
 def test_two_heads_too_sharp_for_the_nodes_are_refused():
     tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
-    with pytest.raises(AccuracyError, match="scores must be milder where two heads read one"):
+    with pytest.raises(AccuracyError, match="scores must be less sharp if two heads read one"):
         integrals(MIXTURE, HeadPair(tilts, VALUES), [10.0])
 
 
-@pytest.mark.parametrize("spacing", ["coarse", "rough"])
-def test_errors_cover_those_of_coarse_rules(spacing):
-    lengths = [3.0, 10.0, 100.0]
-    away = np.abs(traces(MIXTURE, PAIR, lengths, spacing) - traces(MIXTURE, PAIR, lengths))
-    error = integrals(MIXTURE, PAIR, lengths, spacing).error
-    assert (away <= error).all()
-    assert (error <= 2e-5).all()
+@pytest.mark.parametrize("spacing", ["fine", "coarse", "rough"])
+def test_stated_errors_cover_the_distance_to_a_finer_rule(spacing):
+    """Twelve pairs of tilts of sharpness up to 9, also one token, where both half rules agree."""
+    lengths, rng = np.array([1.0, 2.0, 3.0, 10.0, 100.0, 1e4, 1e8]), np.random.default_rng(5)
+    finer, rules = Spacing(0.2, 0.13, 0.4, 9.6, 36.0), SPACINGS[spacing]
+    for case in range(12):
+        tilts = rng.normal(size=(2, 3)) * rng.choice([0.3, 0.7, 1.0, 1.5, 2.0, 3.0])
+        parts = (MIXTURE, UNEQUAL)[case % 2]
+        pair = HeadPair((tilts[0], tilts[1]), VALUES)
+        squares = [
+            traces(parts, HeadPair((tilt, tilt), (value, value)), lengths)
+            for tilt, value in zip(tilts, VALUES, strict=True)
+        ]
+        found, close = (
+            pair_integrals([PairTokens(law, lengths)], law.maps, lengths.size, at)
+            for at, law in ((at, listed_pairs(parts, pair, at)) for at in (rules, finer))
+        )
+        size = np.sqrt(squares[0] * squares[1])
+        away = np.abs(np.trace(found.moment - close.moment, axis1=1, axis2=2))
+        relative = found.mass_error + rules.accuracy
+        assert (away <= 4 * np.maximum(found.error, relative * size)).all()
+        assert (np.abs(found.overlap - close.overlap) <= 4 * found.overlap_error).all()
 
 
 def test_many_lengths_over_listed_tokens_agree_with_each_alone():

@@ -1,9 +1,8 @@
 r"""Exact moments of the sum of several softmax heads on one prompt.
 
 With $\varepsilon_h$ the output of head h minus its limit,
-$E|\sum_h\varepsilon_h|^2=\sum_{h,k}E\langle\varepsilon_h,\varepsilon_k\rangle$.
-The term of a single head is a simple integral, and the
-term of a pair is a double integral (`promptlimit.weights._pairs`).
+$E|\sum_h\varepsilon_h|^2=\sum_{h,k}E\langle\varepsilon_h,\varepsilon_k\rangle$. A term with h = k
+is a simple integral, and a term with two heads is a double integral (`promptlimit.weights._pairs`).
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ class HeadsMoments:
     r"""Moments of a sum of softmax heads minus its limit, for n lengths.
 
     Attributes:
-        rows: the moments of the sum; quantities that are defined for one head only are NaN.
+        rows: the moments of the sum; those that only a single head has are NaN.
         overlaps: $E\sum_lp^h_lp^k_l$ with $p^h_l$ the weights of head h, [h, k, n].
         overlap_errors: the errors of `overlaps`, [h, k, n].
     """
@@ -97,8 +96,8 @@ def heads_moments(
         for place in ((h, k, finite), (k, h, finite)):
             overlaps[place], overlap_errors[place] = found.overlap, found.overlap_error
         scale = np.sqrt(single[h].mse[finite] * single[k].mse[finite])
-        numerical = (found.mass_error + law.rounding(lengths[finite])) * scale
-        error[finite] += 2.0 * np.maximum(found.error, numerical)
+        relative = found.mass_error + spacing.accuracy + law.rounding(lengths[finite])
+        error[finite] += 2.0 * np.maximum(found.error, relative * scale)
     bias, limit = (total_of(getattr(rows, name) for rows in single) for name in ("bias", "limit"))
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
     unknown, weights = np.full(lengths.size, np.nan), np.full((lengths.size, known.size), np.nan)
@@ -112,7 +111,7 @@ def _known_pairs(
     pair: HeadPair,
     single: tuple[MomentRows, MomentRows],
 ) -> list[KnownPairs]:
-    """Return scores and values of the known tokens and sinks for both heads, if there are any."""
+    """Return the known tokens and sinks as seen by both heads; an empty list without any."""
     if not known.size:
         return []
     read = [

@@ -1,33 +1,28 @@
-r"""Exact moments of two softmax heads on one prompt: a double integral over its Laplace functional.
+r"""Exact moments of two softmax heads on one prompt, as integrals over two variables u and v.
 
-Head h has scores $s^h_l$ and values $y^h_l=V_hz_l-T_h$. With $e_1=e^{s^1+u}$, $e_2=e^{s^2+v}$ the
-functional and its derivatives at $a=b=0$ are
+For head h = 1, 2 a token l has the score $s^h_l$ and the value $y^h_l=V_hz_l-T_h$, measured from
+the limit $T_h$. With $e_1=e^{s^1+u}$ and $e_2=e^{s^2+v}$, the Laplace functional of a prompt and
+its derivatives at a = b = 0 are
 
-    Psi(u, v; a, b) = E exp(-sum_l e_1 (1 - <a, y^1_l>) - sum_l e_2 (1 - <b, y^2_l>))
-    k_00 = log Psi,   k_10 = its gradient in a,   k_01 = its gradient in b,   k_11 = its mixed Hessian
+    Psi(u, v; a, b) = E exp(-sum_l e_1 (1 - <a, y^1_l>) - sum_l e_2 (1 - <b, y^2_l>)),
+    k_00 = log Psi,   k_10, k_01 = its gradients in a and b,   k_11 = its mixed second derivative.
 
-With $p^h_l$ the weights of head h, $\varepsilon_h=\sum_lp^h_ly^h_l$ is its output minus its limit
-$T_h$, and (derived here)
+Let $p^h_l$ be the weights of head h, $\varepsilon_h=\sum_lp^h_ly^h_l$ the deviation of its output
+from $T_h$, and $o=E[\sum_le_1e_2\exp(-\sum_l(e_1+e_2))]/\Psi$. Then
 
-    E eps_1 eps_2'      = iint (k_11 + k_10 k_01') e^{k_00} du dv
-    E sum_l p^1_l p^2_l = iint o e^{k_00} du dv
+    E eps_1 eps_2'      = iint (k_11 + k_10 k_01') e^{k_00} du dv,
+    E sum_l p^1_l p^2_l = iint o e^{k_00} du dv.
 
-With 1 in place of both values the first integral is one, which measures the error; the code calls it
-the mass. For independent parts of a prompt these functions and o, the last column, are added. With
-$K=e^{-e_1-e_2}$ and $\phi=E\,K$ for one token they are
+The first integral is one if both values are replaced by 1; the code calls this number the mass and
+measures the error with it. For independent parts of a prompt the functions k and o add.
 
-| part | $k_{00}$ | $k_{10}$ | $k_{11}$ | o |
-|---|---|---|---|---|
-| L tokens from a law | $L\log\phi$ | $LB_1/\phi$, $B_1=E[e_1y_1K]$ | $L(E[e_1e_2y_1y_2'K]/\phi-B_1B_2'/\phi^2)$ | $L\,E[e_1e_2K]/\phi$ |
-| a known token | $-e_1-e_2$ | $e_1y_1$ | 0 | $e_1e_2$ |
+Values may be linear functions $M_h'f$ of q features f of a token, with a matrix $M_h$ of each head,
+[q, e] (`maps`). Sums over u and v are then computed for features. Brackets give shapes of arrays.
 
-Values may be linear functions of q features of a token, with a matrix $M_h$ [q, e] of each head
-(`maps`); sums over the grid are then computed for features. Brackets give shapes of arrays.
-
-The integral is a trapezoidal rule of step h on a square grid. The points of each colour, as on a
-checkerboard, form a rule whose aliases have the same size as those of the whole rule, about
-$e^{-\pi^2/h}$. Half the difference of these two rules therefore measures the error.
-"""  # noqa: E501  # a formula stays on one line
+The integrals are trapezoidal rules of step h on a square grid. Like a checkerboard, the grid is
+divided into points of two colours, and each colour forms a rule. The errors of both rules have the
+size of the error of the whole rule, about $e^{-\pi^2/h}$, so half their difference measures it.
+"""
 
 import abc
 import dataclasses
@@ -42,7 +37,7 @@ from promptlimit.weights._functional import total_of
 from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT
 
 NEGLIGIBLE_SHARE = 36.0
-r"""Minus the logarithm of the size of $\Psi$ below which large u and v are dropped."""
+r"""Minus the logarithm of the size below which $\Psi$ at large u and v is dropped."""
 
 _ROUNDING = 32.0 * EPSILON
 
@@ -52,11 +47,12 @@ class Spacing(NamedTuple):
 
     Attributes:
         laplace: the step in u and v.
-        nodes: the step in a coordinate of a Gaussian token, times the standard deviation of its
-            contribution to the score.
-        widest: the largest step in a coordinate.
-        deviations: the number of standard deviations that the nodes cover.
+        nodes: the step in the score of a Gaussian token.
+        widest: the largest step in a standard normal coordinate of a Gaussian token.
+        deviations: the number of standard deviations that the nodes of such a coordinate cover.
         left: the distance from -log L down to the start of the integrals.
+        accuracy: a bound on the error of the moment, relative to the root of the product of both
+            heads' mean squares. The measured errors do not include nodes beyond the range.
     """
 
     laplace: float
@@ -64,14 +60,14 @@ class Spacing(NamedTuple):
     widest: float
     deviations: float
     left: float
+    accuracy: float = 0.0
 
 
 SPACINGS = {
-    "fine": Spacing(0.3, 0.2, 0.6, 8.2, 30.0),
-    "coarse": Spacing(0.6, 0.4, 0.8, 5.6, 14.0),
-    "rough": Spacing(0.8, 0.6, 1.0, 5.0, 11.0),
+    "fine": Spacing(0.3, 0.2, 0.6, 8.2, 30.0, 1e-11),
+    "coarse": Spacing(0.6, 0.4, 0.8, 5.6, 14.0, 1e-5),
+    "rough": Spacing(0.8, 0.6, 1.0, 5.0, 11.0, 1e-3),
 }
-"""Spacings with relative errors below about 1e-11, 1e-3 and 1e-2."""
 
 Window = tuple[float, float]
 
@@ -89,9 +85,11 @@ class HeadPair(NamedTuple):
 class Seconds(NamedTuple):
     r"""Sums over the grid, for r arrays of weights w.
 
+    $\sum w\,k_{11}$ is $M_1'FM_2$ + `within`, with F the block of `features` without 1.
+
     Attributes:
         features: $\sum w\,k_{11}$ with the q features and 1 in place of y, [r, q + 1, q + 1].
-        within: the remaining part of $\sum w\,k_{11}$, in terms of values, [r, e, e].
+        within: the terms of $\sum w\,k_{11}$ that features do not determine, [r, e, e].
         overlap: $\sum w\,o$, [r].
     """
 
@@ -123,7 +121,8 @@ class AbstractPairPart(abc.ABC):
     def windows(self, left: float) -> tuple[Window, Window]:
         r"""Return the ranges of u and of v in which neither $1-\Psi$ nor $\Psi$ is negligible.
 
-        `left` is the distance from -log L down to the start of the ranges.
+        Args:
+            left: the distance from -log L down to the start of the ranges.
         """
 
     @abc.abstractmethod
@@ -134,6 +133,8 @@ class AbstractPairPart(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class KnownPairs(AbstractPairPart):
     r"""Tokens that are in every prompt.
+
+    For one of them $k_{00}=-e_1-e_2$, $k_{10}=e_1y_1$, $k_{11}=0$ and $o=e_1e_2$.
 
     Attributes:
         scores: the scores of each head minus $\Lambda(t_h)$ of the law of the other tokens, [2, f].
@@ -175,7 +176,12 @@ class KnownPairs(AbstractPairPart):
 
 @dataclasses.dataclass(frozen=True)
 class PairTokens(AbstractPairPart):
-    """L independent tokens from one law, for several L.
+    r"""L independent tokens from one law, for several L.
+
+    With $K=e^{-e_1-e_2}$, $\varphi=E\,K$ and $B_h=E[e_hy_hK]$ for one token they satisfy
+
+        k_00 = L log(phi),    k_10 = L B_1 / phi,    o = L E[e_1 e_2 K] / phi,
+        k_11 = L (E[e_1 e_2 y_1 y_2' K] / phi - B_1 B_2' / phi^2).
 
     Attributes:
         law: the law of a token along both tilts.
@@ -210,10 +216,10 @@ class PairTokens(AbstractPairPart):
 
 
 class AbstractPairTransforms(abc.ABC):
-    r"""Means over one token on a grid of u and v."""
+    r"""Means over one token on a grid of u and v, with $K=e^{-e_1-e_2}$ and $\varphi=E\,K$."""
 
     log_phi: Array
-    r"""$\log\phi$, [u, v]."""
+    r"""$\log\varphi$, [u, v]."""
 
     @abc.abstractmethod
     def first(self, head: int) -> Array:
@@ -224,9 +230,9 @@ class AbstractPairTransforms(abc.ABC):
         r"""Return sums of $w\,E[e_1e_2fK]$ over the grid for weights w, [r, u, v].
 
         Returns:
-            The sums for products f of features and 1, [r, q + 1, q + 1]; the sums for the part of
-            products of values that features do not determine, [r, e, e]; and the sums for f = 1,
-            [r].
+            The sums for f = $f_1f_2'$ with the features and 1 of each head, [r, q + 1, q + 1]; the
+            terms for f = $y_1y_2'$ that features do not determine, [r, e, e]; and the sums for
+            f = 1, [r].
         """
 
 
@@ -242,14 +248,14 @@ class AbstractPairLaw(abc.ABC):
 
     @abc.abstractmethod
     def windows(self, left: float, shortest: float) -> tuple[Window, Window]:
-        r"""Return for each head -`left` and the u from which on $\phi^L$ is negligible.
+        r"""Return the ranges of u and of v.
 
-        L is `shortest`.
+        They start at -`left` and end where $\varphi^L$ is negligible for L = `shortest`.
         """
 
     @abc.abstractmethod
     def at(self, u: Array, v: Array, count: int) -> AbstractPairTransforms:
-        """Return the transforms on a grid; `count` is the number of lengths that need them."""
+        """Return the transforms on the grid of u and v, for a number `count` of lengths."""
 
     def rounding(self, lengths: Array) -> Array:
         """Return an estimate of the relative rounding error of moments at each length."""
@@ -265,11 +271,10 @@ class PairIntegrals:
 
     Attributes:
         moment: $E\,\varepsilon_1\varepsilon_2'$, [n, e, e].
-        features: the same moment with features in place of values, [n, q, q]. For Gaussian tokens
-            the part of `moment` that features do not determine is not included.
+        features: the same moment with features in place of values, [n, q, q], without the terms
+            that features do not determine.
         overlap: $E\sum_lp^1_lp^2_l$, [n].
-        error: the error of the trace of `moment` and of its entries, measured as half the
-            difference of the two rules, [n].
+        error: the error of the trace and of the entries of `moment`, from the two rules, [n].
         overlap_error: the error of `overlap`, [n].
         mass_error: the distance of the mass from one, a relative error, [n].
     """
@@ -311,7 +316,8 @@ def pair_integrals(
     )
     mass_error = np.abs(total[..., -1, -1].mean(axis=1) - 1.0)
     overlap = overlaps.mean(axis=1)
-    overlap_error = 0.5 * np.abs(overlaps[:, 0] - overlaps[:, 1]) + mass_error * overlap
+    overlap_error = 0.5 * np.abs(overlaps[:, 0] - overlaps[:, 1])
+    overlap_error += (mass_error + spacing.accuracy) * overlap
     features = total[..., :-1, :-1].mean(axis=1)
     return PairIntegrals(moments.mean(axis=1), features, overlap, error, overlap_error, mass_error)
 

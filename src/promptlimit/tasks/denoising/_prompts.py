@@ -1,15 +1,14 @@
-r"""The exact risk of softmax heads that denoise over prompts of L tokens.
+r"""The excess of softmax heads that denoise over prompts of L tokens.
 
-The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, where $A_L^h$ is the output of head h before its value
-matrix $V_h$ is applied. Let $\varepsilon_h=A_L^h-A^h$ be its deviation from the limit $A^h$, f the
-limit of $f_L$, and $f^*$ the Bayes predictor. Prompt and query are independent, so
+The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, where $A_L^h$ is the softmax average of head h, before its
+value matrix $V_h$ is applied. Let $\varepsilon_h=A_L^h-A^h$ be its deviation from the limit $A^h$,
+f the limit of $f_L$, and $f^*$ the Bayes predictor. Prompt and query are independent, so
 
 $$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon_h\rangle
-+\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}$$
++\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}.$$
 
-(derived here). Heads with equal tilts are added up. The terms of one head follow from the moments
-of the total weights of the mixture components, computed by `weights.selection`. The terms of two
-heads are double integrals, and vanish if $V_h^\top V_j=0$.
+The terms of one head follow from the moments of `weights.selection`. The terms of two heads are
+double integrals, and vanish if $V_h^\top V_j=0$. docs/mixtures-theory.md contains the derivation.
 """
 
 import math
@@ -49,16 +48,16 @@ _LIGHT = 1e-4
 """Weight of a query below which the cross moments of two heads are computed roughly."""
 
 _SELDOM = 1e-6
-"""Weight of a query below which the cross moments are omitted; they are most of the work."""
+"""Weight of a query below which these cross moments, most of the work, are omitted."""
 
-_SAME = 1e-12
-_MOST_PLACES = 2e6
-_RADII = 10
-_ANGLES = 24
+_SAME = 1e-12  # relative difference up to which matrices are considered equal
+_MOST_PLACES = 2e6  # largest number of points of a lattice
+_RADII = 10  # number of nodes for the norm orthogonal to the span of the means
+_ANGLES = 24  # number of angles in polar coordinates
 
 
 class TiltedHeads(NamedTuple):
-    r"""Softmax heads with distinct matrices $U_h$, and a residual.
+    r"""Softmax heads with distinct key-query matrices $U_h$, and a residual.
 
     Attributes:
         tilts: the key-query matrices $U_h$, [heads, d, d].
@@ -72,7 +71,7 @@ class TiltedHeads(NamedTuple):
 
 
 def tilted_heads(attention: AbstractAttention) -> TiltedHeads:
-    """Return the heads of an attention, all softmax heads; heads with equal $U_h$ are added up."""
+    """Return the softmax heads of an attention; the values of heads with equal U are added."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     by_tilt: dict[bytes, list[Array]] = {}
     for head in heads:
@@ -90,11 +89,11 @@ class QueryRule(NamedTuple):
     """A quadrature rule for averages over queries; each of its two halves is also a rule.
 
     Attributes:
-        points: queries, [n, d].
+        points: the queries, [n, d].
         weights: the weights of the queries, with sum one, [n].
         half: the half to which each query belongs, 0 or 1, [n].
-        doubt: the estimated error of the whole rule as a multiple of the difference between the
-            halves. It is small for a lattice, which is much more accurate than its halves.
+        doubt: the error of the whole rule, estimated as a multiple of the difference between the
+            halves. It is smaller for a lattice, which is much more accurate than its halves.
     """
 
     points: Array
@@ -108,17 +107,14 @@ def query_rule(
 ) -> QueryRule:
     r"""Return a quadrature rule for averages over queries of functions of the outputs of `heads`.
 
-    In one and two dimensions the rule is a lattice. In more dimensions it is the product of a
-    lattice in the span of the means and of radii orthogonal to it, if all matrices of the heads are
-    multiples of the identity orthogonal to that span. Otherwise it consists of Sobol' points. For
-    long prompts the excess comes from queries about $\sqrt{0.9\log L}$ standard deviations from
-    the mean.
+    In one and two dimensions the rule is a lattice. In more dimensions it is, if possible, the
+    product of a lattice in the span of the means and a rule for the norm orthogonal to it. This
+    requires that all matrices act as multiples of the identity orthogonal to that span. Otherwise
+    the rule consists of Sobol' points. Lattices extend to queries about $\sqrt{0.9\log L}$ standard
+    deviations from a mean, which dominate the excess for long prompts.
 
-    Args:
-        task: the denoising task.
-        heads: the softmax heads.
-        step: the spacing of lattices, in standard deviations of a query.
-        longest: the largest number of tokens of a prompt.
+    The spacing `step` of lattices is in standard deviations of a query. `longest` is the largest
+    prompt length.
     """
     reach = max(_REACH, 4.0 + math.sqrt(0.9 * math.log(min(longest, 1e40))))
     dim, sd = task.token_dim, math.sqrt(task.query_variance)
@@ -142,10 +138,7 @@ def query_rule(
 
 
 def _is_scalar_across(matrix: Array, among: Array) -> bool:
-    """Return whether a matrix preserves a span and is a multiple of the identity orthogonal to it.
-
-    The rows of `among` are an orthonormal basis of the span.
-    """
+    """Return whether a matrix maps span(`among`) to itself and is scalar orthogonal to it."""
     across = np.eye(len(matrix)) - among.T @ among
     number = np.trace(across @ matrix) / np.trace(across)
     mixed = np.abs([across @ matrix - number * across, matrix @ across - number * across])
@@ -159,10 +152,10 @@ def _lattice(
     step: float,
     reach: float,
 ) -> QueryRule:
-    """Return the product of a lattice in the span of a basis and of a rule orthogonal to it.
+    """Return the product of a lattice in the span of a basis and a rule orthogonal to it.
 
-    `across` contains two orthogonal rules, each as points and masses, one for each half of the
-    lattice. The difference of the halves therefore measures the error of both factors.
+    `across` contains two rules orthogonal to the basis, as points and masses, one for each half of
+    the lattice. So the difference between the halves includes the errors of both factors.
     """
     sd = math.sqrt(task.query_variance)
     centres = task.means @ basis.T / sd
@@ -187,19 +180,18 @@ def _too_far(task: AbstractDenoising) -> ValueError:
     return ArgumentError(
         "task",
         "must have means near enough for the attention scores of finite prompts, got one "
-        f"{far:.3g} standard deviations from 0. Infinite prompts take any.",
+        f"{far:.3g} standard deviations from 0. Infinite prompts support any means.",
     )
 
 
 def _polar_rule(task: AbstractDenoising, step: float, reach: float) -> QueryRule:
-    r"""Return queries for heads that are multiples of the identity.
+    r"""Return queries for two components and matrices that are multiples of the identity.
 
-    There are two components. Let e be the unit vector along the difference of their means, and n
-    the direction of their midpoint orthogonal to e. The outputs depend on
-    $(\langle z,e\rangle,|z|)$ alone. The rule uses polar coordinates for $(\langle z,n\rangle,r)$,
-    with r the norm of the part of z orthogonal to e and n, so that the moments of selection depend
-    on the radius alone. It is 4 to 5 times as fast as `_lattice` with radii
-    (`benchmarks/special_paths.py`).
+    Let e be the unit vector along the difference of the means, n the direction of the component of
+    their midpoint orthogonal to e, and r the norm of the component of z orthogonal to e and n. The
+    moments of selection depend only on $(\langle z,e\rangle,|z|)$. In polar coordinates of
+    $(\langle z,n\rangle,r)$ they depend on the radius and not on the angle. This is 4 to 5 times as
+    fast as the general product rule of `query_rule` (`benchmarks/special_paths.py`).
     """
     first, second = task.means
     distance = float(np.linalg.norm(first - second))
@@ -218,11 +210,11 @@ def _polar_rule(task: AbstractDenoising, step: float, reach: float) -> QueryRule
 def _polar_plane(
     task: AbstractDenoising, shift: float, step: float, reach: float, *, more: int
 ) -> tuple[Array, Array, Array]:
-    r"""Return a rule for $(x, r)$, $x\sim N(\text{shift},s)$ and $r/\sqrt s\sim\chi_{d-2}$.
+    r"""Return x, r and their weights, [radii, angles] each.
 
-    Radii $\sqrt{x^2+r^2}$ are about `step` standard deviations apart and extend to `reach` standard
-    deviations from the centre, and `more` is added to their number. The function returns x, r and
-    weights, each [radii, angles].
+    They are a rule for $x\sim N(\text{shift},s)$ and $r^2\sim s\chi^2_{d-2}$. The radii
+    $\sqrt{x^2+r^2}$ are about `step` standard deviations apart and extend to `reach` standard
+    deviations from the centre; `more` is added to their number.
     """
     s, freedom = task.query_variance, task.token_dim - 2
     sd = math.sqrt(s)
@@ -247,39 +239,43 @@ def prompt_excess(
     *,
     spacing: str = "coarse",
 ) -> tuple[Array, Array]:
-    r"""Return $E|f_L-f^*|^2$ at each length, and its error from the two halves of the rule.
+    r"""Return $E|f_L-f^*|^2$ at each length, and its error.
 
-    Args:
-        task: the denoising task.
-        heads: the softmax heads.
-        lengths: the prompt lengths L, [l], which may be infinite.
-        rule: the rule for averages over queries, from `query_rule`.
-        spacing: the spacing of the integrals for two heads, a name in `weights.SPACINGS`.
+    Lengths, [l], may be infinite. `spacing` is that of the integrals for two heads, a name in
+    `weights.SPACINGS`.
     """
-    readings = [
-        head_reading(task, tilt, value, lengths, rule.points)
+    moments = [
+        head_moments(task, tilt, value, lengths, rule.points)
         for tilt, value in zip(heads.tilts, heads.values, strict=True)
     ]
-    outputs = rule.points @ heads.residual.T + sum(reading.limit for reading in readings)
+    outputs = rule.points @ heads.residual.T + sum(head.limit for head in moments)
     missed = outputs - task.bayes_predictions(rule.points)
-    bias = sum(reading.bias for reading in readings)
+    bias = sum(head.bias for head in moments)
     terms = (missed**2).sum(axis=1)[:, None] + 2.0 * np.einsum("ni,nli->nl", missed, bias)
-    terms = terms + sum(reading.square for reading in readings)
+    terms = terms + sum(head.square for head in moments)
     lost = np.zeros(lengths.size)
     covs = np.stack([task.token_variance * np.eye(task.token_dim)] * task.weights.size)
     tokens = GaussianParts(task.weights, task.means, covs)
     seen = rule.weights > _SELDOM
-    for i, j in zip(*np.triu_indices(len(readings), 1), strict=True):
+    for i, j in zip(*np.triu_indices(len(moments), 1), strict=True):
         values = heads.values[i], heads.values[j]
         if np.abs(values[0].T @ values[1]).max() <= _SAME * np.abs(values).max() ** 2:
             continue
-        rows = []
-        for query, weight in zip(rule.points[seen], rule.weights[seen], strict=True):
-            pair = HeadPair((heads.tilts[i] @ query, heads.tilts[j] @ query), values)
-            width = SPACINGS[spacing if weight > _LIGHT else "rough"]
-            rows.append(_cross_moments(tokens, pair, lengths, width))
+        rules = [SPACINGS[spacing if weight > _LIGHT else "rough"] for weight in rule.weights[seen]]
+        rows = [
+            _cross_moments(
+                tokens,
+                HeadPair((heads.tilts[i] @ query, heads.tilts[j] @ query), values),
+                lengths,
+                at,
+            )
+            for query, at in zip(rule.points[seen], rules, strict=True)
+        ]
         crossed = 2.0 * np.array(rows)
         terms[seen] += crossed
+        sizes = np.sqrt(moments[i].square[seen] * moments[j].square[seen])
+        accuracies = np.array([at.accuracy for at in rules])
+        lost += 2.0 * (rule.weights[seen] * accuracies) @ sizes
         lost += rule.weights[~seen].sum() * np.abs(crossed).max(axis=0)
     whole = rule.weights @ terms
     halves = [
@@ -302,13 +298,13 @@ def _cross_moments(
     return moments
 
 
-class HeadReading(NamedTuple):
-    r"""Moments of one head at n queries, with $\varepsilon$ its deviation from the limit before V.
+class HeadMoments(NamedTuple):
+    r"""Moments of one head at n queries.
 
     Attributes:
         limit: the output over an infinite prompt, [n, d].
-        bias: $V\,E\varepsilon$ at each length, [n, l, d].
-        square: $E|V\varepsilon|^2$ at each length, [n, l].
+        bias: the mean $V\,E\varepsilon$ of finite minus limit, at each length, [n, l, d].
+        square: the mean square $E|V\varepsilon|^2$ of finite minus limit, at each length, [n, l].
     """
 
     limit: Array
@@ -316,9 +312,9 @@ class HeadReading(NamedTuple):
     square: Array
 
 
-def head_reading(
+def head_moments(
     task: AbstractDenoising, tilt: Array, value: Array, lengths: Array, queries: Array
-) -> HeadReading:
+) -> HeadMoments:
     """Return the moments of the head with U = `tilt` and V = `value` at queries [n, d]."""
     variance, means = task.token_variance, task.means
     tilts = queries @ tilt.T
@@ -344,4 +340,4 @@ def head_reading(
     square += 2.0 * math.sqrt(variance) * np.einsum("nlk,nk->nl", moments.along, along @ seen.T)
     square += variance * (moments.score - share) * (along**2).sum(axis=1)[:, None]
     square += variance * share * np.sum(value**2)
-    return HeadReading((gates @ means + variance * tilts) @ value.T, bias, square)
+    return HeadMoments((gates @ means + variance * tilts) @ value.T, bias, square)
