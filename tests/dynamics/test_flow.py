@@ -401,6 +401,11 @@ def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
     band = limit_band(finite, infinite, gap)
     assert (band.distance[1:] < band.bound[1:]).all()
     assert (band.distance[1:] > 0.002 * band.bound[1:]).all()
+    both = pl.gradient_flow(start, TASK, [30, math.inf], pl.dynamics.FlowPlan(times, points=POINTS))
+    with pytest.raises(
+        ValueError, match=r"^`finite` must be a flow at one length, got 2 lengths\."
+    ):
+        limit_band(both, infinite, gap)
 
 
 @pytest.mark.parametrize("excess", [2.0, 0.3, 1e-3])

@@ -1,5 +1,6 @@
 """Runs in folders: killed and resumed, finished and skipped, and kept separate."""
 
+import math
 import os
 import signal
 import subprocess
@@ -87,3 +88,12 @@ def test_a_run_in_law_is_not_taken_for_one_over_tokens(tmp_path: Path) -> None:
         plan = pl.TrainingPlan(steps=2, batch=8, record=[0, 2], points=256, sampling=sampling)
         pl.sgd([start], task, [5], plan, key=jax.random.key(3), folder=tmp_path)
     assert len(list(tmp_path.glob("*/done"))) == 2
+
+
+def test_finished_lengths_include_an_infinite_one(tmp_path: Path) -> None:
+    task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
+    start = pl.dynamics.uniform_factors(2, key=jax.random.key(0), kernel="linear")
+    plan = pl.TrainingPlan(steps=2, batch=8, record=[0, 2])
+    pl.sgd(start, task, [5, math.inf], plan, key=jax.random.key(3), folder=tmp_path)
+    assert pl.dynamics.finished_lengths(tmp_path) == {5.0, math.inf}
+    assert pl.dynamics.finished_lengths(tmp_path / "empty") == set()

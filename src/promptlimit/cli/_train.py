@@ -30,7 +30,7 @@ from promptlimit.errors import ConfigurationError, InputFileError, RunBusyError
 if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
 
-_BETWEEN_RISKS = 60.0  # seconds between two computations of the risk that are shown
+_BETWEEN_RISKS = 60.0  # seconds between computations of the risk that the progress shows
 _OVERHEAD = 30.0
 """The time of a step that does not depend on the length, in units of the time of one token."""
 _MOST = 2**31 - 1
@@ -108,7 +108,7 @@ def train(
             parser=input_path,
             callback=_read_config,
             is_eager=True,
-            help="A TOML file with these options; those of the command line replace them.",
+            help="A TOML file with these options; options on the command line take precedence.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -194,7 +194,7 @@ def _start(uniform_factors: Any, dim: int, kernel: str, key: Any) -> Any:
 def _require_record(file: Path, record: dict[str, Any]) -> None:
     """Raise an error if the folder has runs with other options; rewrite a damaged record.
 
-    The record does not contain the lengths, so runs at further lengths may be added.
+    The record does not contain the lengths, so that runs at further lengths can be added.
     """
     from promptlimit.storage import require_configuration, write_json
 
@@ -215,7 +215,7 @@ def _estimate(
     from promptlimit.dynamics import finished_lengths, training_cost
 
     shown.at("measuring a few steps")
-    finished: set[int] = set()
+    finished: set[float] = set()
     try:
         if json.loads((out / "train.json").read_text(encoding="utf-8")) == record:
             finished = finished_lengths(out / "runs")
@@ -227,7 +227,7 @@ def _estimate(
 
 
 class _Watch:
-    """Reports the progress of training; a length without any report was finished earlier.
+    """Reports the progress of training. Lengths that an earlier command finished have no report.
 
     Args:
         weights: a number proportional to the time of a step, for each length.
@@ -246,7 +246,7 @@ class _Watch:
         shown: AbstractProgress,
     ):
         self._shown, self._left, self._runs = shown, list(weights), runs
-        self._looked, self._error = _clock(), ""
+        self._computed_at, self._error = _clock(), ""
         count = len(weights)
         shown.plan(
             f"{count} length{'s' if count > 1 else ''}, {steps:,} steps of {runs} "
@@ -255,23 +255,23 @@ class _Watch:
         )
 
     def __call__(self, at: "Progress") -> None:
-        """Show the progress, and at most once a minute the risk, which takes long to compute."""
+        """Show the progress, and at most once a minute compute the risk, which takes long."""
         self.close(below=int(at.lengths[0]))
         names = [f"L = {length}" for length in at.lengths]
         if at.done != at.total:
             self._report(at, names)
-            if at.rate and _clock() - self._looked > _BETWEEN_RISKS:
-                self._look(at)
-                self._report(at, names)  # so that the time of the risk is not counted as steps
+            if at.rate and _clock() - self._computed_at > _BETWEEN_RISKS:
+                self._compute_error(at)
+                self._report(at, names)  # so that the time for the risk is not counted as steps
             return
-        self._look(at)
+        self._compute_error(at)
         self._shown.end(*names, outcome=self._error)
         self._left = [length for length in self._left if length not in at.lengths]
         self._error = ""
 
-    def _look(self, at: "Progress") -> None:
+    def _compute_error(self, at: "Progress") -> None:
         self._error = self._squared_error(2 * at.risk())
-        self._looked = _clock()
+        self._computed_at = _clock()
 
     def _report(self, at: "Progress", names: list[str]) -> None:
         speed = f"{at.rate:.0f} steps per second" if at.rate else ""
@@ -280,7 +280,7 @@ class _Watch:
         self._shown.at(f"{place}: {', '.join(words)}", dict.fromkeys(names, at.share))
 
     def close(self, below: int | None = None) -> None:
-        """Report as stored the lengths that needed no training, all or those below a length."""
+        """Report the lengths that needed no training as stored: those below `below`, or all."""
         for length in [left for left in self._left if below is None or left < below]:
             self._left.remove(length)
             self._shown.end(f"L = {length}", outcome="stored", stored=True)

@@ -1,9 +1,8 @@
 r"""Distances between trajectories, and the effect of finite prompts on flows.
 
-$R_L$ is the risk over prompts of length $L$, $R_\infty$ the risk over infinite prompts, and
-$\theta_L(t)$ and $\theta_\infty(t)$ are their gradient flows. U is the score matrix of a head and V
-its value matrix; together they are its merged parameters. "The paper" is Boursier and Boyer,
-arXiv:2512.11784.
+$R_L$ is the risk over prompts of length $L$, and $\theta_L(t)$ its gradient flow; $L=\infty$ stands
+for infinite prompts. U is the score matrix of a head and V its value matrix. "The paper" is
+Boursier and Boyer, arXiv:2512.11784.
 """
 
 import math
@@ -38,16 +37,15 @@ _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 class TrajectoryGap(Result):
     r"""Squared distances between two trajectories a and b at their common times.
 
-    Shapes below are for one length. For several lengths, arrays begin with an axis of lengths.
+    Shapes are those for one length; for several lengths, an axis of lengths comes first.
 
     Attributes:
         times: the common times, [n].
-        lengths: $L$ of the trajectory with several lengths, or else of the first trajectory.
-        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n]; None if an attention is not
-            one head.
+        lengths: $L$ of `a`, or of `b` if only `b` has several lengths.
+        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n]; None if an attention is not one head.
         parameters: the squared distance of the trained arrays, [n]; None if the names or shapes
             of the arrays differ between the trajectories.
-        value: `merged` if available, else `parameters`, [n].
+        value: `merged`, or `parameters` if `merged` is None, [n].
     """
 
     times: np.ndarray = axis("time", "t", scale="symlog")
@@ -61,9 +59,9 @@ class TrajectoryGap(Result):
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     r"""Return the squared distance between two trajectories at their common times.
 
-    The merged parameters of any two single heads can be compared. Compare `parameters` only
-    between trajectories from the same start: factors are not unique, because
-    $(K,Q)\to(RK,R^{-\top}Q)$ does not change the attention, and the order of heads is arbitrary.
+    `merged` compares the matrices U and V of single heads. `parameters` compares trained arrays,
+    which is meaningful only for trajectories from the same start: the factors of U are not unique,
+    because $(K,Q)\to(RK,R^{-\top}Q)$ does not change U, and the order of heads is arbitrary.
 
     Args:
         a: a trajectory, at one or several lengths.
@@ -78,7 +76,7 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     lengths = a.lengths if axes[0] >= axes[1] else b.lengths
     if all(axes) and not np.array_equal(a.lengths, b.lengths):
         raise ArgumentError(
-            "b", f"must have the lengths of `a`, {a.lengths}, or one of its own, got {b.lengths}."
+            "b", f"must have the lengths of `a`, {a.lengths}, or a single length, got {b.lengths}."
         )
 
     def squared(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -110,7 +108,7 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
 
 
 def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
-    """Raise an error if the matrices U or V of two heads differ in shape."""
+    """Raise an error if the heads of two trajectories have U or V of different shapes."""
     shapes = [tuple(matrix.shape[-2:] for matrix in path.merged()) for path in (a, b)]
     if shapes[0] != shapes[1]:
         raise ArgumentError(
@@ -124,11 +122,11 @@ def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
 class BallGap(Result):
     r"""The largest differences between $R_L$ and $R_\infty$ over random points of a ball.
 
-    A maximum over random points is a lower bound on the supremum over the ball.
+    The ball is centred at 0 in the parameters $(U,v)$ of a head whose value matrix V has the single
+    row v. The maxima over random points are lower bounds on the suprema over the ball.
 
     Attributes:
-        radius: the radius of the ball about 0 in the parameters $(U, v)$, with $v$ the single row
-            of V.
+        radius: the radius of the ball.
         risk: $\sup|R_L-R_\infty|$.
         gradient: $g(L)=\sup\|\nabla R_L-\nabla R_\infty\|$.
         lipschitz: $\beta=\sup\|\nabla^2R_\infty\|_{op}$.
@@ -149,7 +147,7 @@ def ball_gap(
     draws: int = 64,
     points: int = 1024,
 ) -> BallGap:
-    r"""Return how far $R_L$ and its gradient are from $R_\infty$ on a ball of parameters.
+    r"""Return the largest differences of $R_L$ and $R_\infty$ and of their gradients on a ball.
 
     Args:
         task: a task with an exact risk, such as `LinearRegression`.
@@ -195,7 +193,7 @@ def _ball_gaps(
 ) -> tuple[Array, Array, Array]:
     r"""Return $|R_L-R_\infty|$, $\|\nabla R_L-\nabla R_\infty\|$ and $\|\nabla^2R_\infty\|_{op}$.
 
-    Each is [draws], one number per row of `where`, which contains the entries of U and v.
+    Each is [draws], for the entries of U and v in the rows of `where`.
     """
     dim = (math.isqrt(1 + 4 * where.shape[1]) - 1) // 2
 
@@ -229,13 +227,18 @@ class LimitBand(Result):
 
 
 def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitBand:
-    r"""Return the distance between two flows and the bound of Lemma E.1 of the paper on it.
+    r"""Return the distance between $\theta_L$ and $\theta_\infty$, and its bound by Lemma E.1.
 
     Args:
-        finite: $\theta_L$, from a start whose trained arrays are U and V.
+        finite: $\theta_L$ at one length, from a start whose trained arrays are U and V.
         infinite: $\theta_\infty$, from the same start.
         gap: $g(L)$ and $\beta$ on a ball that contains both flows.
     """
+    if np.ndim(finite.lengths):
+        raise ArgumentError(
+            "finite",
+            f"must be a flow at one length, got {np.size(finite.lengths)} lengths. Pass one of them.",
+        )
     apart = trajectory_gap(finite, infinite)
     if apart.parameters is None:
         raise ArgumentError("finite", "must have the parameters of `infinite`, got others.")
@@ -257,7 +260,7 @@ def excess_risk(
     r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
 
     Args:
-        start: the attention from which both flows start.
+        start: the attention at time 0.
         task: a task with an exact risk, such as `LinearRegression`.
         length: $L$.
         rtol: as in `FlowPlan`.
@@ -277,18 +280,16 @@ def smallest_length(
     rtol: float = 1e-6,
     points: int = 4096,
 ) -> int:
-    r"""Return $L(\epsilon)$, the smallest length with an excess risk of at most $\epsilon$.
+    r"""Return $L(\epsilon)$, the smallest length with `excess_risk` at most $\epsilon$.
 
-    The excess risk is that of `excess_risk`, and $L(\epsilon)$ is the length of Theorem 4.3 of the
-    paper. The length is increased until the excess risk is small enough. Bisection in the logarithm
-    of the length then finds the smallest such length to within `ratio`.
+    This is the length of Theorem 4.3 of the paper. It is found by bisection in the logarithm of the
+    length, up to the factor `ratio`.
 
     Args:
-        start: the attention from which the flows start.
+        start: the attention at time 0.
         task: a task with an exact risk, such as `LinearRegression`.
         excess: $\epsilon$, the largest excess risk.
-        ratio: bisection stops when the length found divided by a length that is too short is at
-            most this ratio.
+        ratio: the largest accepted ratio of the returned length to a length that is too short.
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """
@@ -304,8 +305,8 @@ def smallest_length(
     while (reached := excess_at(above)) > excess:
         if above >= _LAST_LENGTH:
             raise ArithmeticError(
-                f"`excess` must be reached by {_LAST_LENGTH} tokens, but the flow ends "
-                f"{reached:.3g} above the infinite one. Try another start."
+                f"`excess` must be reached by {_LAST_LENGTH} tokens, but there the excess risk is "
+                f"still {reached:.3g}. Try another start."
             )
         # The excess falls like 1/L.
         below, above = above, math.ceil(above * min(max(1.1 * reached / excess, 2.0), 64.0))
@@ -334,8 +335,8 @@ def flow_report(
         task: the law of prompts and the loss.
         lengths: increasing prompt lengths; an infinite length is added.
         plan: times and accuracy of the flows.
-        folder: where to store trajectories; stored trajectories are read instead of computed.
-        watch: called with the current length, the number of lengths done and their total.
+        folder: as for `gradient_flow`.
+        watch: called with the current length, the number of finished lengths and their total.
 
     >>> import numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2))

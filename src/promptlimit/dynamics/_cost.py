@@ -1,4 +1,4 @@
-"""The time and memory of a call of `sgd`: the time is extrapolated from a few measured steps."""
+"""The time and memory of `sgd`, extrapolated from a few measured steps."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ _MOST_SEEDS = 8
 
 
 class _EnoughError(Exception):
-    """Ends `sgd` when its rate is known."""
+    """Raised by a progress callback to stop `sgd` once its rate has been measured."""
 
 
 def training_cost(
@@ -37,8 +37,8 @@ def training_cost(
 ) -> TrainingCost:
     """Return the time and memory that `sgd` would take with these arguments on this machine.
 
-    A few steps are measured at the shortest and at the longest length, with at most 8 seeds. The
-    time of a step is assumed to be linear in the length and proportional to the number of seeds.
+    Steps are timed at the shortest and the longest length, with at most 8 seeds. The time of a step
+    is assumed to be linear in the length and proportional to the number of seeds.
 
     Args:
         start: as for `sgd`.
@@ -47,7 +47,7 @@ def training_cost(
         plan: as for `sgd`.
         key: the random key.
         seeds: as for `sgd`.
-        finished: lengths whose runs are already finished, which take no time.
+        finished: lengths at which runs are already stored, which take no time.
     """
     few = min(seeds, _MOST_SEEDS)
     ends = sorted({min(lengths), max(lengths)})
@@ -66,14 +66,11 @@ def training_cost(
     )
 
 
-def finished_lengths(folder: Path) -> set[int]:
-    """Return the lengths of the finished runs in a folder of runs.
-
-    If a run is damaged, the set is empty.
-    """
+def finished_lengths(folder: Path) -> set[float]:
+    """Return the lengths of the finished runs in a folder of runs; none if a run is damaged."""
     try:
         configs = [run.config for run in RunFolder.inside(folder) if run.finished]
-        return {int(length) for config in configs for length, _ in cast(Any, config["lengths"])}
+        return {float(length) for config in configs for length, _ in cast(Any, config["lengths"])}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 
@@ -87,7 +84,7 @@ def _rate(
     key: PRNGKeyArray,
     seeds: int,
 ) -> float:
-    """Return the number of steps per second at one length, without the time of compilation."""
+    """Return the number of steps per second at one length, excluding compilation."""
     rates = []
 
     def watch(progress: Progress) -> None:
