@@ -112,8 +112,8 @@ def test_errors_suggest_a_fix():
         "layers to `risk`.": lambda: pl.linear_optimum(TASK, 10, depth=17),
         "`depth` must be a whole number from 1 to 16, got True. Pass a Stack of more "
         "layers to `risk`.": lambda: pl.linear_optimum(TASK, 10, depth=True),
-        "`depth` must be a whole number from 1 to 3 where covariates move, got 4. Pass a Stack of "
-        "more layers to `risk`.": lambda: pl.linear_optimum(
+        "`depth` must be a whole number from 1 to 3 with `moving_covariates`, got 4. Pass a Stack "
+        "of more layers to `risk`.": lambda: pl.linear_optimum(
             TASK, 10, depth=4, moving_covariates=True
         ),
         "`linear_optimum` is not available for 2 layers on LinearRegression over 10 tokens: the "

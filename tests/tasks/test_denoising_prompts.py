@@ -67,8 +67,8 @@ def test_sharp_heads_have_an_excess_or_are_refused():
         pl.risk(pl.Layer(pl.SoftmaxAttention([[100.0]], [[0.6]])), LINE, 10)
     far = pl.Denoising([[80, 0], [0, 80]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     message = (
-        "`task` must have means within some fifteen standard deviations of a query, got one at 80. "
-        "Such components are separated without a tuned gate: use `bayes_layer`."
+        "`task` must have means within about fifteen standard deviations of a query from 0, got "
+        "one at 80. Such components are separated without a tuned gate: use `bayes_layer`."
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         pl.best_layer(far, 10)
@@ -203,7 +203,7 @@ def test_coinciding_components_are_one_gaussian():
 FAR = {
     1e3: "`attention` must have scores of standard deviation at most 40, got ",
     1e50: "`task` must have means near enough for the attention scores of finite prompts, got one "
-    "1e+50 standard deviations from 0. Infinite prompts take any.",
+    "1e+50 standard deviations from 0. Infinite prompts support any means.",
 }
 
 

@@ -17,14 +17,15 @@ from promptlimit.measures import AbstractMeasure, Empirical
 
 
 class AbstractTask(eqx.Module):
-    r"""An in-context task: a law over prompts $\mu$, the law of a query given $\mu$, and a loss.
+    r"""An in-context task: a law over prompts $\mu$, a law $\nu_\mu$ of target tokens, and a loss.
 
-    The risk of an attention $T$ is $R_L=E_\mu\,E_{z_1,\dots,z_L\sim\mu}\,E_{z\sim\nu_\mu}\,
-    \ell(T[\hat\mu_L](\mathrm{query}(z)),\,z)$ (section 4 of the paper, where $\nu_\mu=\mu$;
-    Remark 4.1 allows other query laws).
+    The query is computed from the target token z, for example by hiding its label. The risk of an
+    attention $T$ over L tokens is the mean loss $R_L=E_\mu\,E_{z_1,\dots,z_L\sim\mu}\,
+    E_{z\sim\nu_\mu}\,\ell(T[\hat\mu_L](\mathrm{query}(z)),\,z)$ (section 4 of the paper, where
+    $\nu_\mu=\mu$; Remark 4.1 allows other $\nu_\mu$).
 
-    **A user-defined task** implements four methods. In this example each prompt has a hidden mean,
-    around which its tokens scatter, and the attention should return this mean:
+    **A user-defined task** implements `token_dim` and three methods. In this example each prompt
+    has a hidden mean, around which its tokens scatter, and the attention should return this mean:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> class HiddenMean(pl.AbstractTask):
@@ -81,7 +82,7 @@ class AbstractTask(eqx.Module):
 
     @property
     def min_output_dim(self) -> int:
-        """The number of output coordinates that the loss requires; 1 by default."""
+        """The smallest output dimension for which the loss is defined; 1 by default."""
         return 1
 
     @abc.abstractmethod
@@ -103,11 +104,11 @@ class AbstractTask(eqx.Module):
     ) -> tuple[AbstractMeasure, Float[Array, " token_dim"]]:
         """Return the tokens of a prompt, as a measure, and its target token.
 
-        By default tokens are independent, with the law that `draw` returns. A task with other
-        prompts overrides this method; then `draw` describes infinite prompts.
+        By default tokens are independent draws from the law that `draw` returns. A task with other
+        prompts overrides this method; `draw` then describes only infinite prompts.
 
         Args:
-            length: the number L of tokens.
+            length: the length L of the prompt.
             keys: three random keys: for `draw`, for the target token and for the tokens.
         """
         law, queries = drawn(self, keys[0])
@@ -119,16 +120,16 @@ class AbstractTask(eqx.Module):
         attention: AbstractAttention,  # noqa: ARG002
         length: Float[Array, ""],  # noqa: ARG002
     ) -> Float[Array, ""] | None:
-        r"""Return $R_L$ by a formula that is differentiable in the attention; None if not known.
+        r"""Return $R_L$ by a formula that is differentiable in the attention; None by default.
 
         Args:
-            attention: $T$; `attention.single_head()` gives its matrices.
+            attention: $T$; `attention.single_head()` returns it as one head, with its matrices.
             length: $L$, traced and possibly infinite.
         """
         return None
 
     def bayes_risk(self, length: Number) -> float | None:  # noqa: ARG002
-        """Return the smallest risk of any predictor by a formula; None if not known.
+        """Return the smallest risk of any predictor by a formula; None by default.
 
         Args:
             length: $L$, which may be infinite.
@@ -137,7 +138,7 @@ class AbstractTask(eqx.Module):
 
 
 def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-    """Return the laws of tokens and of the target token that `task.draw` returns, checked."""
+    """Return the result of `task.draw`, or raise an error if it is invalid."""
     laws = task.draw(key=key)
     pair = isinstance(laws, tuple | list) and len(laws) == 2
     if not pair or not all(isinstance(law, AbstractMeasure) for law in laws):
@@ -165,14 +166,14 @@ def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, Abstr
 def loss_of(
     task: AbstractTask, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
 ) -> Float[Array, ""]:
-    """Return `task.loss`, checked to be one real number."""
+    """Return the result of `task.loss`, or raise an error if it is not one real number."""
     loss = task.loss(output, token)
     require_real_number(task, "loss", loss)
     return jnp.asarray(loss)
 
 
 def require_real_number(task: AbstractTask, method: str, value: object) -> None:
-    """Raise an error unless a method of a task returned one real number, traced or not."""
+    """Raise an error if a method of a task returned anything except one real number."""
     numeric = isinstance(value, Real) or jnp.issubdtype(
         getattr(value, "dtype", np.object_), jnp.floating
     )

@@ -1,19 +1,18 @@
 r"""In-context bigrams: the risk of an induction head on Markov chains over n symbols.
 
-Each prompt is a chain of L symbols with its own transition matrix P, whose rows are
-Dirichlet($\alpha$). The last symbol q of a prompt is the query. The induction head gives the score
-$\beta$ to the symbols that follow an earlier q and the score 0 to the others. Its output T contains
-the weighted frequencies of the symbols, an estimate of the row $P_q$ of P. Let
-$x_{ij}=e^{u+\beta[i=q]}$, $y_{ij}=e_j-P_q$ and
-$M_{ij}=P_{ij}e^{-x_{ij}(1-\langle a,y_{ij}\rangle)}$, with $[i=q]$ equal to 1 if i is q and 0
-otherwise, and let $\nu$ be the law of the first symbol. For given P, exactly,
+Each prompt is a Markov chain of L symbols with a new transition matrix P, whose rows are
+Dirichlet($\alpha$). The last symbol q of a prompt is the query. The output T of an induction head
+contains the weighted frequencies of the symbols, an estimate of the row $P_q$ of P. A pair of
+neighbours (i, j) has the weight 1 if it is a match, $i=q$, and $e^{-\beta}$ otherwise. Let
+$x_{ij}=e^u$ for a match and $e^{u-\beta}$ otherwise, $y_{ij}=e_j-P_q$ and
+$M_{ij}=P_{ij}e^{-x_{ij}(1-\langle a,y_{ij}\rangle)}$. Let $\nu$ be the uniform law of the first
+symbol. For given P, exactly,
 
     E|T - P_q|^2 = sum_q int tr d^2/da^2  nu' M^{L-1} e_q  du     at a = 0.
 
-A sink is a further value of the head, the uniform distribution, with the weight $\kappa$ relative
-to a match. It multiplies the integrand, before differentiation, by a factor
-$e^{-x_s(1-\langle a,y_s\rangle)}$, with $x_s$ and $y_s$ the numbers of the sink. At infinite
-$\beta$ and $\kappa=n\alpha$ the head is the posterior mean.
+A sink of weight $\kappa$ multiplies the integrand, before differentiation, by
+$e^{-x_s(1-\langle a,y_s\rangle)}$ with $x_s=\kappa e^u$ and $y_s$ the uniform distribution minus
+$P_q$.
 """
 
 import functools
@@ -44,22 +43,23 @@ from promptlimit.weights import EPSILON, NEGLIGIBLE, STEP, nodes_of
 _MOST_EXACT = 256
 """The longest prompt, for two symbols, whose average over P is a sum over Gauss points."""
 
-_LONGEST = 1e6
+_LONGEST = 1e6  # symbols
 _REPLICATES = 8
 _FEWEST_POINTS, _MOST_POINTS = 256, 1024
 _ENTRIES_AT_ONCE = 2**19
 
 _MOST_COUNTED = 1024
-"""The longest prompt whose matches are counted one by one at infinite beta."""
+"""The longest prompt for which the risk at infinite beta is a sum over numbers of matches."""
 
 
 class InductionHead(AbstractAttention):
     r"""The mean of the symbols that follow earlier copies of the query.
 
-    A token $(e_i,e_j)$ is a symbol i and the next symbol j. Its value is $e_j$, and its weight is 1
-    if i is the query and $e^{-\beta}$ otherwise. The sink is a further token with the weight
-    $\kappa$, whose value is the uniform distribution. The prompt must be an `Empirical`. If it has
-    weights, they are the shares of the tokens of an infinite prompt, where a sink has no effect.
+    A token $(e_i,e_j)$ is a symbol i and the next symbol j. Its value is $e_j$, and its weight
+    before normalisation is 1 if i is the query and $e^{-\beta}$ otherwise. The sink is a further
+    token with the weight $\kappa$, whose value is the uniform distribution. The prompt must be an
+    `Empirical`. If it has weights, they are the frequencies of tokens in an infinite prompt, where
+    the sink has no effect.
 
     Args:
         symbols: the number n of symbols.
@@ -107,25 +107,26 @@ class InductionHead(AbstractAttention):
             raise ArgumentError("prompt", f"must be an Empirical, got {type(prompt).__name__}.")
         matches, sink = prompt.tokens[:, : self.symbols] @ query, self.sink
         weights = matches + (1.0 - matches) * jnp.exp(-self.inverse_temperature)
-        if prompt.weights is not None:  # shares of an infinite prompt, where a sink has no effect
+        if prompt.weights is not None:  # frequencies in an infinite prompt
             weights, sink = weights * prompt.weights, 0.0 * sink
         total = weights @ prompt.tokens[:, self.symbols :] + sink / self.symbols
         return total / (weights.sum() + sink)
 
 
 class InContextBigram(AbstractTask):
-    r"""Prediction of the next symbol of a Markov chain whose transitions are new for each prompt.
+    r"""Prediction of the next symbol of a Markov chain with a new transition matrix per prompt.
 
     The rows of the transition matrix P are Dirichlet($\alpha$), and the first symbol is uniform. A
-    prompt of L symbols has L - 1 tokens $(e_i,e_j)$, each a symbol and the next one. The query is
-    the last symbol q. The loss of an output T is $\frac12|T-P_q|^2$, where the row $P_q$ is the law
-    of the symbol after q.
+    prompt of L symbols has L - 1 tokens $(e_i,e_j)$, each a symbol and the next symbol. The query
+    is the last symbol q. The loss of an output T is $\frac12|T-P_q|^2$, where the row $P_q$ is the
+    law of the symbol after q. The induction head with $\beta=\infty$ and the sink $n\alpha$ is the
+    posterior mean.
 
     Args:
         symbols: the number n of symbols, at least 2.
         concentration: the parameter $\alpha$ of the Dirichlet law, positive.
-        transitions: the matrix P, shape `[n, n]`, if it is the same for all prompts; if None, each
-            prompt has a new one.
+        transitions: the matrix P, shape `[n, n]`, if it is the same for all prompts; if None, P is
+            random.
 
     >>> import promptlimit as pl
     >>> task = InContextBigram(2, 1.0)
@@ -175,7 +176,7 @@ class InContextBigram(AbstractTask):
         r"""Return an induction head.
 
         Args:
-            inverse_temperature: $\beta$, positive. By default it is infinite, and only tokens that
+            inverse_temperature: $\beta$, positive. If it is infinite, only the sink and tokens that
                 match the query have a positive weight.
             sink: the weight $\kappa$ of the sink relative to a match. None means `bayes_sink` if
                 $\beta$ is infinite, and no sink otherwise.
@@ -294,7 +295,7 @@ def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 def _risk(task: InContextBigram, head: InductionHead, length: int, effort: Effort) -> Estimate:
-    """Return the risk at one length, for given transitions or averaged over them."""
+    """Return the risk at one length, for given transitions or averaged over random ones."""
     beta, sink, symbols = float(head.inverse_temperature), float(head.sink), task.symbols
     if task.transitions is not None:
         rows = np.asarray(task.transitions)[None]
@@ -341,7 +342,7 @@ def _sobol_rows(symbols: int, alpha: float, points: int) -> Iterator[tuple[HostA
 def _errors(matrices: HostArray, end: int, length: int, beta: float, sink: float) -> HostArray:
     r"""Return the mean of $|T-P_q|^2$ over prompts that end in q, times the probability of q.
 
-    The result has one entry for each of the b transition matrices, [b, n, n]; `end` is q.
+    Here q is `end`. The result has one entry for each of the transition matrices, [b, n, n].
     """
     symbols = matrices.shape[1]
     if math.isinf(beta) and length <= _MOST_COUNTED:
@@ -358,12 +359,12 @@ def _errors(matrices: HostArray, end: int, length: int, beta: float, sink: float
 
 
 def _counted_errors(matrices: HostArray, end: int, length: int, sink: float) -> HostArray:
-    r"""Return the errors of `_errors` at infinite $\beta$, step by step along the chain.
+    r"""Return the result of `_errors` at infinite $\beta$, by recursion along the chain.
 
-    Let m be the number of matches so far, and S the sum of their $y_{qj}$ for one output
-    coordinate. The array `moments`, [3, state, m, b], contains the means of 1, S and $S^2$ over
-    prompts with a given state and m. At the end $T-P_q=(S+\kappa y_s)/(m+\kappa)$ in this
-    coordinate.
+    Let m be the number of matches so far, and S the sum of one output coordinate of their $y_{qj}$.
+    The array `moments`, [3, n, m, b], contains the expectations of 1, S and $S^2$ on the event that
+    the current symbol and m have given values. At the end this coordinate of $T-P_q$ is
+    $(S+\kappa y_s)/(m+\kappa)$.
     """
     symbols, count = matrices.shape[1], len(matrices)
     matches = np.arange(float(length))[:, None]
@@ -396,7 +397,7 @@ def _counted_errors(matrices: HostArray, end: int, length: int, sink: float) -> 
 def _integrated_errors(  # noqa: PLR0917
     matrices: HostArray, end: int, length: int, u: HostArray, beta: float, sink: float
 ) -> HostArray:
-    """Return the errors of `_errors` at any beta, by the integral of the module docstring."""
+    """Return the result of `_errors` at any beta, by the integral of the module docstring."""
     symbols, count = matrices.shape[1], len(matrices)
     scores = np.where(np.arange(symbols) == end, 0.0, -beta)
     x = np.exp(u + scores[:, None])[:, None, None]  # [i, 1, 1, u]
@@ -418,7 +419,8 @@ def _integrated_errors(  # noqa: PLR0917
 
 
 _Jet = tuple[HostArray, HostArray, HostArray]
-"""The value and two derivatives at a = 0 of a matrix function of a number, [i, j, b, u] each."""
+"""The value and two derivatives at a = 0 of a matrix function of one coordinate of a,
+[i, j, b, u] each."""
 
 
 def _times(left: _Jet, right: _Jet) -> _Jet:
@@ -437,7 +439,7 @@ def _product(left: HostArray, right: HostArray) -> HostArray:
 
 
 def _powered(row: _Jet, matrix: _Jet, count: int) -> _Jet:
-    """Return the row times the power `count` of the matrix, step by step or by squaring."""
+    """Return the row times the power `count` of the matrix, the faster way."""
     size = len(matrix[0])
     if count <= 2 * size * math.log2(count + 1):
         for _ in range(count):

@@ -19,7 +19,7 @@ from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import AbstractTask
 
 SHARPNESS_RANGES = (16.0, 40.0)
-"""The ranges of sharpness of the tables of weight statistics: the first, and a larger one."""
+"""The largest sharpness in tables of weight statistics: the usual value and the upper limit."""
 
 
 class Estimate(NamedTuple):
@@ -45,29 +45,32 @@ Formula: TypeAlias = Callable[[Any, AbstractAttention, Float[Array, ""]], Float[
 class AbstractObjective(eqx.Module):
     r"""A risk $R_L$ as a function of the attention, for gradients and flows.
 
-    It is an argument of compiled programs: numbers that change between calls, such as $L$, are
-    arrays.
+    Objectives are arguments of compiled programs. Numbers that change between calls, such as $L$,
+    must therefore be arrays.
     """
 
     @abc.abstractmethod
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $R_L$, differentiable in the arrays of the attention; NaN beyond the tables."""
+        r"""Return $R_L$, differentiable in the arrays of the attention.
+
+        It may be NaN if the sharpness exceeds the range of the tables.
+        """
 
     @property
     def of_matrices(self) -> MatrixRisk | None:
-        """The risk as a function of U and V, if it depends on nothing else; None by default.
+        """The risk as a function of U and V of a single head; None by default.
 
-        Attentions with other parameters then share one compiled program.
+        With it, all parametrisations of a head share one compiled program.
         """
         return None
 
     @property
     def lower_bound(self) -> float:
-        """A lower bound of all risks, 0 by default: losses are not negative."""
+        """A lower bound of the risks of all attentions, 0 by default."""
         return 0.0
 
     def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
-        """Return the largest sharpness at which tables are evaluated, 0 without tables."""
+        """Return the largest sharpness at which tables are evaluated; 0 without tables."""
         return 0.0
 
 
@@ -88,8 +91,8 @@ class Objectives:
     """The risk at one length as functions of the attention, one per point set.
 
     Attributes:
-        make: a function of the largest sharpness of tables and of the replicate, the index of an
-            independent point set, that returns the risk.
+        make: the function that returns the risk for the largest sharpness of tables and the
+            replicate, the index of an independent point set.
         is_closed_form: whether the risk has no error and all replicates are equal.
     """
 
@@ -103,22 +106,22 @@ class Objectives:
 
     @classmethod
     def formula(cls, formula: Formula, task: AbstractTask, length: float) -> "Objectives":
-        """Return the risk at one length that a formula gives."""
+        """Return the risk by a formula, at one length."""
         return cls.closed(FormulaObjective(formula, task, to_device(length, jnp.float64)))
 
     def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
-        """Return the risk over one point set."""
+        """Return the risk over the points of a replicate."""
         return self.make(max_sharpness, replicate)
 
     def replicates(self) -> list[AbstractObjective]:
-        """Return the risk over each of the independent point sets; one in closed form."""
+        """Return the risk over each independent point set; a single risk if it is closed-form."""
         count = 1 if self.is_closed_form else REPLICATES
         return [self(SHARPNESS_RANGES[-1], replicate) for replicate in range(count)]
 
 
 @eqx.filter_jit
 def evaluate(objective: AbstractObjective, attention: AbstractAttention) -> Float[Array, ""]:
-    """Return the risk of an attention, compiled once per class of objectives."""
+    """Return the risk of an attention by a compiled program."""
     return objective(attention)
 
 
@@ -145,14 +148,14 @@ def mean_over_sets(objectives: Objectives, attention: AbstractAttention, points:
 def to_tolerance(
     mean: Callable[[int], Estimate], effort: Effort, first: int, largest: int, floor: float = 0.0
 ) -> Estimate:
-    """Return a mean over points, quadrupling their number until its error is small enough.
+    """Return a mean over points, quadrupling their number until the error is small enough.
 
     Args:
         mean: a function of the number of points.
-        effort: the number of points or, if that is None, the relative error.
-        first: the number of points to start with.
+        effort: the relative error to reach or, if it is not None, the fixed number of points.
+        first: the first number of points.
         largest: the number of points at which to stop.
-        floor: an absolute error that is small enough.
+        floor: the absolute error at which to stop.
     """
     count = first if effort.points is None else effort.points
     while True:
@@ -172,9 +175,9 @@ def gradient_moments(
 
     Args:
         attention: the attention at which the risk is differentiated.
-        risks: the risk over independent point sets; a single one for a closed form.
-        changed: the risk over the first set with tables changed by their error; its difference from
-            the first is an error that all sets share.
+        risks: the risk over each independent point set; a single risk if it is closed-form.
+        changed: risks over the first set with tables changed by their error. Their differences from
+            the first of `risks` are added to the error, because all sets share these tables.
     """
     rows = [_slopes(attention, risk) for risk in risks]
     others = [_slopes(attention, risk) for risk in changed]
@@ -189,5 +192,5 @@ def gradient_moments(
 
 @eqx.filter_jit
 def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
-    """Return the gradients of a risk; all lengths share one compiled program."""
+    """Return the gradients of a risk in the arrays of an attention."""
     return jax.tree.leaves(eqx.filter_grad(risk)(attention))

@@ -21,7 +21,7 @@ from promptlimit.tasks._objectives import ArrayMoments, Estimate, Objectives
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
-"""The largest number of points of one set; the sequence itself ends at 2**30."""
+"""The largest number of points of one set."""
 
 Lengths: TypeAlias = Number | ArrayLike
 """One prompt length, or several."""
@@ -35,15 +35,15 @@ BatchGradient: TypeAlias = Callable[
     ],
     tuple[Array, Array],
 ]
-r"""The gradient of twice the mean loss over a batch, as a function of the step, $U$ and $V$."""
+r"""The gradients in $U$ and $V$ of twice the mean loss over a batch, from the step, $U$ and $V$."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RiskProblem:
-    """A validated problem: an attention on a task, over prompts of some lengths, [n].
+    """A validated problem: an attention on a task, in double precision, at lengths [n].
 
-    Attention and task are in double precision. A rule may use attributes of a class of tasks only
-    after its obstacle has checked the class.
+    The task has the type Any. A rule may use the attributes of a class of tasks only after its
+    obstacle has checked the class.
     """
 
     attention: AbstractAttention
@@ -67,24 +67,24 @@ class RiskProblem:
 
     @cached_property
     def head(self) -> AbstractHead | None:
-        """The attention as one head; None if it is not one head."""
+        """The attention as one head; None if it is not a single head."""
         return self.attention.single_head()
 
     @cached_property
     def heads(self) -> tuple[AbstractHead, ...] | None:
-        """The heads whose sum, with a residual, is the attention; None if not known."""
+        """The heads whose sum, with a residual, is the attention; None without `as_heads`."""
         heads = self.attention.as_heads()
         return None if heads is None else tuple(heads)
 
     @property
     def kernels(self) -> set[str]:
-        """The kernels of `heads`; empty if the heads are not known."""
+        """The kernels of `heads`; empty if `heads` is None."""
         return {head.kernel for head in self.heads or ()}
 
 
 @dataclasses.dataclass(frozen=True)
 class BayesProblem:
-    """A validated problem: a task, over prompts of some lengths, [n]."""
+    """A validated problem: a task at lengths [n]."""
 
     task: Any
     lengths: NDArray[np.float64]
@@ -97,12 +97,12 @@ class BayesProblem:
 
 @dataclasses.dataclass(frozen=True)
 class BatchProblem:
-    """The runs that `sgd` trains together on a task: several lengths, the same heads for each.
+    """The training runs that `sgd` computes together: one per length, with the same heads.
 
     Attributes:
         task: the law of prompts and queries, and the loss.
-        lengths: the prompt lengths.
-        keys: one key per length; the batch of step k is a function of (key, length, k).
+        lengths: the prompt length of each run.
+        keys: the random key of each run; the batch of step k is a function of (key, length, k).
         size: the number of prompts per batch.
         kernels: "softmax" or "linear", for each head.
         sampling: "tokens", or "law" to draw sums over tokens from their law.
@@ -129,7 +129,7 @@ RISK: Quantity[RiskProblem, list[Estimate]] = Quantity("risk", returns=_ESTIMATE
 OBJECTIVE: Quantity[RiskProblem, list[Objectives]] = Quantity(
     "objective", returns="a list with one `tasks.Objectives` per length"
 )
-"""The rules of the risk as a differentiable function, for `gradient_flow`, `sgd` and gradients."""
+"""The rules of objectives: risks as differentiable functions of the attention."""
 
 RISK_GRADIENT: Quantity[RiskProblem, list[tuple[ArrayMoments, int]]] = Quantity(
     "risk_gradient",
@@ -152,13 +152,13 @@ BAYES_EXCESS: Quantity[RiskProblem, list[Estimate]] = Quantity(
 BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity(
     "batch_gradient", returns="a function of step, U and V that returns the gradients in U and V"
 )
-"""The rules of batch gradients for `sgd` that do not use `AbstractTask.draw`."""
+"""The rules of batch gradients; without one, `sgd` uses `AbstractTask.draw_prompt`."""
 
 
 def on(
     *classes: type[AbstractTask], obstacle: Callable[[Any], str | None] = applies_always
 ) -> Callable[[Any], str | None]:
-    """Return an obstacle for tasks of other classes, combined with a further `obstacle`."""
+    """Return the obstacle of a rule for some classes of tasks, combined with another `obstacle`."""
     names = " and ".join(one.__name__ for one in classes)
 
     def whole(problem: Any) -> str | None:
@@ -170,7 +170,7 @@ def on(
 
 
 def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] | str:
-    """Return the rule of `OBJECTIVE` without simulation, or the reason why none applies."""
+    """Return the first rule of `OBJECTIVE` without simulation, or the reason why none applies."""
     found = [OBJECTIVE.first(problem, kind) for kind in ("limit", "exact")]
     rules = [one for one in found if isinstance(one, Rule)]
     reasons = [one for one in reversed(found) if isinstance(one, str)]
@@ -181,12 +181,12 @@ def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] 
 def exact_objectives(
     problem: RiskProblem, points: int, together: Sequence[float] = ()
 ) -> Objectives | None:
-    """Return the risk at the one length of a problem, without simulation; None if not available.
+    """Return the risk at the one length of a problem, without simulation; None if no rule applies.
 
     Args:
         problem: the attention, the task and one length.
         points: the number of quadrature points.
-        together: lengths whose tables are computed together with those of this length.
+        together: the lengths whose tables are computed in the same pass.
     """
     rule = objective_rule(problem)
     if isinstance(rule, str):
@@ -207,21 +207,21 @@ def some_finite(problem: RiskProblem | BayesProblem) -> str | None:
 
 
 def kind_of(kind: Kind, lengths: Lengths) -> Kind:
-    """Return the kind of results at these lengths: "limit" if all are infinite."""
+    """Return `kind`, or "limit" if it is "exact" and all lengths are infinite."""
     return "limit" if kind == "exact" and np.isinf(lengths).all() else kind
 
 
 def checked_risk_problem(
     attention: AbstractAttention, task: AbstractTask, lengths: NDArray[np.float64]
 ) -> RiskProblem:
-    """Return the problem in double precision, or raise an error; call inside `enable_x64`."""
+    """Return the validated problem, or raise an error; call inside `jax.enable_x64(True)`."""
     require_task(task)
     require_fitting_task("attention", attention, task)
     return RiskProblem(in_double(attention), in_double(task), lengths.ravel())
 
 
 def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Risk:
-    """Return one risk per length: arrays of the shape of the lengths, numbers for one number."""
+    """Return `Estimate`s as a `Risk` with arrays of the shape of the lengths, or with numbers."""
     if len(risks) != lengths.size or not all(isinstance(risk, Estimate) for risk in risks):
         raise TypeError(
             f"a rule must return a list with one `Estimate` per length ({lengths.size}), got "
@@ -238,7 +238,7 @@ def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Ris
 
 
 def as_head(attention: AbstractAttention) -> AbstractHead:
-    """Return an attention as one head, or raise an error; differentiable."""
+    """Return an attention as one head, or raise an error if it is not a single head."""
     head = attention.single_head()
     if head is None:
         raise ArgumentError(
@@ -249,7 +249,7 @@ def as_head(attention: AbstractAttention) -> AbstractHead:
 
 
 def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
-    """Return one or many prompt lengths as floats of their shape, or raise an error."""
+    """Return prompt lengths as an array of floats of the same shape, or raise an error."""
     tokens = checked_lengths(lengths, name="lengths")
     if tokens.size == 0:
         raise ArgumentError("lengths", "must hold at least one number, got none.")

@@ -58,19 +58,19 @@ def risk(
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
     On `LinearRegression` it is half the mean squared error of the last output coordinate, or of the
-    last m for labels in $\mathbb R^m$. If a rule computes the risk exactly, no prompt is simulated;
+    last m coordinates for labels in $\mathbb R^m$. The risk is exact if a rule applies:
     `print(promptlimit.tasks.RISK.table())` lists the rules, and `explain(risk, ...)` shows the one
-    that applies. Otherwise prompts are simulated, which requires a `key`. Use `risk_gradient` for
-    gradients, and `risk_function` for a differentiable function.
+    that a call uses. Otherwise prompts are simulated, which requires a `key`. Use `risk_gradient`
+    for gradients, and `risk_function` for a differentiable function.
 
     Args:
         attention: $T$; on regressions its last output coordinate is the prediction.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: quadrature points are added until the relative error is below this.
-        points: the number of quadrature points in each of eight independent sets, a power of two,
-            in place of `rtol`.
-        key: the random key, if prompts are simulated.
+        rtol: the relative error at which quadrature points are no longer added.
+        points: the number of quadrature points in each of eight independent sets, a power of two.
+            If it is given, `rtol` is not used.
+        key: the random key for simulated prompts.
         samples: the number of prompts to simulate; 16384 when None.
         kind: "auto", "exact", "estimate", or on `Discrimination` "asymptotic".
 
@@ -109,12 +109,12 @@ def risk_gradient(
     r"""Return the gradient of `risk` in the matrices of an attention, and the error of each entry.
 
     Args:
-        attention: $T$; all its matrices are differentiated.
+        attention: $T$, differentiated in all its matrices.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: the number of quadrature points, a power of two, in each of eight independent
-            sets; the error is determined from their differences.
-        key: the random key, if prompts are simulated.
+        points: the number of quadrature points in each of eight independent sets, a power of two;
+            the error follows from the differences between the sets.
+        key: the random key for simulated prompts.
         samples: the number of prompts to simulate; 16384 when None.
         kind: "auto", "exact" or "estimate".
 
@@ -151,15 +151,15 @@ def risk_gradient(
 def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
     r"""Return the smallest risk of any predictor, given the prompt and the query.
 
-    On `LinearRegression` it is the risk of the posterior mean of w given L labelled covariates.
-    `print(promptlimit.tasks.BAYES_RISK.table())` lists the rules; a user-defined task provides a
+    On `LinearRegression` it is the risk of the posterior mean of the hidden weights.
+    `print(promptlimit.tasks.BAYES_RISK.table())` lists the rules. A user-defined task may provide a
     formula through its method `bayes_risk`.
 
     Args:
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: the number of quadrature points, a power of two, in each of eight independent
-            sets; the error is determined from their differences.
+        points: the number of quadrature points in each of eight independent sets, a power of two;
+            the error follows from the differences between the sets.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -184,16 +184,16 @@ def bayes_excess(
 ) -> Risk:
     r"""Return the risk of an attention minus the Bayes risk, computed without a subtraction.
 
-    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` is twice that. It is accurate even if
-    it is as small as 1e-30.
+    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$ for a query Z, the attention f and the Bayes
+    predictor $f^*$. It is accurate even if it is as small as 1e-30.
 
     Args:
-        attention: $T$.
+        attention: the attention f.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: quadrature points are added until the relative error is below this.
-        points: the number of quadrature points in each of eight independent sets, a power of two,
-            in place of `rtol`.
+        rtol: the relative error at which quadrature points are no longer added.
+        points: the number of quadrature points in each of eight independent sets, a power of two.
+            If it is given, `rtol` is not used.
 
     >>> import math, numpy as np, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -277,7 +277,6 @@ _METHOD = "the objective, averaged over eight point sets unless it is a closed f
 
 @RISK.rule(kind="exact", scope=_SCOPE, method=_METHOD, obstacle=_no_objective)
 def _over_sets(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the mean over independent point sets, and its error."""
     points = USUAL_POINTS if effort.points is None else effort.points
     return [
         mean_over_sets(objectives, problem.attention, points)

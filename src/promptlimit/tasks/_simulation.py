@@ -1,8 +1,6 @@
-r"""Monte Carlo estimates of risks, gradients and gaps for any task and any attention.
+"""Monte Carlo estimates of risks, gradients and gaps for any task and any attention.
 
-Each sample draws a prompt of $L$ tokens and a query token from the task. The risk is the mean loss
-over these draws. The functions marked `rule` are methods for computing one quantity; the library
-selects them when no exact rule applies.
+Each sample is a prompt and its target token. These rules are used if no exact rule applies.
 """
 
 import math
@@ -28,18 +26,15 @@ from promptlimit.tasks._objectives import AbstractObjective, ArrayMoments, Estim
 from promptlimit.tasks._problem import OBJECTIVE, RISK, RISK_GRADIENT, USUAL_POINTS, RiskProblem
 
 _DEFAULT_SAMPLES = 2**14
-_MEMORY_BUDGET = 2**26
-_LARGEST_PROMPT = 2**30
-_COPIES = 4
-_MOST_AT_ONCE = 1024
+_MEMORY_BUDGET = 2**26  # bytes of the prompts that are simulated at a time
+_LARGEST_PROMPT = 2**30  # bytes of one prompt
+_COPIES = 4  # arrays of the size of a prompt that a program needs
+_MOST_AT_ONCE = 1024  # prompts
 _LARGEST = 2**31  # bytes of the tokens of an objective
 
 
 class RiskSimulation(eqx.Module):
-    """The problem to simulate: an attention, a task and a prompt length.
-
-    Compiled programs take it as one argument. A prompt of infinite length is the law of its tokens.
-    """
+    """An attention, a task and a prompt length, as one argument of compiled programs."""
 
     attention: AbstractAttention
     task: AbstractTask
@@ -48,17 +43,12 @@ class RiskSimulation(eqx.Module):
 
 @RISK.rule(kind="estimate", scope="every problem", method="simulated prompts")
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the mean loss over simulated prompts, and its standard error, at each length."""
     found = (_over_prompts(_losses, problem, length, effort) for length in problem.lengths.tolist())
     return [Estimate(float(means[0]), float(errors[0]), count) for (means, errors), count in found]
 
 
 @RISK_GRADIENT.rule(kind="estimate", scope="every problem", method="simulated prompts")
 def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
-    """Return the mean gradient of the loss and its standard error, at each length.
-
-    The gradient has one entry per array of the attention.
-    """
     return [
         _over_prompts(_gradients, problem, length, effort) for length in problem.lengths.tolist()
     ]
@@ -66,10 +56,7 @@ def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMom
 
 @TASK_GAPS.rule(kind="estimate", scope="every task", method="simulated prompts")
 def _gaps(problem: TaskGapProblem, effort: Effort) -> GapValues:
-    """Return the mean squared norm of finite minus limit, and its standard error, at each length.
-
-    The result concerns the outputs, or their derivative in the array that `problem.wrt` names.
-    """
+    """Return the gap of the outputs, or of their derivative in the array `problem.wrt`."""
     if problem.wrt is not None and not hasattr(problem.attention, problem.wrt):
         raise ArgumentError(
             "wrt",
@@ -118,8 +105,7 @@ def _over_prompts(
 ) -> tuple[ArrayMoments, int]:
     """Return the means of a program's outputs over prompts, their errors and the prompt count.
 
-    Prompt i is drawn from `split(fold_in(key, i), 3)`, so the result does not depend on how prompts
-    are divided into chunks.
+    Prompt i is drawn from `split(fold_in(key, i), 3)`, so the draws do not depend on the chunks.
     """
     samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     simulation = RiskSimulation(problem.attention, problem.task, length)
@@ -129,7 +115,7 @@ def _over_prompts(
     chunks = in_chunks(program, simulation, chunk, key=unwrap(effort.key), draws=3)
     for start, arrays in zip(range(0, samples, chunk), chunks, strict=False):
         columns = [array[: samples - start] for array in arrays]
-        if not origin:  # sums of differences from the first means lose no digits
+        if not origin:  # sums of differences from the means of the first chunk lose few digits
             origin = [np.asarray(column.mean(axis=0)) for column in columns]
             sums, squares = [0.0] * len(columns), [0.0] * len(columns)
         for i, column in enumerate(columns):
@@ -152,10 +138,7 @@ def _over_prompts(
 
 
 def _chunk(simulation: RiskSimulation, samples: int) -> int:
-    """Return the number of prompts that are simulated at a time, a power of two.
-
-    Prompts that do not fit in memory raise an error.
-    """
+    """Return the number of prompts to simulate at a time, a power of two, or raise an error."""
     length, dim = simulation.length, simulation.task.token_dim
     most = _LARGEST_PROMPT // (8 * dim * _COPIES)
     count = 1 if math.isinf(length) else length
@@ -173,7 +156,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
 def _loss(
     attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
 ) -> Array:
-    """Return the loss on one prompt; `keys` are the keys of its law, its query and its tokens."""
+    """Return the loss on one prompt; `keys` are those of `AbstractTask.draw_prompt`."""
     task = simulation.task
     prompt, token = _draw(task, simulation.length, keys)
     return loss_of(task, attention(prompt, task.query_of(token)), token)
@@ -182,7 +165,7 @@ def _loss(
 def _draw(
     task: AbstractTask, length: float, keys: Key[Array, " 3"]
 ) -> tuple[AbstractMeasure, Array]:
-    """Return a prompt and its query token; at infinite length the prompt is the law of tokens."""
+    """Return a prompt and its target token; at infinite length the prompt is the law of tokens."""
     if math.isfinite(length):
         return task.draw_prompt(int(length), keys=keys)
     law, queries = drawn(task, keys[0])
@@ -206,7 +189,7 @@ class SimulatedObjective(AbstractObjective):
     Attributes:
         task: the task that defines the loss.
         prompts: the prompts, stacked along the first axis of every array.
-        tokens: the query token of each prompt, [samples, token_dim].
+        tokens: the target token of each prompt, [samples, token_dim].
     """
 
     task: AbstractTask
@@ -214,11 +197,7 @@ class SimulatedObjective(AbstractObjective):
     tokens: Float[Array, "samples token_dim"]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\mathrm{query}(z_i)), z_i)$.
-
-        Here $T$ is the attention, $\ell$ the loss, $\mu_i$ the i-th prompt and $z_i$ its query
-        token.
-        """
+        r"""Return the mean of $\ell(T[\mu](\mathrm{query}(z)), z)$ over the prompts."""
 
         def loss(prompt: AbstractMeasure, token: Array) -> Array:
             output = attention.attend(prompt, self.task.query_of(token))
@@ -231,7 +210,7 @@ class SimulatedObjective(AbstractObjective):
     kind="estimate", scope="every problem", method="prompts that are simulated once and then kept"
 )
 def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return, for each length, the mean loss over fixed prompts; each replicate has its own set."""
+    """Return the mean loss over fixed prompts at each length; each replicate has other prompts."""
     samples = USUAL_POINTS if effort.samples is None else effort.samples
 
     def make(length: float, _sharpness: float, replicate: int) -> AbstractObjective:
@@ -244,7 +223,7 @@ def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objective
 def simulated_objective(
     task: AbstractTask, length: float, *, samples: int, key: PRNGKeyArray
 ) -> SimulatedObjective:
-    """Return the mean loss over prompts drawn once from `key`."""
+    """Return the mean loss over `samples` prompts that are drawn once."""
     if math.isfinite(length) and 8 * length * samples * task.token_dim > _LARGEST:
         most = int(_LARGEST // (8 * samples * task.token_dim))
         raise ArgumentError(
@@ -259,5 +238,5 @@ def simulated_objective(
 def _prompts(
     task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
 ) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
-    """Return prompts of a task and their query tokens."""
+    """Return prompts of a task and their target tokens."""
     return eqx.filter_vmap(lambda own: _draw(task, length, own))(keys)

@@ -1,8 +1,8 @@
-r"""Single-location regression: one token of the prompt has the answer, and its score is larger.
+r"""Single-location regression: one token of the prompt has the label, and its score is larger.
 
-The informative token is token 0, its weight is $p_0$, and the weights of the L - 1 other tokens are
-$p_l$. Write s for a score and $x=e^{s+u}$. Let $\varphi=E\,e^{-x}$ and $F_k=E[x^ke^{-x}]$ for the
-score of another token, and $\varphi_0=E\,e^{-x}$ for the score of the informative token. Then
+The relevant token is token 0 with the weight $p_0$, and the L - 1 other tokens have the weights
+$p_l$. Let $x=e^{s+u}$ for a score s. Let $\varphi=E\,e^{-x}$ and $F_k=E[x^ke^{-x}]$ for the score of
+another token, and $\varphi_0=E\,e^{-x}$ for the score of the relevant token. Then
 
     E(1 - p_0)^2 + E sum_{l>0} p_l^2 = int phi_0 {2(L-1) F_2 phi^{L-2} + (L-1)(L-2) F_1^2 phi^{L-3}} du
     1 - E p_0                        = int phi_0 (L-1) F_1 phi^{L-2} du.
@@ -29,16 +29,16 @@ _LARGEST = 40.0
 
 
 class SingleLocation(AbstractTask):
-    r"""One of L tokens has the label as its value, and its score is shifted by the signal.
+    r"""One of L tokens, the relevant one, has the label as its value and a larger mean score.
 
-    A token is $(s_l,v_l)$, a score and a value, both standard normal, except that the score of the
-    informative token is $\sqrt\nu+g_0$. The label is the value of the informative token. The query
-    is the number 1, so that `head(beta)` returns $\sum_lp_lv_l$ with weights proportional to
-    $e^{\beta s_l}$. Its mean squared error is $E(1-p_0)^2+E\sum_{l>0}p_l^2$. At
-    $\beta=\sqrt\nu$ it is the posterior mean.
+    A token is $(s_l,v_l)$, a score and a value. Both are independent standard normals, but
+    $\sqrt\nu$ is added to the score of the relevant token, token 0. The label is $v_0$, and the
+    query is the number 1. The head `head(beta)` returns $\sum_lp_lv_l$ with weights $p_l$
+    proportional to $e^{\beta s_l}$. Its mean squared error is $E(1-p_0)^2+E\sum_{l>0}p_l^2$. At
+    $\beta=\sqrt\nu$ its output is the posterior mean.
 
     Args:
-        signal: the positive signal $\nu$, the squared mean of the informative score.
+        signal: the positive number $\nu$, the squared mean of the score of the relevant token.
 
     >>> import promptlimit as pl
     >>> task = SingleLocation(9.0)
@@ -71,7 +71,7 @@ class SingleLocation(AbstractTask):
         return SoftmaxAttention([[float(inverse_temperature)], [0.0]], [[0.0, 1.0]])
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002  # one law
-        """Return the law of the other tokens, and the law of the informative token."""
+        """Return the law of the other tokens, and the law of the relevant token."""
         return (
             Gaussian(np.zeros(2), np.eye(2)),
             Gaussian(np.array([math.sqrt(self.signal), 0.0]), np.eye(2)),
@@ -80,9 +80,9 @@ class SingleLocation(AbstractTask):
     def draw_prompt(
         self, length: int, *, keys: Key[Array, " 3"]
     ) -> tuple[Empirical, Float[Array, " 2"]]:
-        """Return the tokens of one prompt, the informative one first, and the informative token."""
-        law, informative = drawn(self, keys[0])
-        token = informative.sample(1, key=keys[1])
+        """Return the tokens of one prompt, the relevant one first, and the relevant token."""
+        law, relevant = drawn(self, keys[0])
+        token = relevant.sample(1, key=keys[1])
         others = law.sample(length, key=keys[2])[1:]
         return Empirical(jnp.concatenate([token, others])), token[0]
 
@@ -91,12 +91,12 @@ class SingleLocation(AbstractTask):
         return jnp.ones_like(token[:1])
 
     def loss(self, output: Float[Array, " 1"], token: Float[Array, " 2"]) -> Float[Array, ""]:
-        """Return half the squared distance from the value of the informative token."""
+        """Return half the squared distance from the value of the relevant token."""
         return 0.5 * (output[-1] - token[1]) ** 2
 
 
-def _matrices(problem: RiskProblem) -> tuple[float, float]:
-    r"""Return $\beta$ and the factor b of a head that returns $b\sum_lp_lv_l$."""
+def _temperature_and_gain(problem: RiskProblem) -> tuple[float, float]:
+    r"""Return $\beta$ and b for a head that returns $b\sum_lp_lv_l$."""
     head = unwrap(problem.head)
     return float(head.key_query[0, 0]), float(head.value[-1, 1])
 
@@ -107,7 +107,7 @@ def _other_head(problem: RiskProblem) -> str | None:
         return "the attention is not one softmax head"
     if float(head.key_query[1, 0]) != 0.0 or float(head.value[-1, 0]) != 0.0:
         return "scores depend on values, or outputs on scores"
-    beta, _ = _matrices(problem)
+    beta, _ = _temperature_and_gain(problem)
     if not 0.0 <= beta <= _LARGEST:
         return f"the inverse temperature is not between 0 and {_LARGEST:g}"
     return None
@@ -116,15 +116,15 @@ def _other_head(problem: RiskProblem) -> str | None:
 @RISK.rule(
     kind="exact",
     scope="`SingleLocation`, a softmax head that weights by scores and averages values",
-    method="one integral for the error, one for the weight of the informative token",
+    method="one integral for the error, one for the weight of the relevant token",
     obstacle=on(SingleLocation, obstacle=_other_head),
 )
 def _risks(problem: RiskProblem, _effort: Effort) -> list[Estimate]:
     r"""Return $\frac12E(b\sum_lp_lv_l-v_0)^2=\frac12((b-1)^2-2b(b-1)E(1-p_0)+b^2e)$.
 
-    Here $e$ is the mean squared error at b = 1.
+    Here e is the mean squared error at b = 1.
     """
-    (beta, b), signal, risks = _matrices(problem), problem.task.signal, []
+    (beta, b), signal, risks = _temperature_and_gain(problem), problem.task.signal, []
     for length in problem.lengths.tolist():
         value, error = _error(beta, beta * math.sqrt(signal), length, square=True)
         value, error = b**2 * value, b**2 * error
@@ -149,7 +149,7 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 
 
 def _error(beta: float, shift: float, length: float, *, square: bool) -> tuple[float, float]:
-    """Return the mean squared error, or 1 - E p_0, and its numerical error."""
+    """Return the mean squared error (`square`) or 1 - E p_0, and its numerical error."""
     if length == 1.0:
         return 0.0, 0.0
     if math.isinf(length):
@@ -157,7 +157,7 @@ def _error(beta: float, shift: float, length: float, *, square: bool) -> tuple[f
     windows = [score_window(0.0, beta, length, max(length - 2.0, 0.5))]
     windows.append(score_window(shift, beta, 1.0, 0.5))
     u = nodes_of([(windows[0][0], max(high for _, high in windows))])
-    other, informative = GaussianScore(0.0, beta, u), GaussianScore(shift, beta, u)
+    other, relevant = GaussianScore(0.0, beta, u), GaussianScore(shift, beta, u)
     first, second = other.moments((1, 2), 0, 0.0)[:, 0]
 
     def power(missing: float) -> HostArray:
@@ -168,7 +168,7 @@ def _error(beta: float, shift: float, length: float, *, square: bool) -> tuple[f
     if square:
         pairs = first**2 * power(3.0) if length > 2.0 else 0.0
         integrand = 2.0 * others * second * power(2.0) + others * (length - 2.0) * pairs
-    terms = STEP * integrand * informative.phi_and_complement[0]
+    terms = STEP * integrand * relevant.phi_and_complement[0]
     rules = 2.0 * np.array([[terms[::2].sum()], [terms[1::2].sum()]])
     value = rules.mean(axis=0)
     error = rule_error(rules, value) + 32.0 * EPSILON * value

@@ -2,12 +2,12 @@ r"""The best layer $f_L(z)=cz+vA_L(z)$ for denoising a Gaussian mixture, at each
 
 $A_L$ is the output of a softmax head with $U=(u/s)I$ and $V=I$, where $s$ is the variance of a
 query within its component and $u$ is the inverse temperature, which the code calls `gate`. The
-excess is the mean squared error minus that of the Bayes predictor $f^*$.
+excess is the mean squared error minus that of the Bayes predictor $f^*$. At a given u it is
+quadratic in $(v,c)$, so the best $(v,c)$ solves a linear system. A search finds u.
 
-Let $a=x/s$, with $x$ the noise variance. At infinite length, and for means of equal norm, the layer
-with $u=1$, $v=a$ and $c=1-2a$ is the Bayes predictor (Gabet, Boursier and Boyer, Proposition 4.4).
-For finite prompts the best u is smaller. At a given u the excess is quadratic in $(v,c)$, so the
-best $(v,c)$ solves a linear system. A search finds u.
+Let $a=x/s$, with $x$ the noise variance. At infinite length, for noisy prompts and means of equal
+norm, the layer with $u=1$, $v=a$ and $c=1-2a$ is the Bayes predictor (Gabet, Boursier and Boyer,
+Proposition 4.4). For finite prompts the best u is smaller.
 """
 
 import math
@@ -23,7 +23,7 @@ from promptlimit.tasks._problem import Lengths, require_lengths
 from promptlimit.tasks.denoising._prompts import (
     QueryRule,
     TiltedHeads,
-    head_reading,
+    head_moments,
     prompt_excess,
     query_rule,
 )
@@ -35,7 +35,7 @@ from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
 _FIRST_GATES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
-"""Inverse temperatures u that the search compares first; it stays within their range."""
+"""Inverse temperatures u that the search compares first; the result is in their range."""
 LARGEST_GATE = _FIRST_GATES[-1]
 
 _NEAR = 0.004
@@ -48,10 +48,11 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
 
     $A_L$ is the output of a softmax head with tilt $(u/s)z$, where $s$ is the variance of a query
     within its component. The result contains the inverse temperature u, the gain v, the residual c
-    and the excess over the Bayes risk. The excess is computed without drawing prompts.
+    and the excess over the Bayes risk, computed without simulation. The search covers u from 0 to
+    1.6; in one dimension the best u can be larger.
 
-    Such a layer commutes with rotations, so `InContextDenoising` and `Denoising` have the same best
-    layer. The search covers u from 0 to 1.6. In one dimension the best u can be larger.
+    The layer commutes with rotations, so `InContextDenoising` and `Denoising` have the same best
+    layer.
 
     Args:
         task: the denoising task, which provides the mixture.
@@ -86,10 +87,7 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
 
 
 def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, float, float]:
-    """Return u, v, c, the excess and its error at one length.
-
-    The search uses a coarse average over queries, and the refinement a fine one.
-    """
+    """Return u, v, c, the excess and its error at one length."""
     coarse, fine = (_scalar_rule(task, step, length) for step in (_COARSE, _FINE))
 
     def excess(gate: float, rule: QueryRule = coarse) -> float:
@@ -111,18 +109,15 @@ def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, 
 
 
 def _gates_in_reach(task: AbstractDenoising, rule: QueryRule) -> tuple[float, ...]:
-    """Return the values of u to compare first.
-
-    Large values are left out if the sharpness at the farthest query exceeds the tables.
-    """
+    """Return the values of u to compare first whose sharpness at all queries is in the tables."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
     gates = tuple(gate for gate in _FIRST_GATES if gate * sharpness <= 0.6 * SHARPEST)
     if gates[-1] < 1.0:
         raise ArgumentError(
             "task",
-            "must have means within some fifteen standard deviations of a query, got one at "
-            f"{np.linalg.norm(task.means, axis=1).max() / math.sqrt(task.query_variance):.3g}. "
+            "must have means within about fifteen standard deviations of a query from 0, got one "
+            f"at {np.linalg.norm(task.means, axis=1).max() / math.sqrt(task.query_variance):.3g}. "
             "Such components are separated without a tuned gate: use `bayes_layer`.",
         )
     return gates
@@ -146,15 +141,15 @@ def _solved(
     r"""Return the best v and c at the inverse temperature `gate`, and their excess.
 
     Let $A$ be the limit of $A_L$, and let $b=E[A_L-A]$ and $n=E|A_L-A|^2$ be means over prompts at
-    one query. Write $v=v_0+\delta_v$ and $c=c_0+\delta_c$ with the Bayes values $v_0=a$ and
-    $c_0=1-2a$, for which $r=c_0z+v_0A-f^*$ is small. The excess is the mean over queries of
-    $|r+\delta_vA+\delta_cz|^2+2v\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$. In this form no
-    large numbers cancel for long prompts.
+    one query. Write $v=v_0+\delta_v$ and $c=c_0+\delta_c$ with $v_0=a$ and $c_0=1-2a$. The excess
+    is the mean over queries of
+    $|r+\delta_vA+\delta_cz|^2+2v\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$, where
+    $r=c_0z+v_0A-f^*$. For long prompts r is small, so no large numbers cancel.
     """
     eye, share = np.eye(task.token_dim), task.noise_variance / task.query_variance
     tilt = gate / task.query_variance * eye
-    reading = head_reading(task, tilt, eye, np.array([length]), rule.points)
-    limit, bias, spread = reading.limit, reading.bias[:, 0], reading.square[:, 0]
+    moments = head_moments(task, tilt, eye, np.array([length]), rule.points)
+    limit, bias, spread = moments.limit, moments.bias[:, 0], moments.square[:, 0]
     start = np.array([share, 1.0 - 2.0 * share])
     outputs = start[0] * limit + start[1] * rule.points
     missed = outputs - task.bayes_predictions(rule.points)

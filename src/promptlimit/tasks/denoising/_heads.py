@@ -1,7 +1,8 @@
 r"""Attentions that denoise over infinite prompts: the Bayes heads and layer, and a linear head.
 
-Clean tokens X have components with means $m_k$ and within variance g, noisy tokens Z have the noise
-variance x, and $s=g+x$. Theorem 4.1 and Proposition 4.4 are those of Gabet, Boursier and Boyer.
+Clean tokens X have components with means $m_k$ and within variance g. Noisy tokens Z have the noise
+variance x and the variance $s=g+x$ within a component. Theorem 4.1 and Proposition 4.4 are those of
+Gabet, Boursier and Boyer.
 """
 
 import numpy as np
@@ -26,11 +27,12 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
     r"""Return two heads whose sum is the Bayes predictor over an infinite prompt (Theorem 4.1).
 
     The task must have two components with means of equal norm, noisy prompts and $d\ge2$; the
-    weights are arbitrary. Let $a=x/s$ and $\delta=m_1-m_2$, let $P$ be the projection on the span
-    of the means, and let $\Pi_i$ be the projection on $m_i$ along the other mean $m_j$. Head i has
+    weights are arbitrary. Let $a=x/s$ and $\delta=m_1-m_2$, with the noise variance x and the
+    variance $s=g+x$ of a query within its component. Let $P$ be the projection on the span of the
+    means, and $\Pi_i$ the projection on $m_i$ along the other mean $m_j$. Head i has
     $V_i=a\,\Pi_i+\frac a2(I-P)$ and
     $U_i=\frac g{xs}I+\frac{x-g}{xs}\,m_j\delta^\top/\langle m_j,\delta\rangle$. Opposite means span
-    only a line, so the heads use one further direction.
+    only one dimension, and heads of another form are returned.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -68,8 +70,9 @@ def _spanning_heads(task: AbstractDenoising) -> Matrices:
 def _opposite_heads(task: AbstractDenoising) -> Matrices:
     r"""Return (U, V) of both heads if the means are $\pm m$.
 
-    With $e=m/|m|$, a unit vector n orthogonal to e and $a=x/s$, $U=(I\pm ne^\top)/s$ and
-    $V=\frac a2ee^\top+\frac{1-a}2(I-ee^\top)\pm\frac{g-x}{2s}en^\top$.
+    They are $U=(I\pm ne^\top)/s$ and
+    $V=\frac a2ee^\top+\frac{1-a}2(I-ee^\top)\pm\frac{g-x}{2s}en^\top$ with $e=m/|m|$, a unit vector
+    n orthogonal to e, and $a=x/s$.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     a, eye = x / s, np.eye(task.token_dim)
@@ -90,9 +93,10 @@ def _opposite_heads(task: AbstractDenoising) -> Matrices:
 def bayes_layer(task: AbstractTask) -> Layer:
     r"""Return a head and a residual equal to the Bayes predictor at $L=\infty$ (Proposition 4.4).
 
-    The task may have any number of means of equal norm. The layer is $f(z)=cz+a\,A(z)$ with
-    $a=x/s$, where A is the softmax head with $U=I/s$ and $V=I$. These parameters do not depend on
-    the means. For prompts of noisy tokens $c=1-2a$, and for prompts of clean tokens $c=(g/s)^2$.
+    All means must have equal norms. The layer is $f(z)=cz+a\,A(z)$, where A is the softmax head
+    with $U=I/s$ and $V=I$, and $a=x/s$ with the noise variance x and the variance $s=g+x$ of a
+    query within its component. These parameters do not depend on the means. For prompts of noisy
+    tokens $c=1-2a$, and for prompts of clean tokens $c=(g/s)^2$.
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -111,10 +115,10 @@ def bayes_layer(task: AbstractTask) -> Layer:
 def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
     r"""Return the linear head closest to the Bayes predictor over infinite prompts, for any means.
 
-    Over infinite prompts linear attention of any depth is a map $z\mapsto Az$. The map closest to
-    the Bayes predictor is $A^*=E[XX^\top]E[ZZ^\top]^{-1}$. By Theorem 4.1 no such map equals the
-    Bayes predictor. The head has $V=I$ and $U=M^{-1}A^*$, with $M$ the second moment of a token of
-    the prompt.
+    Over infinite prompts linear attention of any depth is a map $z\mapsto Az$, and by Theorem 4.1
+    no such map is the Bayes predictor. The closest one has $A=E[XX^\top]E[ZZ^\top]^{-1}$, with a
+    clean token X and its noisy token Z. The head has $V=I$ and $U=M^{-1}A$, with $M$ the second
+    moment of a token of the prompt.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -131,7 +135,6 @@ def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
 
 
 def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
-    """Raise an error if the means have different norms, which a head cannot represent."""
     norms = np.linalg.norm(task.means, axis=1)
     if np.ptp(norms) > _EQUAL * norms.max():
         raise ArgumentError(
@@ -142,7 +145,6 @@ def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
 
 
 def _require_theorem(task: Denoising) -> None:
-    """Raise an error if Theorem 4.1 does not apply to the task."""
     if task.weights.size != 2:
         raise ArgumentError(
             "task",

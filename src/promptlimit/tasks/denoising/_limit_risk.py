@@ -1,9 +1,9 @@
 r"""Denoising over an infinite prompt: queries, the Bayes risk, and the excess over it.
 
 Let Z be the query, X its clean token, f a predictor and $f^*$ the Bayes predictor. Then
-$E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged directly, so
-it is accurate even if it is much smaller than the second term. The variances are g (within
-components), x (noise) and $s=g+x$.
+$E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged without a
+subtraction, so it is accurate even if it is much smaller than the second. The components have means
+$m_k$, weights $\pi_k$ and variance g; the noise has variance x, and $s=g+x$.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def query_points(
     Args:
         task: the denoising task.
         count: the number of queries, rounded down to a multiple of the number of components.
-        replicate: the index of a point set; sets differ by a shift or a scrambling.
+        replicate: the index of a point set. Sets differ by a shift (lattices) or a scrambling.
         radius: the extent of lattices around each mean, in standard deviations of a query.
     """
     share = max(1, count // task.weights.size)
@@ -83,9 +83,9 @@ def query_points(
 def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
-    $C_\beta$ is the covariance of the means under the posterior of the component. The posterior
-    depends on the query only along differences of means, so for two components the expectation is a
-    single integral in every dimension.
+    $C_\beta$ is the covariance of $m_k$ if k has the posterior probabilities given Z. They depend
+    on Z only along differences of means, so for two components the expectation is a single integral
+    in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]
@@ -175,9 +175,8 @@ def bayes_risk_array(task: AbstractDenoising) -> Float[Array, ""]:
 def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     """Return half the mean squared distance to the Bayes predictor over an infinite prompt.
 
-    Point sets grow fourfold until their means agree to the tolerance. For attentions that consist
-    of heads, the average is over few dimensions (`projected_excess`). Other attentions are
-    evaluated at every query.
+    If `limit_map` applies, the average is over few dimensions (`projected_excess`). Otherwise the
+    attention is evaluated at every query.
     """
     attention, task = problem.attention, problem.task
     rotated = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
@@ -198,11 +197,10 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class LimitMap:
-    r"""The map of heads over an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
+    r"""The map of heads over an infinite prompt, $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
-    The softmax weights of the components are
-    $\alpha_{hk}(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. The arrays are NumPy
-    arrays, or jax arrays while jax traces them.
+    Here $\alpha_{hk}(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$ are the softmax
+    weights of the components. The arrays are NumPy arrays, or jax arrays while jax traces them.
 
     Attributes:
         matrix: the matrix $A$, which contains the residual and all other linear terms, [d, d].
@@ -225,12 +223,10 @@ class LimitMap:
 
 
 def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
-    r"""Return the map of an attention over the infinite prompt; None if its heads are not known.
+    r"""Return the map of an attention over the infinite prompt; None without `as_heads`.
 
-    All components have the covariance $tI$. The output of a softmax head is $tV_hU_hz$ plus $V_h$
-    times the mean of the $m_k$ with weights
-    $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. The output of a linear head is
-    $V_hE[z'z'^\top]U_hz$.
+    If a token $z'$ has the covariance $tI$ within each component, a softmax head contributes
+    $tV_hU_h$ to A, and a linear head $V_hE[z'z'^\top]U_h$.
     """
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
@@ -262,9 +258,8 @@ def projected_excess(
 
     Let P be the projection on the span of all $m_k-m_1$ and $U_h^\top(m_k-m_1)$, the directions on
     which the softmax weights of components depend. Then $f-f^*=Bz+c(Pz)$ for a function c, with
-    $B=A-\frac gsI$. The part of the query orthogonal to the span adds $s\,|B(I-P)|^2$ to the mean
-    square. For two components and heads whose weights are those of the Bayes predictor, the average
-    is a single integral in every dimension.
+    $B=A-\frac gsI$. The component of the query orthogonal to the span adds $s\,|B(I-P)|^2$ to the
+    mean square. In a span of dimension one, the average is a single integral.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]

@@ -1,9 +1,7 @@
-r"""The rules that select the method for each risk of a denoising task.
+"""The rules for the risks of denoising tasks, and risks at finite L as differentiable functions.
 
-`_limit_risk` computes risks over infinite prompts, and `_prompts` risks over prompts of L tokens.
-Linear heads have a closed form. For gradients at finite L, `PromptObjective` is a differentiable
-risk of one softmax head with a residual on two components. It uses fixed queries and tables of
-selection moments, the moments of the total softmax weight of each component.
+`_limit_risk` computes risks over infinite prompts, and `_prompts` risks of softmax heads over
+prompts of L tokens.
 """
 
 import math
@@ -49,7 +47,7 @@ from promptlimit.tasks.denoising._task import (
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
-"""Spacings of lattices of queries, in standard deviations, tried until two halves agree."""
+"""Spacings of successive lattices of queries, in standard deviations."""
 
 _ROUGH = 1e-3
 """The smallest tolerance for which cross moments of two heads are computed roughly."""
@@ -61,7 +59,7 @@ _FARTHEST = 25.0
 """Largest distance between means, in standard deviations of a token; tables grow with it."""
 
 _REACH_SHARE = 0.5
-"""Range of the two-dimensional selection tables, as a share of the range for one Gaussian."""
+"""Range of the two-dimensional selection tables, divided by the range for one Gaussian."""
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
@@ -79,9 +77,9 @@ def _no_limit(problem: RiskProblem) -> str | None:
 
 
 def _not_alike(problem: RiskProblem) -> str | None:
-    """Return the reason why the attention is not a sum of heads with one kernel and a residual.
+    """Return why the attention is not a sum of heads with the same kernel and a residual, or None.
 
-    On `InContextDenoising` it must also commute with rotations.
+    On `InContextDenoising` all matrices must be multiples of the identity.
     """
     require_outputs(problem.attention, problem.task.token_dim)
     rotated = isinstance(problem.task, InContextDenoising)
@@ -98,7 +96,7 @@ def _not_linear(problem: RiskProblem) -> str | None:
 
 
 def _not_tabulated(problem: RiskProblem) -> str | None:
-    """Return the reason why tables do not apply; they require one head and two components."""
+    """Return why selection tables do not apply, or None."""
     if (obstacle := _not_alike(problem)) is not None:
         return obstacle
     task = problem.task
@@ -157,7 +155,6 @@ def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]
 def _prompt_objective(
     task: Denoising, length: float, points: int, max_sharpness: float, replicate: int
 ) -> "PromptObjective":
-    """Return the risk at one length, over fixed queries and with tables of selection."""
     queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
     separation = float(np.linalg.norm(task.means[0] - task.means[1]))
     (table,) = selection_tables(
@@ -204,7 +201,7 @@ def _linear_risk_at(problem: RiskProblem, length: float) -> float:
 def _prompt_excesses(
     problem: RiskProblem, lengths: list[float], effort: Effort
 ) -> dict[float, Estimate]:
-    """Return the excess at each finite length; lattices are refined until two halves agree."""
+    """Return the excess at each finite length, refining lattices until the tolerance is reached."""
     task, heads = problem.task, tilted_heads(problem.attention)
     steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
     spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
@@ -266,16 +263,15 @@ def _finite_prompt(problem: BayesProblem) -> str | None:
     obstacle=on(Denoising),
 )
 def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
-    """Return the risk of the Bayes predictor, which does not depend on the length."""
     risk = bayes_denoising_risk(problem.task, unwrap(effort.points))
     return [risk] * problem.lengths.size
 
 
 class PromptObjective(AbstractObjective):
-    r"""The risk of one softmax head and a residual on a mixture of two components, over L tokens.
+    r"""The risk of one softmax head and a residual on two components, over L tokens.
 
     Attributes:
-        table: the moments of the total weight of each component at length L.
+        table: the moments of selection, the total softmax weight of each component, at length L.
         task: the denoising task.
         queries: the queries, their weights and the Bayes predictions.
         bayes_risk: the Bayes risk $R^*$.
@@ -335,14 +331,14 @@ def linear_denoising_risk(
 ) -> Float[Array, ""]:
     r"""Return the risk of $f_L(Z)=(C+\sum_hV_h\hat MU_h)Z$: linear heads and a residual C.
 
-    $\hat M$ is the mean of $z'z'^\top$ over the L tokens of the prompt, M its expectation, and
-    $A=C+\sum_hV_hMU_h$. Then (derived here)
+    $\hat M$ is the mean of $z'z'^\top$ over the L tokens $z'$ of the prompt, M its expectation, and
+    $A=C+\sum_hV_hMU_h$. With primes for transposes (derived here),
 
         E|f_L - X|^2 = E|AZ - X|^2 + (1/L) sum_{h,j} tr(K_hj U_j E[ZZ'] U_h')
-        K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P M
+        K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P M,
 
-    with $P=V_h'V_j$, $P_s$ the symmetric part of P, $m=m_k$ and G the covariance of a token within
-    a component.
+    where $P=V_h'V_j$, $P_s$ is the symmetric part of P, $m=m_k$, and G is the covariance of a token
+    within a component.
     """
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     dtype = heads[0].value.dtype

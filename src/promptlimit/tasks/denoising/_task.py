@@ -1,8 +1,6 @@
-r"""Denoising tasks: a prompt and a query of noisy tokens from a Gaussian mixture.
+"""Denoising tasks: tokens from a Gaussian mixture with noise, and a noisy query.
 
-A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, with means $m_k$, weights $\pi_k$ and within variance
-g. Noise of variance x makes it a noisy token $Z$, whose variance within a component is $s=g+x$.
-Numbers such as (10) refer to equations of Gabet, Boursier and Boyer.
+Equation numbers are those of Gabet, Boursier and Boyer.
 """
 
 import math
@@ -26,11 +24,9 @@ _LARGEST = 1e60
 
 
 class AbstractDenoising(AbstractTask):
-    r"""Denoising of a token of a Gaussian mixture.
+    r"""Denoising of $Z=X+N(0,xI)$, with the clean token $X\sim\sum_k\pi_kN(m_k,gI)$ and $s=g+x$.
 
-    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, and a noisy token is $Z=X+N(0,xI)$. The query is
-    $Z$, and the loss of a prediction $f(Z)$ is $\frac12|f(Z)-X|^2$. The parameters are stored in
-    double precision.
+    The parameters are stored in double precision.
     """
 
     means: Float[np.ndarray, "components d"]
@@ -74,7 +70,7 @@ class AbstractDenoising(AbstractTask):
 
     @property
     def token_variance(self) -> float:
-        r"""The variance of a token of the prompt within its component: $s$."""
+        r"""The variance of a token of the prompt within its component, here $s$."""
         return self.query_variance
 
     @property
@@ -104,21 +100,21 @@ class AbstractDenoising(AbstractTask):
         return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
 
     def gates(self, queries: Any) -> Any:
-        r"""Return the posterior probabilities of the components at each query (equation 11).
+        r"""Return the posterior probabilities of the components at queries [n, d] (equation 11).
 
-        They are $\beta(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$. The
-        queries have the shape [n, d], and the result [n, components]. NumPy queries give NumPy
-        results, jax queries jax results.
+        They are $\beta(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$, and the
+        result has the shape [n, components]. It is a NumPy array if the queries are one, otherwise
+        a jax array.
         """
         means, weights, xp = self._arrays_like(queries)
         scores = queries @ means.T - 0.5 * (means**2).sum(axis=1)[None]
         return softmax_rows(xp.log(weights)[None] + scores / self.query_variance)
 
     def bayes_predictions(self, queries: Any) -> Any:
-        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ at queries, [n, d].
+        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ at queries [n, d].
 
-        It is the best prediction from a query if the means are known (equation 10). NumPy queries
-        give NumPy results, jax queries jax results.
+        It is the best prediction from a query if the means are known (equation 10). The result is a
+        NumPy array if the queries are one, otherwise a jax array.
         """
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
         means, _, _ = self._arrays_like(queries)
@@ -139,16 +135,16 @@ class Denoising(AbstractDenoising):
     r"""Denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
 
     A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, and a noisy token is $Z=X+N(0,xI)$. The prompt
-    consists of noisy tokens, and the query is one more noisy token. The loss of a prediction $f(Z)$
-    is $\frac12|f(Z)-X|^2$, so `mse` is $E|f(Z)-X|^2$. All prompts have the same law, so the Bayes
-    risk does not depend on the length.
+    consists of noisy tokens, and the query is another noisy token. The loss of a prediction $f(Z)$
+    is $\frac12|f(Z)-X|^2$. All prompts have the same law, so the Bayes risk does not depend on the
+    length.
 
     Args:
         means: the means $m_k$, one per row, shape `[components, d]`; at least two rows.
         weights: the positive weights $\pi_k$ of the components, with sum one.
         within_variance: $g=\gamma^2$, the variance of a clean token within its component; may be 0.
         noise_variance: $x=\xi^2$, the variance of the added noise; may be 0 if g is not.
-        clean_prompt: whether the tokens of the prompt are clean; the query is noisy in any case.
+        clean_prompt: whether the tokens of the prompt are clean. The query is always noisy.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -179,10 +175,7 @@ class Denoising(AbstractDenoising):
 
     @full_precision
     def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
-        r"""Return the best prediction $f^*(z)=E[X\mid Z=z]$ at one query $z$ of shape `[d]`.
-
-        The result is differentiable.
-        """
+        r"""Return the best prediction $f^*(z)=E[X\mid Z=z]$ at a query z of shape `[d]`."""
         z = float_array("query", query, rank=1)
         require_shape("query", z, (self.token_dim,), "that of a token")
         return self.bayes_predictions(z[None])[0]
@@ -207,9 +200,9 @@ def softmax_rows(logits: Any) -> Any:
 class InContextDenoising(AbstractDenoising):
     r"""Denoising with a mixture that must be inferred from the prompt.
 
-    This is the task of section 4.4 of Gabet, Boursier and Boyer. It differs from `Denoising` in the
-    means: each prompt has its own means $Qm_k$, with Q a uniform random orthogonal matrix. The
-    parameters of an attention are the same for all prompts, so they cannot depend on these means.
+    This is the task of section 4.4 of Gabet, Boursier and Boyer. Unlike in `Denoising`, the means
+    of each prompt are $Qm_k$ with a new uniform random orthogonal matrix Q, so the parameters of an
+    attention cannot depend on them.
 
     Args:
         means: the means $m_k$ before the rotation, one per row, shape `[components, d]`.
@@ -248,7 +241,7 @@ class InContextDenoising(AbstractDenoising):
 
 
 def require_denoising(task: object) -> AbstractDenoising:
-    """Return the task if it is a denoising task; otherwise raise an error."""
+    """Return the task, or raise an error if it is not a denoising task."""
     if not isinstance(task, AbstractDenoising):
         raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
     return task

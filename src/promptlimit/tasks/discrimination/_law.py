@@ -1,14 +1,13 @@
 r"""Risks of a softmax head on discrimination over L tokens.
 
-The law of the score f of the head at a query with covariates x is exact (`output_law`). One
-expectation gives the loss of both classes $y=\pm1$, because $\log(1+e^f)=\log(1+e^{-f})+f$. The
-average over queries is a trapezoidal rule in one and two dimensions, and a mean over scrambled
-Sobol' points in more dimensions. A logistic loss takes about a twentieth of a second per query, and
-an error rate less.
+The law of the score $f_L$ of the head at a query with covariates x is exact. One expectation gives
+the loss of both classes $y=\pm1$, because $\log(1+e^f)=\log(1+e^{-f})+f$. The average over queries
+is a trapezoidal rule in one and two dimensions, and a mean over scrambled Sobol' points in more. A
+logistic loss takes about a twentieth of a second per query, and an error rate less.
 
-For the queries of smallest weight a third-order approximation of the loss is used, and its last
-term is the error. This makes `risk` at the default tolerance 2.3 to 4 times as fast in one
-dimension and 4 to 7 times in two (`benchmarks/special_paths.py`).
+For the queries of smallest weight, called light, the loss is approximated to third order, and the
+size of the third-order term is added to the error. This makes `risk` at the default tolerance 2.3
+to 4 times as fast in one dimension and 4 to 7 times in two (`benchmarks/special_paths.py`).
 """
 
 import math
@@ -50,10 +49,11 @@ _SEED = 20_261_116
 _SHARPEST = 9.0
 
 _LIGHT_SHARE = 10.0
-"""The total weight of light queries (those of smallest weight), in units of the tolerance."""
+"""The total weight of light queries, in units of the tolerance."""
 
 QueryLoss = Callable[[ScoredValues, float, bool], tuple[float, float]]
-"""(score and value of a token, P(y = 1 | x), is the query light?) -> mean loss and its error."""
+"""The mean loss at a query and its error, from the law of the score and value of a token,
+P(y = 1 | x), and whether the query is light."""
 
 
 class QuerySet(NamedTuple):
@@ -75,7 +75,6 @@ def _not_softmax(problem: RiskProblem) -> str | None:
     obstacle=on(Discrimination, obstacle=_not_softmax),
 )
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the expected loss, averaged over queries, at each length."""
     task, attention, tolerance = problem.task, problem.attention, effort.tolerance
 
     def risk(length: float) -> Estimate:
@@ -102,9 +101,9 @@ def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 def _third_order_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     r"""Return $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$, averaged over queries.
 
-    G is normal with the exact mean and variance of the score, and $\kappa_3$ is its exact third
-    cumulant. The result is much cheaper than the exact risk and differs from it by about one per
-    cent. The formula is derived here.
+    G is normal with the exact mean and variance of the score, and $\kappa_3$ is the exact third
+    cumulant of the score (derived here). The result is much cheaper than the exact risk and differs
+    from it by about one per cent.
     """
 
     def risk(length: float) -> Estimate:
@@ -124,7 +123,7 @@ def error_rate(
     *,
     points: int | None = None,
 ) -> Risk:
-    r"""Return $P(yf_L\le0)$, the error rate of one softmax head over prompts of L tokens.
+    r"""Return $P(yf_L\le0)$, the error rate of one softmax head with the score $f_L$.
 
     The result is exact up to the quadrature over queries, whose error is reported.
 
@@ -132,8 +131,8 @@ def error_rate(
         attention: one softmax head.
         task: the discrimination task.
         lengths: one or several prompt lengths $L$, whole numbers from 1 to 1e30 or `math.inf`.
-        points: the number of queries in each of eight replicates, a power of two. If it is None, a
-            lattice is used in one and two dimensions.
+        points: the number of queries in each of eight independent sets, a power of two. If it is
+            None, a lattice is used in one and two dimensions, and sets of 64 queries in more.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
@@ -172,7 +171,7 @@ def _third_order_loss(tokens: ScoredValues, length: float, positive: float) -> t
 def _error_rate(
     task: Discrimination, attention: AbstractAttention, length: float, points: int | None
 ) -> Estimate:
-    r"""Return $P(yf_L\le0)$, over prompts of L tokens and queries."""
+    r"""Return $P(yf_L\le0)$ at one length."""
     if math.isinf(length):
         return _limit_error_rate(task, task.coordinates(attention))
 
@@ -190,7 +189,7 @@ def _error_rate(
 def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Estimate:
     """Return the error rate of a score over infinite prompts.
 
-    Given the value of the gate the score is normal, so the rate is one integral over the gate. The
+    Given the class and the gate the score is normal, so the rate is one integral over the gate. The
     error is the difference of two interleaved rules.
     """
     from scipy.special import ndtr  # noqa: PLC0415  # scipy loads slowly
@@ -222,7 +221,7 @@ def _central(tokens: ScoredValues, length: float) -> tuple[float, float, float]:
 
 
 def _expected_loss(tokens: ScoredValues, length: float, positive: float, tolerance: float) -> float:
-    r"""Return $E\log(1+e^{-f_L})+P(y=-1\mid x)\,E\,f_L$."""
+    r"""Return the mean loss at a query, $E\log(1+e^{-f_L})+P(y=-1\mid x)\,E\,f_L$."""
     mean, variance, _ = _central(tokens, length)
     step, agreement = (0.3, 1e-3) if tolerance >= 1e-4 else (0.2, 1e-6)
     sd = math.sqrt(variance)
@@ -252,10 +251,11 @@ def mean_over_queries(
         task: the discrimination task.
         attention: one softmax head.
         loss: the function that returns the mean loss at one query and its error.
-        points: the number of queries in one set; a default when None.
+        points: the number of queries in one set. If it is None, a lattice is used in one and two
+            dimensions, and a default in more.
         edge: the distance, in standard deviations of a query, over which the predicted class
             changes.
-        light: the total weight of the queries of smallest weight, whose loss may be approximate.
+        light: the total weight of the light queries, whose loss may be approximate.
     """
     head = as_head(attention)
     key_query, row = as_float64(head.key_query), as_float64(head.value)[-1]
@@ -267,7 +267,7 @@ def mean_over_queries(
         sets = _sobol(task, _POINTS if points is None else points)
     for queries in sets:
         tilts = queries.covariates @ key_query[:, :-1].T
-        _require_mild(task, tilts)
+        _require_sharpness(task, tilts)
         odds = task.bayes.score(queries.covariates)
         positive = 1.0 / (1.0 + np.exp(-odds))
         order = np.argsort(queries.weights)
@@ -290,7 +290,7 @@ def _token_parts(task: Discrimination) -> GaussianParts:
     return GaussianParts(task.weights, means, covs)
 
 
-def _require_mild(task: Discrimination, tilts: Array) -> None:
+def _require_sharpness(task: Discrimination, tilts: Array) -> None:
     seen = tilts[:, :-1]
     sharpest = math.sqrt(float(np.einsum("ni,ij,nj->n", seen, task.cov, seen).max()))
     if sharpest > _SHARPEST:
@@ -303,7 +303,10 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
 
 
 def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> float:
-    """Return the standard deviation of the score divided by its slope in a whitened query."""
+    """Return the standard deviation of the score divided by its slope in a whitened query.
+
+    The standard deviation is that at the midpoint of the means, and the slope that of the limit.
+    """
     head = as_head(attention)
     parts, row = _token_parts(task), as_float64(head.value)[-1]
     tilt = as_float64(head.key_query)[:, :-1] @ task.means.mean(axis=0)
@@ -314,7 +317,7 @@ def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> 
 
 
 def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) -> Iterator[QuerySet]:
-    """Yield two interleaved lattices of whitened queries, fine along the slope of the score."""
+    """Yield two interleaved lattices of whitened queries, finer along the slope of the score."""
     root = np.linalg.cholesky(task.cov)
     rise = root.T @ (key_query[:-1, :-1].T @ task.cov @ row[:-1])
     along = rise / np.linalg.norm(rise) if rise.any() else np.eye(rise.size)[0]
@@ -329,7 +332,7 @@ def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) ->
 
 
 def _sobol(task: Discrimination, points: int) -> Iterator[QuerySet]:
-    """Yield independent sets of scrambled Sobol' points, stratified by class."""
+    """Yield independent sets of scrambled Sobol' points, with equally many queries per class."""
     dim, root = task.cov.shape[0], np.linalg.cholesky(task.cov)
     for replicate in range(REPLICATES):
         normals = sobol_normals(dim, max(points // 2, 2), _SEED, replicate) @ root.T

@@ -1,10 +1,10 @@
 r"""The logistic risk of a score over the infinite prompt, as a number and as a function.
 
-The score depends on two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$, in the
-notation of `ScoreCoordinates`. They are Gaussian given the class y, which has the probability
-$\pi_y$. The risk is therefore $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an integral over the
-plane in every dimension. The trapezoidal rule is accurate to rounding if scores vary over a few
-units. A second rule, shifted by a part of the step, measures the error.
+In the notation of `ScoreCoordinates`, the score is $p_1+r\sigma(p_2)$ with
+$p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$. Given the class y, which has the probability
+$\pi_y$, p is Gaussian. In every dimension the risk is therefore an integral over the plane,
+$\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$. The trapezoidal rule is accurate to rounding if
+scores vary over a few units. A second, shifted rule measures the error.
 """
 
 from collections.abc import Callable
@@ -50,9 +50,8 @@ def plane_mean(
 ) -> Any:
     r"""Return $E\,F(p;\theta)$ for $p\sim N(m,C)$, where $C$ may be singular.
 
-    Derivatives follow from Price's theorem, $\partial_m=E\,\nabla F$ and
-    $\partial_C=E\,\nabla^2F/2$. They exist even where a square root of C is not differentiable, and
-    are computed as means of the same form.
+    By Price's theorem the derivatives in m and C are $E\,\nabla F$ and $E\,\nabla^2F/2$. They are
+    computed as means of the same form, because no square root of C is differentiable everywhere.
     """
     variances, axes = jnp.linalg.eigh(cov)
     root = axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]
@@ -82,7 +81,7 @@ def _logistic(p: Array, parameter: Array) -> Array:
 
 
 class ScoreObjective(AbstractObjective):
-    """The risk over the infinite prompt, as a sum over fixed nodes in the plane.
+    """The risk over an infinite prompt, as a sum over fixed nodes in the plane.
 
     Attributes:
         task: the discrimination task.
@@ -134,7 +133,6 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     obstacle=on(Discrimination, obstacle=_no_limit),
 )
 def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the risk over the infinite prompt, once per length."""
     coordinates = problem.task.coordinates(problem.attention)
     return [limit_risk(problem.task, coordinates, effort.points)] * problem.lengths.size
 
@@ -152,7 +150,7 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 def limit_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int | None = None
 ) -> Estimate:
-    """Return the risk of a score, accurate to rounding unless the number of nodes is given.
+    """Return the risk of a score over an infinite prompt, to rounding unless `points` is given.
 
     It is the mean of two shifted rules, and its error is their difference.
     """
@@ -167,7 +165,7 @@ def limit_risk(
 def _plane_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int, replicate: int
 ) -> float:
-    """Return the risk by one rule, in NumPy, without compiling a program."""
+    """Return the risk by one rule, in NumPy, so that no program is compiled."""
     w, b, r, s, s0 = (as_float64(part) for part in coordinates)
     nodes, weights = normal_rule(2, points, replicate=replicate)
     directions = np.stack([w, s])

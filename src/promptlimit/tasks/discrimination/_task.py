@@ -23,12 +23,12 @@ from promptlimit.tasks._abstract import AbstractTask
 
 
 class ScoreCoordinates(NamedTuple):
-    r"""The score of an infinite prompt as a function of the covariates x.
+    r"""The score of a head over an infinite prompt as a function of the covariates x.
 
     The score is $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$ with the logistic
-    function $\sigma$, called the gate. These are the effective coordinates of one head on
-    `Discrimination`: its risk at $L=\infty$ depends on nothing else (equations 6 and 7 of the paper
-    on mixtures).
+    function $\sigma$, whose value is called the gate. These are the effective coordinates of one
+    head on `Discrimination`: its risk at $L=\infty$ depends on nothing else (equations 6 and 7 of
+    the paper on mixtures).
 
     Attributes:
         slope: the vector $w$, [d].
@@ -56,12 +56,12 @@ class Discrimination(AbstractTask):
 
     Tokens are $(x, y)$ in $\mathbb R^{d+1}$: $y=\pm1$ with probabilities $\pi_\pm$ and
     $x\sim N(m_y,\Gamma)$ given $y$. The query is $(x, 0)$, the last coordinate of the output is the
-    score $f$, and the loss is logistic, $\log(1+e^{-yf})$. The classical discriminant has the
-    smallest risk (`bayes`), and one softmax head over an infinite prompt attains it (`bayes_head`).
+    score $f$, and the loss is logistic, $\log(1+e^{-yf})$. The linear discriminant has the smallest
+    risk (`bayes`), and one softmax head over an infinite prompt attains it (`bayes_head`).
 
-    Risks are exact. Over an infinite prompt they are double integrals in any dimension; over L
-    tokens the law of the score is averaged over queries, which takes minutes beyond two dimensions.
-    The loss is not a squared error, so use `value` of a `Risk` and not `mse`.
+    Risks of one head over infinite prompts, and of one softmax head over L tokens, are exact. In
+    more than two dimensions a risk over L tokens takes minutes. The loss is not a squared error, so
+    use `value` of a `Risk` and not `mse`.
 
     Args:
         means: the means $m_{+1}$ and $m_{-1}$ of the classes, in this order, shape `[2, d]`.
@@ -143,7 +143,7 @@ class Discrimination(AbstractTask):
         return Mixture(self.weights, classes)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:  # noqa: ARG002
-        """Return the law of a token, twice, because prompts and queries have the same law."""
+        """Return the law of a token of the prompt, and the same law for the target token."""
         return self.prompt, self.prompt
 
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
@@ -175,8 +175,9 @@ class Discrimination(AbstractTask):
     def bayes_head(self) -> SoftmaxAttention:
         r"""Return a softmax head whose score over an infinite prompt is the Bayes score.
 
-        Its gate is constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. For unbalanced classes
-        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ fits the intercept. For balanced ones
+        The blocks are those of `coordinates`, and $w_*$ and $b_*$ are those of `bayes`. The gate is
+        constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. If $\pi_+\ne\pi_-$,
+        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ fits the intercept. If $\pi_+=\pi_-$,
         $v_{22}=0$, $v_{21}$ is $w_*$ plus the multiple of the midpoint $\bar m$ for which
         $\langle v_{21},\bar m\rangle=b_*$, and
         $U_{11}=w_*v_{21}^\top/\langle v_{21},\Gamma v_{21}\rangle$.
@@ -196,8 +197,8 @@ class Discrimination(AbstractTask):
     def coordinates(self, attention: AbstractAttention) -> ScoreCoordinates:
         r"""Return the effective coordinates of one head; differentiable.
 
-        With $U^\top=\begin{pmatrix}U_{11}&u_{12}\\u_{21}^\top&u_{22}\end{pmatrix}$, the blocks of
-        the transpose, $(v_{21}, v_{22})$ the last row of $V$ and $\delta=m_{+1}-m_{-1}$,
+        With the blocks $U^\top=\begin{pmatrix}U_{11}&u_{12}\\u_{21}^\top&u_{22}\end{pmatrix}$ of
+        the transpose, the last row $(v_{21}, v_{22})$ of $V$ and $\delta=m_{+1}-m_{-1}$,
 
             w = U_11 Γ v_21,   b = <v_21, m_-1> - v_22,
             r = <v_21, δ> + 2 v_22,   s = 2 u_12 + U_11 δ.
@@ -219,13 +220,13 @@ class Discrimination(AbstractTask):
 def block_head(
     query_block: ArrayLike, label_block: ArrayLike, value_block: ArrayLike, label_value: Number
 ) -> SoftmaxAttention:
-    r"""Return the softmax head of the blocks $(U_{11}, u_{12}, v_{21}, v_{22})$, all others zero.
+    r"""Return the softmax head on `Discrimination` with four given blocks and zeros elsewhere.
 
     Args:
-        query_block: $U_{11}$, [d, d], a block of $U^\top$.
-        label_block: $u_{12}$, [d], the score of a label.
-        value_block: $v_{21}$, [d], the value of covariates.
-        label_value: $v_{22}$, the value of a label.
+        query_block: the block $U_{11}$ of $U^\top$, [d, d], for scores from covariates.
+        label_block: the block $u_{12}$ of $U^\top$, [d], for scores from labels.
+        value_block: the block $v_{21}$ of the last row of V, [d], for values from covariates.
+        label_value: the last entry $v_{22}$ of V, for values from labels.
     """
     blocks = {"query_block": query_block, "label_block": label_block, "value_block": value_block}
     for name, given in blocks.items():

@@ -1,10 +1,10 @@
-r"""The gradient of a training batch on linear regression: prompts, predictions and losses.
+r"""The gradient of a training batch on linear regression.
 
-Tokens are $z=(x,y)$ with $x=Cg$, $y=\langle w,x\rangle+s\,\epsilon$ and $CC^\top=\Sigma$, for
-standard normals $(g,\epsilon)$. A head depends on a token along two directions; these directions
-are expressed in the coordinates $(g,\epsilon)$, so tokens are never formed. The sums over tokens
-come from `token_sums`, from `law_sums` (drawn from their law) or from `packed_sums` (several
-lengths in one program).
+Tokens are $z=M(g,\epsilon)=(x,y)$ with standard normals $(g,\epsilon)$, $x=Cg$,
+$y=\langle w,x\rangle+s\,\epsilon$ and $CC^\top=\Sigma$. A head depends on a token only through its
+score and its value. Both are computed from $(g,\epsilon)$, so tokens are never formed. `token_sums`
+computes the sums over tokens, `law_sums` draws them from their law, and `packed_sums` computes them
+for several lengths in one program.
 """
 
 import math
@@ -33,7 +33,14 @@ from promptlimit.tasks.regression._token_sums import (
 
 
 class RegressionNumbers(eqx.Module):
-    r"""The matrices $C$ and the root of $\Sigma_q$, and $s$ and $\tau$, as program arguments."""
+    r"""The parameters of a regression as arguments of compiled programs.
+
+    Attributes:
+        root: the matrix $C$ with $CC^\top=\Sigma$.
+        query_root: such a matrix for $\Sigma_q$.
+        noise: the standard deviation $s$ of the noise.
+        spread: the standard deviation $\tau$ of a weight.
+    """
 
     root: Float[Array | np.ndarray, "d d"]
     query_root: Float[Array | np.ndarray, "d d"]
@@ -54,16 +61,15 @@ class RegressionNumbers(eqx.Module):
 class RegressionGradient(eqx.Module):
     r"""The gradient in $U$ and $V$ of the mean squared error of a batch.
 
-    With the query $(x_q,0)$, scores are $\langle q,z\rangle$, $q=U(x_q,0)$, and values
-    $\langle v,z\rangle$, v the last row of V. From the prediction $T$ and its derivatives $T_q$ and
-    $T_v$, the loss is the mean of $(T-y)^2$, with gradients the means of
-    $2(T-y)\,T_q(x_q,0)^\top$ and $2(T-y)\,T_v$.
+    Scores are $\langle q,z\rangle$ with $q=U(x_q,0)$, and values are $\langle v,z\rangle$ with the
+    last row v of V. The prediction T has the derivatives $T_q$ and $T_v$. The gradient of the mean
+    of $(T-y_q)^2$ is the mean of $2(T-y_q)\,T_q(x_q,0)^\top$ in U and of $2(T-y_q)\,T_v$ in v.
 
     Attributes:
         numbers: the parameters of the regression.
-        prompts: lengths, keys and batch size.
+        prompts: the lengths, keys and batch size.
         kernels: the kernel of each head.
-        sums: the function that sums over tokens.
+        sums: the function that computes the sums over tokens.
     """
 
     numbers: RegressionNumbers
@@ -95,7 +101,7 @@ class RegressionGradient(eqx.Module):
 
 
 class Questions(NamedTuple):
-    """The weights $w$, the query $x_q$ and its label $y_q$ of each prompt of a batch."""
+    """The hidden weights $w$, the query $x_q$ and its label $y_q$ of each prompt of a batch."""
 
     weights: Float[Array, "members batch d"]
     query: Float[Array, "members batch d"]
@@ -105,7 +111,7 @@ class Questions(NamedTuple):
 def questions(
     numbers: RegressionNumbers, prompts: PromptStream, step: UInt32[Array, ""]
 ) -> Questions:
-    """Return the weights, queries and targets of a step."""
+    """Return the hidden weights, queries and labels of a step."""
     dim, batch = prompts.dim, prompts.batch
     shape = (len(prompts.lengths), dim * batch)
     after = np.array([prompts.pairs * batch * length for length in prompts.lengths], np.uint32)
@@ -130,14 +136,13 @@ def _root(covariance: np.ndarray) -> Float[np.ndarray, "d d"]:
 
 
 def _times(matrix: Array | np.ndarray, vectors: Array, *, transposed: bool = False) -> Array:
-    """Return the matrix times each vector along the last axis."""
     return jnp.matmul(vectors, jnp.asarray(matrix if transposed else matrix.T), precision=EXACT)
 
 
 def to_normals(numbers: RegressionNumbers, weights: Array, directions: Array) -> Array:
-    r"""Return $M^\top q$ for $z=M(g,\epsilon)$: $(C^\top(q_x+q_yw),\ s\,q_y)$.
+    r"""Return $M^\top q=(C^\top(q_x+q_yw),\ s\,q_y)$ for directions $q=(q_x,q_y)$.
 
-    Weights w have the shape [..., d] and directions q the shape [..., d + 1], with equal ranks.
+    The hidden weights w have the shape [..., d] and q the shape [..., d + 1], with equal ranks.
     """
     C, s, last = numbers.root, numbers.noise, directions[..., -1:]
     covariates = _times(C, directions[..., :-1] + last * weights, transposed=True)
@@ -145,7 +150,7 @@ def to_normals(numbers: RegressionNumbers, weights: Array, directions: Array) ->
 
 
 def from_normals(numbers: RegressionNumbers, weights: Array, sums: Array) -> Array:
-    r"""Return $Mu$: $(Cu_x,\ \langle w,Cu_x\rangle+s\,u_y)$, the adjoint of `to_normals`."""
+    r"""Return $Mu=(Cu_x,\ \langle w,Cu_x\rangle+s\,u_y)$ for u = `sums`."""
     C, s = numbers.root, numbers.noise
     covariates = _times(C, sums[..., :-1])
     label = jnp.sum(covariates * weights, axis=-1, keepdims=True) + s * sums[..., -1:]

@@ -24,7 +24,7 @@ def _ridge_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 def _fixed(problem: BayesProblem) -> LinearRegression:
-    """Return the regression, or one with the same spectrum: the Bayes risk ignores rotations."""
+    """Return a regression with a fixed covariance, which has the same Bayes risk."""
     rotated = problem.task
     if not isinstance(rotated, RotatedRegression):
         return problem.task
@@ -38,10 +38,10 @@ def _fixed(problem: BayesProblem) -> LinearRegression:
 def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
     r"""Return the risk of the posterior mean of w given L labelled covariates.
 
-    The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
-    $s^2(M+\lambda I)^{-1}$, so that $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is a
-    Wishart matrix, drawn by its Bartlett factor: the cost does not depend on L. The m labels of a
-    prompt are m regressions on the same covariates, with m times the risk.
+    Let the rows of X be the covariates, $M=X^\top X$ and $\lambda=s^2/\tau^2$. With the posterior
+    covariance $s^2(M+\lambda I)^{-1}$, $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is
+    a Wishart matrix and is drawn by its Bartlett factor, so the cost does not depend on L. For
+    labels in $\mathbb R^m$ the risk is m times as large.
     """
     noise, prior = task.noise_variance, task.prior_variance
     variances, axes = np.linalg.eigh(task.covariance)
@@ -65,10 +65,10 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
 def _unexplained(
     factor: NDArray[np.float64], query: NDArray[np.float64], noise: float, prior: float
 ) -> NDArray[np.float64]:
-    r"""Return $\mathrm{tr}\,\Sigma_q\,\mathrm{Cov}(w\mid X)$ for $X^\top X=BB^\top$, B [n, d, m].
+    r"""Return $\mathrm{tr}\,\Sigma_q\,\mathrm{Cov}(w\mid X)$ for $X^\top X=BB^\top$, B [n, d, k].
 
-    The covariance is $s^2(BB^\top+\lambda I)^{-1}$ for square B. For fewer tokens than dimensions
-    it is $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$, also without noise.
+    The covariance is $s^2(BB^\top+\lambda I)^{-1}$ if B is square. With fewer tokens than
+    dimensions, $k<d$, it is $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$, also without noise.
     """
     dim, tokens = factor.shape[1:]
     ridge = noise / prior

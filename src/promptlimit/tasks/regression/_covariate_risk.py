@@ -1,13 +1,15 @@
 r"""Exact risks of softmax heads whose scores do not depend on labels, for any law of covariates.
 
-Let $p^h_l$ be the weight that head h gives to token l, $X_h=\sum_lp^h_lx_l$, $(v_h,b_h)$ the last
-row of its value matrix, and r the last row of the residual. The hidden weights $w\sim N(0,\tau^2I)$
-and the noise of the labels integrate out for any number of heads (derived in docs/tasks.md):
+Let $p^h_l$ be the softmax weight of token l in head h, $X_h=\sum_lp^h_lx_l$, $(v_h,b_h)$ the last
+row of the value matrix of head h, and r the covariate entries of the last row of the residual. The
+hidden weights $w\sim N(0,\tau^2I)$ and the noise of the labels can be integrated out (docs/tasks.md
+contains the derivation):
 
 $$2R_L=s^2+E_{x_q}\Big\{E\big(\textstyle\sum_hv_h^\top X_h+r^\top x_q\big)^2
 +\tau^2E\big|\sum_hb_hX_h-x_q\big|^2+s^2\sum_{h,k}b_hb_k\,E\sum_lp^h_lp^k_l\Big\}.$$
 
-The first two terms are the mean square of one attention with the values $(v_h^\top,\tau b_hI)$.
+The first two terms in braces are the mean squared norm of one vector: outputs with the value
+matrices of rows $v_h^\top$ and $\tau b_hI$, minus the target $(-r^\top x_q,\tau x_q)$.
 """
 
 import dataclasses
@@ -37,7 +39,7 @@ from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._objectives import Estimate
 from promptlimit.tasks._problem import RISK, RiskProblem, on
 from promptlimit.tasks.regression._quadrature import require_accuracy
-from promptlimit.tasks.regression._risk import reads_labels
+from promptlimit.tasks.regression._risk import scores_use_labels
 from promptlimit.tasks.regression._task import (
     CovariateRegression,
     LinearRegression,
@@ -49,11 +51,11 @@ _MOST_ATOMS = 1024
 """The largest number of listed queries over which the risk is summed."""
 
 _RADII = (12, 9), (20, 16), (32, 26)
-"""Numbers of nodes for queries that matter only by their norm: of each rule and its check."""
+"""Numbers of nodes, of each rule and of its check, if risks depend only on the norm of a query."""
 
 _GRID_DIM = 3
 _GRIDS = (6, 5), (9, 8), (13, 12)
-"""Numbers of nodes per coordinate for Gaussian and uniform queries in few dimensions."""
+"""Such numbers per coordinate, for Gaussian and uniform queries in up to `_GRID_DIM` dimensions."""
 
 _FIRST_RADII = 6
 _COARSE = 1e-4
@@ -67,7 +69,7 @@ class _Heads:
     r"""Softmax heads on regression, in double precision.
 
     Attributes:
-        scores: the matrices $A_h$ from the query to the tilt of the covariates, [h, d, d].
+        scores: the blocks $A_h$ of the key-query matrices, whose tilts are $A_hx_q$, [h, d, d].
         rows: the vectors $v_h$, [h, d].
         gains: the numbers $b_h$, [h].
         residual: the vector r, [d].
@@ -80,7 +82,7 @@ class _Heads:
 
     @staticmethod
     def of(problem: RiskProblem) -> "_Heads":
-        """Return the heads of a problem; heads with equal scores are added up."""
+        """Return the heads of a problem; heads with equal $A_h$ are added up."""
         dim, combined = problem.task.token_dim - 1, {}
         for head in unwrap(problem.heads):
             scores = as_float64(head.key_query)[:dim, :dim] + 0.0  # -0.0 is 0.0
@@ -109,7 +111,6 @@ class _Heads:
 
 
 def _is_multiple(matrix: Array) -> bool:
-    """Return whether a matrix is a multiple of the identity."""
     return np.array_equal(matrix, matrix[0, 0] * np.eye(len(matrix)))
 
 
@@ -133,10 +134,10 @@ def _covariates(task: Task) -> tuple[AbstractMeasure, AbstractMeasure]:
 
 
 def _no_moments(problem: RiskProblem) -> str | None:
-    """Return the reason why moments of the covariates are not exact, checked at one query."""
+    """Return why the rule does not apply; whether moments are exact is checked at one query."""
     if isinstance(problem.task, LinearRegression) and (problem.head or problem.is_limit):
-        return "one head, and infinite prompts, have rules of their own"
-    if (obstacle := several_labels(problem) or reads_labels(problem)) is not None:
+        return "other rules apply to one head and to infinite prompts"
+    if (obstacle := several_labels(problem) or scores_use_labels(problem)) is not None:
         return obstacle
     law, _ = _covariates(problem.task)
     if law.gaussian_parts() is not None:
@@ -188,15 +189,7 @@ def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 @dataclasses.dataclass(frozen=True)
 class _MeanSquares:
-    """The mean squared error given the query.
-
-    Attributes:
-        task: the regression.
-        law: the law of the covariates.
-        heads: the heads of the attention.
-        lengths: the prompt lengths L, [n].
-        tolerance: the relative error to which moments are computed.
-    """
+    """The mean squared error at lengths [n] as a function of the query, for covariates of `law`."""
 
     task: Task
     law: AbstractMeasure
@@ -252,7 +245,10 @@ def _query_sets(
     heads: _Heads,
     effort: Effort,
 ) -> Iterator[list[_Queries]]:
-    """Yield increasingly accurate lists of query sets: one exact set, two rules or replicates."""
+    """Yield lists of query sets, each list more accurate than the one before.
+
+    A list contains one exact set, a rule and its check, or independent replicates.
+    """
     parts = queries.gaussian_parts()
     if parts is not None and parts.covs is None and parts.weights.size <= _MOST_ATOMS:
         yield [_Queries(parts.means, parts.weights)]
@@ -278,7 +274,6 @@ def _query_sets(
 
 
 def _grid(law: AbstractMeasure, parts: GaussianParts, count: int) -> _Queries:
-    """Return a product of Gauss rules for Gaussian queries."""
     normal, weights = product_rule([normal_gauss(count)] * law.dim)
     if _is_even(law, parts):
         last = len(weights) // 2
@@ -288,7 +283,6 @@ def _grid(law: AbstractMeasure, parts: GaussianParts, count: int) -> _Queries:
 
 
 def _cube_grid(queries: UniformCube, count: int) -> _Queries:
-    """Return a product of Gauss rules for uniform queries."""
     points, weights = product_rule([legendre_gauss(-1.0, 1.0, count)] * queries.dim)
     return _Queries(as_float64(queries.half_widths) * points, weights / weights.sum())
 
@@ -311,9 +305,10 @@ def _replicate(
 ) -> _Queries:
     """Return one of several independent sets of queries.
 
-    Gaussian queries are products of Gauss nodes for the norm and of random orthogonal frames for
-    the direction, which average quadratic forms exactly. Every second set has one more node, so
-    that the spread of the sets includes the error of the nodes. Other queries are drawn.
+    For Gaussian queries, a set is a product of Gauss nodes for the norm and random orthogonal
+    frames for the direction, so that quadratic forms are averaged exactly. Every second set has one
+    more node, so that the differences between sets include the error of the nodes. Other queries
+    are drawn.
     """
     dim = law.dim
     if parts is None or parts.covs is None:

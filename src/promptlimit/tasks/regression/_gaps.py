@@ -1,20 +1,19 @@
 r"""Gaps of one softmax head, averaged over the prompts and queries of Gaussian regressions.
 
-The gap is the mean squared distance between the output over L tokens and the output over an
-infinite prompt. Write $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ for the blocks of the key-query
-matrix, w for the hidden weights, $\Gamma_w$ for the covariance of a token given w, $t=U(x_q,0)$ for
-the tilt and $\sigma^2=t^\top\Gamma_wt$ for the squared sharpness. Given $(w,x_q)$ the gap is
+Symbols: $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ is the key-query matrix and V the value
+matrix, w are the hidden weights, $x_q$ the covariates of the query, $\Gamma_w$ is the covariance of
+a token given w, $t=U(x_q,0)$ the tilt and $\sigma^2=t^\top\Gamma_wt$ the squared sharpness. Given
+$(w,x_q)$ the gap of the output is
 
 $$|V\Gamma_wt|^2\,\frac{\eta-E\,S_2}{\sigma^2}+\mathrm{tr}(V\Gamma_wV^\top)\,E\,S_2 ,$$
 
 with $S_2$ the sum of squared softmax weights and $\eta$ the score error: the mean squared
-difference between the weighted mean of the standardised scores and $\sigma$. Gaps of gradients are
-sums of other statistics of the weights (docs/gaps.md).
+difference between the weighted mean of the standardised scores and $\sigma$. Gaps of gradients
+contain other statistics of the weights.
 
-If scores do not depend on labels, $u=0$, then the sharpness does not depend on w, and w can be
-integrated out. Otherwise $\sigma$ contains the product $(u\cdot x_q)w$ of Gaussians, so its tail is
-exponential. The gap is then about the probability that $\sigma$ exceeds $\sqrt{2\ln L}$, and falls
-more slowly than every power of L.
+If scores do not depend on labels, $u=0$, then w can be integrated out. Otherwise the tail of
+$\sigma$ is exponential, and the gap falls more slowly than every power of L. docs/gaps.md contains
+the derivations.
 """
 
 import dataclasses
@@ -57,13 +56,13 @@ from promptlimit.weights import max_sharpness, weight_interpolant
 
 Array = NDArray[np.float64]
 
-_RTOL = 1e-3
-_SET = 4096
-_BEYOND = 1e-7
-_REACH, _CLOSE = 12.0, 1e-9
+_RTOL = 1e-3  # the smallest relative error at which points are no longer added
+_SET = 4096  # the number of points of one set
+_BEYOND = 1e-7  # the fraction of a gap from sharpness beyond the tables that is negligible
+_REACH, _CLOSE = 12.0, 1e-9  # extent of the product rule, and the relative change at which it ends
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
-"""Pairs of the step of the product rule in two variables and its number of radii."""
-_CHUNK = 2**18
+"""The step of the product rule in two variables, and its number of radii, of each refinement."""
+_CHUNK = 2**18  # the number of points processed at a time
 
 
 # ---------------------------------------------------------------- the gap at points
@@ -71,11 +70,11 @@ _CHUNK = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class _Terms:
-    r"""The gap at points $(w,x_q)$ as a sum $\sum_sE[s](\sigma)\,c_s$ over weight statistics s.
+    r"""The gap at points $(w,x_q)$ as a sum $\sum_sc_sE[s](\sigma)$ over weight statistics s.
 
     Attributes:
         sharpness: the sharpness $\sigma$ at each point, [points].
-        coefficients: the coefficients $c_s$, [points] each, by the name of the statistic s.
+        coefficients: the coefficients $c_s$ by the name of s, [points] each.
         limit_square: the squared norm of the limit at each point, [points].
     """
 
@@ -86,10 +85,10 @@ class _Terms:
 
 @dataclasses.dataclass(frozen=True)
 class _Head:
-    """One softmax head on a regression.
+    """One softmax head on a regression, and the quantity whose gap is computed.
 
-    If `wrt` is "key_query" or "value", the gap is that of the derivative of the output in U or V.
-    If it is None, the gap is that of the output.
+    The gap is that of the output if `wrt` is None, and that of its derivative in U or V if `wrt` is
+    "key_query" or "value".
     """
 
     task: LinearRegression
@@ -99,7 +98,7 @@ class _Head:
 
     @property
     def label_row(self) -> Array:
-        """The block u of U, through which the scores depend on labels."""
+        """The block u of U; scores depend on labels unless it is zero."""
         return self.key_query[-1, :-1]
 
     def terms(self, nodes: Nodes) -> _Terms:
@@ -146,10 +145,10 @@ class _Head:
 
 
 def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array, Array]:
-    """Return the weighted sum of gaps over points at each length, and a part of it, [n] each.
+    """Return the sum of mass times gap at each length, and its terms beyond the tables, [n] each.
 
-    The part is that of points whose sharpness exceeds `end`, the range of the tables. At these
-    points the statistics keep their last value.
+    At points whose sharpness exceeds `end`, the range of the tables, statistics keep their last
+    value. The second result is the sum of the sizes of the terms of these points.
     """
     names = tuple(terms.coefficients)
     table = weight_interpolant(lengths, max_sharpness=end, statistics=names)
@@ -170,10 +169,7 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
 
 
 def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
-    """Return the smallest range of tables beyond which points contribute little to every gap.
-
-    The function `measure` returns the sums of `_sums` for a given range.
-    """
+    """Return the smallest range of tables beyond which points contribute little to each gap."""
     ranges = [end for end in TABLE_RANGES if end <= max_sharpness(names)]
     for end in ranges[:-1]:
         total, beyond = measure(end)
@@ -186,7 +182,7 @@ def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array
 
 
 def _head(problem: TaskGapProblem) -> _Head | str:
-    """Return the head of a problem, or the reason why the rules of this file do not apply."""
+    """Return the head of a problem, or the reason why no rule of this module applies."""
     head, task = problem.head, problem.task
     if not isinstance(task, LinearRegression):
         return OutOfScope("the rule is for LinearRegression")
@@ -201,29 +197,30 @@ def _head(problem: TaskGapProblem) -> _Head | str:
     return _Head(task, np.asarray(head.key_query), np.asarray(head.value), problem.wrt)
 
 
-def _require(problem: TaskGapProblem) -> _Head:
+def _require_head(problem: TaskGapProblem) -> _Head:
     head = _head(problem)
     if isinstance(head, str):
         raise TypeError("a rule must not compute where its obstacle holds")
     return head
 
 
-def _without_labels(problem: TaskGapProblem) -> str | None:
+def _scores_use_labels(problem: TaskGapProblem) -> str | None:
     head = _head(problem)
     if isinstance(head, str):
         return head
     return "scores depend on labels" if head.label_row.any() else None
 
 
-def _by_moments(kind: Kind, problem: TaskGapProblem) -> str | None:
-    reason = _without_labels(problem)
+def _not_reducible(kind: Kind, problem: TaskGapProblem) -> str | None:
+    """Return the reason why `_averaged` does not apply, or None."""
+    reason = _scores_use_labels(problem)
     if reason is not None:
         return reason
     if problem.wrt == "key_query" and kind == "bound":
         return "the bound is not averaged over tasks for gradients in the key-query matrix"
     found = [
         GAPS.first(one, kind)
-        for _, one in itertools.islice(_reduced(_require(problem), problem.lengths), 1)
+        for _, one in itertools.islice(_reduced(_require_head(problem), problem.lengths), 1)
     ]
     return next((one for one in found if isinstance(one, str)), None)
 
@@ -231,11 +228,11 @@ def _by_moments(kind: Kind, problem: TaskGapProblem) -> str | None:
 def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
     r"""Yield weights and problems with Gaussian tokens whose weighted mean gap is that on the task.
 
-    This requires $u=0$, so that scores do not depend on w. The tokens are
-    $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$, with $\xi$ the noise of the label. Outputs are
-    linear in w, so each row $v=(v_1,b)$ of V can be replaced by the rows $(v_1,0)$,
-    $\tau b(e_i,0)$ and $(0,b)$. The gradient in U has degree two in w and its square has degree
-    four, so a cubature of degree five averages it exactly.
+    This requires $u=0$, so that scores do not depend on w. For outputs, and for gradients in V, the
+    tokens are $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$ with $\xi$ the noise of the label, and
+    the rows $(v_1,0)$, $\tau b(e_i,0)$ and $(0,b)$ replace each row $(v_1,b)$ of V. For gradients
+    in U there is one problem per point w of a cubature of degree five. It is exact, because the
+    squared gradient has degree four in w.
     """
     task, dim = head.task, head.task.covariance.shape[0]
     tokens = joint_law(task.covariance, task.noise_variance)
@@ -262,10 +259,10 @@ def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
 
 
 def _cubature(dim: int, variance: float) -> Iterator[tuple[float, Array]]:
-    r"""Yield weights and points of a rule that is exact for polynomials of degree five.
+    r"""Yield weights and points of a rule for $N(0,\tau^2I)$, exact up to degree five.
 
-    The law is $N(0,\tau^2I)$. The points are 0, $\pm a e_i$ and $(\pm e_i\pm e_j)a/\sqrt2$ with
-    $a^2=(d+2)\tau^2$. For $d=1$ the Gauss rule is used.
+    Here $\tau^2$ is `variance`. The points are 0, $\pm a e_i$ and $(\pm e_i\pm e_j)a/\sqrt2$ with
+    $a^2=(d+2)\tau^2$; for $d=1$ they are those of the Gauss rule.
     """
     if dim == 1:
         for node, weight in zip(*normal_gauss(3), strict=True):
@@ -286,19 +283,15 @@ def _cubature(dim: int, variance: float) -> Iterator[tuple[float, Array]]:
 def _averaged(kind: Kind, problem: TaskGapProblem, effort: Effort) -> GapValues:
     value, error = np.zeros((2, problem.lengths.size))
     with jax.enable_x64(True):
-        for share, reduced in _reduced(_require(problem), problem.lengths):
+        for share, reduced in _reduced(_require_head(problem), problem.lengths):
             found = GAPS.choose(reduced, kind, effort).compute(reduced, effort)
             value, error = value + share * found.value, error + abs(share) * found.error
     return GapValues(value, error, limit_square=_limit_square(problem))
 
 
 def _limit_square(problem: TaskGapProblem) -> float:
-    """Return the mean squared norm of the limit.
-
-    The squared norm is a polynomial of degree at most four in w and in the query, so the cubature
-    is exact.
-    """
-    head = _require(problem)
+    """Return the mean squared norm of the limit, of degree at most four in w and in the query."""
+    head = _require_head(problem)
     task, dim = head.task, head.task.covariance.shape[0]
     root, query_root = (covariance_factor(S) for S in (task.covariance, task.query_covariance))
     total = 0.0
@@ -312,7 +305,7 @@ def _limit_square(problem: TaskGapProblem) -> float:
     return total
 
 
-def _reads_labels(problem: TaskGapProblem) -> str | None:
+def _scores_ignore_labels(problem: TaskGapProblem) -> str | None:
     head = _head(problem)
     if isinstance(head, str):
         return head
@@ -320,11 +313,12 @@ def _reads_labels(problem: TaskGapProblem) -> str | None:
 
 
 def _over_points(problem: TaskGapProblem, effort: Effort) -> GapValues:
-    """Return the mean gap and its error, over points that cover the tail of the sharpness.
+    """Return the mean gap over points that cover the tail of the sharpness.
 
-    The error is the standard error over independent point sets plus the part beyond the tables.
+    Its error is the standard error over independent point sets plus the contribution of points
+    beyond the tables.
     """
-    head, lengths = _require(problem), problem.lengths
+    head, lengths = _require_head(problem), problem.lengths
     longest = float(max(lengths.max(), 2.0))
     streams = [
         tail_node_sets(head.task, head.key_query, longest, _SET, replicate)
@@ -356,11 +350,11 @@ def _over_points(problem: TaskGapProblem, effort: Effort) -> GapValues:
 # ---------------------------------------------------------------- isotropic regressions
 
 
-def _isotropic(problem: TaskGapProblem) -> str | None:
-    reason = _reads_labels(problem)
+def _not_isotropic(problem: TaskGapProblem) -> str | None:
+    reason = _scores_ignore_labels(problem)
     if reason is not None:
         return reason
-    head = _require(problem)
+    head = _require_head(problem)
     S, H, A = head.task.covariance, head.task.query_covariance, head.key_query[:-1, :-1]
     scalars = all(np.array_equal(M, M[0, 0] * np.eye(len(M))) for M in (S, H, A))
     if not scalars or head.wrt is not None:
@@ -371,15 +365,16 @@ def _isotropic(problem: TaskGapProblem) -> str | None:
 def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
     r"""Return the gap for $\Sigma=\lambda I$, $\Sigma_q=hI$ and $A=aI$ by a product rule.
 
-    Let $e=u/|u|$, let the subscripts e and $\perp$ denote the parts along and orthogonal to e, and
-    write $x_q=\sqrt h(\hat te+z)$ with z orthogonal to e, $t_2=|u|\sqrt h\,\hat t$ and
-    $p=\sqrt\lambda(ax_q+t_2w)$. The sharpness depends on $\hat t$, on $w_e$ through $p_e$, and on
-    $r=|p_\perp|$, where $p_\perp$ has the variance $k=\lambda(a^2h+t_2^2\tau^2)$ in each of $d-1$
-    directions. Given these, $w_\perp$ is normal with mean $g\,p_\perp$,
-    $g=\sqrt\lambda t_2\tau^2/k$, and variance $q=\tau^2\lambda a^2h/k$ in each direction, so the
-    means of $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed forms.
+    Let $e=u/|u|$, and let the subscripts e and $\perp$ denote the components of a vector along and
+    orthogonal to e. Write $x_q=\sqrt h(\hat te+z)$ with z orthogonal to e, $t_2=|u|\sqrt h\,\hat t$
+    and $p=\sqrt\lambda(ax_q+t_2w)$. The three variables are $\hat t$, $w_e$ and $r=|p_\perp|$; they
+    determine the sharpness. Given $t_2$, $p_\perp$ has the variance
+    $k=\lambda(a^2h+t_2^2\tau^2)$ in each of $d-1$ directions. Given $p_\perp$, $w_\perp$ is normal
+    with mean $g\,p_\perp$, $g=\sqrt\lambda t_2\tau^2/k$, and variance $q=\tau^2\lambda a^2h/k$ in
+    each direction. So the means of $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed
+    forms.
     """
-    head, lengths = _require(problem), problem.lengths
+    head, lengths = _require_head(problem), problem.lengths
     coarse, mass = _isotropic_terms(head, *_GRIDS[0])
     end = _range(tuple(coarse.coefficients), lambda end: _sums(coarse, mass, lengths, end))
     value, beyond = _sums(coarse, mass, lengths, end)
@@ -437,11 +432,10 @@ def _normal_density(step: float, at: Array) -> Array:
 def _exponent(problem: TaskGapProblem, _effort: Effort) -> GapExponent:
     r"""Return the rate of the gap: a power of L for $u=0$, otherwise $e^{-\sqrt{2\ln L}/\rho}$.
 
-    Here $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$. The tail of the sharpness is that of
-    $(u\cdot x_q)\,|\Sigma^{1/2}w|$, so $P(\sigma>r)=e^{-r/\rho+O(\sqrt r)}$. The rate is derived by
-    large deviations and not proved.
+    Here $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$. The second rate follows from a
+    large-deviation argument, which is not a proof (docs/gaps.md).
     """
-    head = _require(problem)
+    head = _require_head(problem)
     task, u = head.task, head.label_row
     with jax.enable_x64(True):
         law = Gaussian(np.zeros(len(u)), task.covariance)
@@ -455,7 +449,7 @@ def _exponent(problem: TaskGapProblem, _effort: Effort) -> GapExponent:
     return dataclasses.replace(power, value=0.0, rho=rho) if rho > 0.0 else power
 
 
-def _any_head(problem: TaskGapProblem) -> str | None:
+def _no_softmax_head(problem: TaskGapProblem) -> str | None:
     head = _head(problem)
     return head if isinstance(head, str) else None
 
@@ -468,7 +462,7 @@ _METHODS: tuple[tuple[Kind, str], ...] = (
 )
 for _kind, _method in _METHODS:
     TASK_GAPS.rules.append(
-        Rule(_kind, _NO_LABELS, _method, partial(_by_moments, _kind), partial(_averaged, _kind))
+        Rule(_kind, _NO_LABELS, _method, partial(_not_reducible, _kind), partial(_averaged, _kind))
     )
 TASK_GAPS.rules.extend(
     [
@@ -476,18 +470,20 @@ TASK_GAPS.rules.extend(
             "exact",
             "outputs of one softmax head, isotropic LinearRegression and blocks",
             "a product rule in three variables",
-            _isotropic,
+            _not_isotropic,
             _by_product_rule,
         ),
         Rule(
             "exact",
             "one softmax head whose scores depend on labels, on LinearRegression",
             "quasi-Monte Carlo points that reach the tail",
-            _reads_labels,
+            _scores_ignore_labels,
             _over_points,
         ),
     ]
 )
 TASK_EXPONENTS.rules.append(
-    Rule("exact", "one softmax head on LinearRegression", "closed form", _any_head, _exponent)
+    Rule(
+        "exact", "one softmax head on LinearRegression", "closed form", _no_softmax_head, _exponent
+    )
 )

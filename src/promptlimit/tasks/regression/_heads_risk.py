@@ -2,18 +2,18 @@ r"""The exact risk of several softmax heads on Gaussian regression, as a functio
 
 Given the hidden weights $W$ and the covariates $x_q$ of the query, tokens are $N(0,\Gamma_W)$ and
 the labels of the query are $y=Wx_q\in\mathbb R^m$ plus noise of variance $s^2$. Head h has the tilt
-$t_h=U_h(x_q,0)$ and the last m rows $V_h$ of its value matrix. Let $c_{jh}=V_j\Gamma_Wt_h$, let
-$G_{hk}=t_h^\top\Gamma_Wt_k$ be the Gram matrix of the tilts, and let R be the rows of the residual
-that predict labels. The mean square over prompts of the error of all heads and the residual is
+$t_h=U_h(x_q,0)$ and the last m rows $V_h$ of its value matrix. Let $c_{jh}=V_j\Gamma_Wt_h$ and
+$G_{hk}=t_h^\top\Gamma_Wt_k$, and let R be the last m rows of the residual, restricted to
+covariates. The mean squared error over prompts of L tokens is
 
 $$m\,s^2+|R x_q-y|^2+2\sum_h(1-P_h)\,c_{hh}\cdot(Rx_q-y)
 +\sum_h\big[|c_{hh}|^2(1-2P_h+\varrho_h)+\mathrm{tr}V_h\Gamma_WV_h^\top P_h\big]
 +2\sum_{h<k}\big[N\,\mathrm{tr}V_h\Gamma_WV_k^\top+2N_{hh}\,c_{hh}\cdot c_{kh}
 +N_{hk}\,c_{hk}\cdot c_{kh}+2N_{kk}\,c_{hk}\cdot c_{kk}+C\,c_{hh}\cdot c_{kk}\big],$$
 
-where $P_h$ and $\varrho_h$ are the statistics $P$ and $\varrho$ of head h, defined in
-`_softmax_risk`. For each pair of heads, `weights._pair_table` defines $N(G)$ with its derivatives
-$N_{hk}$, $Q(G)$ and $C=1-P_h-P_k+Q$, and derives the second moments. Scores may depend on labels.
+where $P_h$ and $\varrho_h$ are the statistics $P$ and $\varrho$ of `_softmax_risk` for head h. For
+each pair of heads, `weights._pair_table` defines $N(G)$, its derivatives $N_{hk}$ in the entries of
+G, $Q(G)$ and $C=1-P_h-P_k+Q$. Scores may depend on labels. docs/tasks.md contains the derivation.
 """
 
 import itertools
@@ -65,8 +65,8 @@ _USUAL_RANGE = PAIR_RANGES[-2]
 class HeadsObjective(AbstractObjective):
     r"""The risk of several softmax heads and a residual over fixed points $(W, x_q)$.
 
-    The risk of linear heads with the same parameters is a polynomial with a closed form. Only the
-    difference from it is averaged over the points.
+    The risk of linear heads with the same matrices has a closed form. Only the difference from it
+    is averaged over the points.
 
     Attributes:
         task: the regression.
@@ -146,10 +146,7 @@ class HeadsObjective(AbstractObjective):
         return 0.5 * self.task.label_dim * float(self.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness at any point, rescaled for the ranges of flows.
-
-        The rescaling maps the usual range of pair tables to the first range of flows.
-        """
+        """Return the largest sharpness, scaled from the range of pair tables to that of flows."""
         largest = _sharpness(self.task, self.nodes, attention)
         return largest * SHARPNESS_RANGES[0] / _USUAL_RANGE
 
@@ -167,7 +164,7 @@ def _not_heads(problem: RiskProblem) -> str | None:
     if problem.heads is None:
         return "it does not implement `as_heads`"
     if problem.kernels != {"softmax"}:
-        return "softmax heads next to linear ones need the joint law of both"
+        return "not all heads are softmax heads"
     return other_queries(problem)
 
 
@@ -208,8 +205,8 @@ def _replicates(
 ) -> tuple[list[AbstractObjective], list[AbstractObjective]]:
     """Return objectives over independent point sets, and one over the first with a coarser table.
 
-    The range of the tables is the smallest that covers the sharpness at the points of the first
-    set. For infinite prompts the first list contains only the closed form, and the second is empty.
+    The range of the tables covers, if possible, the sharpness at the points of the first set. For
+    infinite prompts the first list contains only the closed form, and the second is empty.
     """
     task = problem.task
     if math.isinf(length):

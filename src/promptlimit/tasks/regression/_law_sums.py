@@ -1,16 +1,14 @@
 r"""The sums of `token_sums`, drawn from their exact law without drawing tokens.
 
-A token is represented by standard normals g, its score is $\langle a,g\rangle$ and its value
-$\langle b,g\rangle$. The prediction of a head depends on tokens only along an orthonormal basis
-$e_1\parallel a$, $e_2$ of span(a, b). For a softmax head these two coordinates of every token are
-drawn. Given them, its sums along other directions are Gaussian. For a linear head the sums are $Sa$
-and $Sb$, where S is the mean of $gg^\top$ over the L tokens. $LS$ is a Wishart matrix, so they
-follow from two columns of its Bartlett factor. Each head has its own prompts. The laws are derived
-in docs/training.md.
+A token is a vector g of standard normals, its score is $\langle a,g\rangle$ and its value
+$\langle b,g\rangle$. Let $e_1\parallel a$ and $e_2$ be an orthonormal basis of span(a, b). For a
+softmax head the coordinates of all tokens along $e_1$ and $e_2$ are drawn; given them, the sums
+along other directions are Gaussian. For a linear head the sums are $Sa$ and $Sb$, with S the mean
+of $gg^\top$ over the L tokens. They follow from two columns of the Bartlett factor of the Wishart
+matrix $W=LS$. The heads do not share prompts. docs/training.md derives the laws.
 
 On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms with tokens) and 0.38 ms for
-a linear head (3.9 ms with tokens). At L = 100 both are about twice as fast as with tokens, and at
-L = 10 there is no gain.
+a linear head (3.9 ms with tokens). At L = 10 there is no gain.
 """
 
 import math
@@ -34,7 +32,7 @@ ATTEMPTS = 8
 
 
 class Frame(NamedTuple):
-    r"""A basis $e_1$, $e_2$, and $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
+    r"""The basis $e_1$, $e_2$, and $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
 
     first: Array
     second: Array
@@ -49,7 +47,7 @@ def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame
     axis = jnp.zeros_like(score).at[..., 0].set(1.0)
     first = jnp.where(size > 0, score / jnp.where(size > 0, size, 1.0), axis)
     least = jax.nn.one_hot(jnp.argmin(jnp.abs(first), axis=-1), score.shape[-1], dtype=score.dtype)
-    # Twice: after one subtraction the rounding error along e_1 may be as large as the rest.
+    # Twice, because after one subtraction the rounding error along e_1 may be as large as the rest.
     aside, other = _without(first, _without(first, value)), _without(first, least)
     enough = _dot(aside, aside) > np.float32(1e-12) * _dot(value, value)
     second = jnp.where(enough, aside, other)
@@ -64,16 +62,16 @@ def law_sums(
     score: Float[Array, "1 heads batch dim"],
     value: Float[Array, "1 heads batch dim"],
 ) -> PredictionSlopes:
-    """Return random sums with the same law and arguments as those of `token_sums`."""
-    rest = _rest(prompts, step)
+    """Return random sums with the law of those of `token_sums`, which has the same arguments."""
+    rest = _normal_vectors(prompts, step)
     own = frame(score[0], value[0])
     softmax = [head for head, kernel in enumerate(kernels) if kernel == "softmax"]
     weighed = iter(_softmax(prompts, step, [_head(own, head) for head in softmax], rest))
-    lengths = _lengths(prompts, step) if len(softmax) < len(kernels) else None
+    diagonal = _bartlett_diagonal(prompts, step) if len(softmax) < len(kernels) else None
     sums = [
         next(weighed)
-        if lengths is None or kernel == "softmax"
-        else _linear(prompts.lengths[0], _head(own, head), rest, lengths)
+        if diagonal is None or kernel == "softmax"
+        else _linear(prompts.lengths[0], _head(own, head), rest, diagonal)
         for head, kernel in enumerate(kernels)
     ]
     by_value, by_score = (jnp.stack(part)[None] for part in zip(*sums, strict=True))
@@ -84,7 +82,7 @@ def _head(own: Frame, head: int) -> Frame:
     return Frame(*(part[head] for part in own))
 
 
-def _rest(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
+def _normal_vectors(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
     """Return two standard normal vectors per prompt, [batch, dim]."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + dim) * batch
@@ -93,8 +91,8 @@ def _rest(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
     return drawn.real, drawn.imag
 
 
-def _lengths(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
-    """Return the diagonal of the Bartlett factor, whose squares are chi squares (L, L - 1)."""
+def _bartlett_diagonal(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
+    """Return the diagonal entries t_11 and t_22, whose squares are chi-square (L and L - 1)."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + 2 * dim) * batch
     size = ATTEMPTS * batch
@@ -110,11 +108,14 @@ def _key(prompts: PromptStream) -> tuple[Array, Array]:
 
 
 def _linear(
-    length: int, own: Frame, rest: tuple[Array, Array], lengths: tuple[Array, Array]
+    length: int, own: Frame, rest: tuple[Array, Array], diagonal: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    r"""Return $Sa$ and $Sb$, from the columns $We_1=t_{11}t_1$ and $We_2=t_{21}t_1+t_{22}t_2$."""
-    t11, t22 = (root[:, None] for root in lengths)
-    below = _dot(rest[0], own.second)  # t_21: the first vector's part along e_2
+    r"""Return $Sa$ and $Sb$ from $We_1=t_{11}t_1$ and $We_2=t_{21}t_1+t_{22}t_2$.
+
+    $t_1$ and $t_2$ are the first two columns of the Bartlett factor in the basis $e_1,e_2,\dots$
+    """
+    t11, t22 = (root[:, None] for root in diagonal)
+    below = _dot(rest[0], own.second)  # t_21, the component of the first vector along e_2
     first = t11 * own.first + _without(own.first, rest[0])
     beyond = _without(own.second, _without(own.first, rest[1]))
     second = t22 * own.second + (beyond if length > 1 else jnp.zeros_like(beyond))
@@ -127,7 +128,7 @@ def _linear(
 def _softmax(
     prompts: PromptStream, step: Array, heads: list[Frame], rest: tuple[Array, Array]
 ) -> list[tuple[Array, Array]]:
-    """Return the sums of each softmax head; they are Gaussian orthogonal to its frame."""
+    """Return the sums of each softmax head."""
     if not heads:
         return []
     (length,), batch = prompts.lengths, prompts.batch
@@ -144,7 +145,11 @@ def _softmax(
 def _statistics(
     prompts: PromptStream, step: Array, first: Array, numbers: Float[Array, "block heads 3"]
 ) -> Float[Array, "block heads 7"]:
-    r"""Return $\sum p\xi,\sum p\eta,\sum r\xi,\sum r\eta,\sum p^2,\sum pr,\sum r^2$, $r=p(t-T)$."""
+    r"""Return $\sum p\xi,\sum p\eta,\sum r\xi,\sum r\eta,\sum p^2,\sum pr,\sum r^2$.
+
+    The sums are over tokens with weights p, coordinates $(\xi,\eta)$ along $(e_1,e_2)$ and values
+    t. T is the mean of t with weights p, and $r=p(t-T)$.
+    """
     (length,), block = prompts.lengths, numbers.shape[0]
     index = first * np.uint32(length) + jnp.arange(block * length, dtype=jnp.uint32)
     drawn = normal_pairs(_key(prompts), step, index).reshape(block, length)
@@ -169,7 +174,11 @@ def _statistics(
 def _completed(
     statistics: Float[Array, "batch 7"], own: Frame, rest: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Return the sums in all directions: Gaussian with covariance c across the frame."""
+    r"""Return the sums in all directions.
+
+    Along each direction orthogonal to the frame, both sums are Gaussian with the covariance
+    $\sum p^2$, $\sum pr$, $\sum r^2$.
+    """
     first, second, third, fourth, c11, c12, c22 = (statistics[:, i, None] for i in range(7))
     outside = [_without(own.second, _without(own.first, vector)) for vector in rest]
     left = jnp.sqrt(jnp.maximum(c22 - c12**2 / c11, 0.0))
@@ -183,7 +192,7 @@ def _dot(x: Array, y: Array) -> Array:
 
 
 def _without(direction: Array, vector: Array) -> Array:
-    """Return the vector minus its part along a unit direction."""
+    """Return the component of the vector orthogonal to a unit direction."""
     return vector - _dot(direction, vector) * direction
 
 
@@ -192,16 +201,10 @@ def chi_square(
 ) -> Float[Array, " count"]:
     r"""Return chi-square numbers, twice Gamma(degrees / 2), by Marsaglia and Tsang's rejection.
 
-    With $d=\alpha-\frac13$, $c=1/\sqrt{9d}$ and a normal x, $d(1+cx)^3$ is kept when
-    $\log u<\frac12x^2+d-d v+d\log v$, $v=(1+cx)^3$; one degree is the square of a normal.
-
-    Args:
-        degrees: the number of degrees of freedom.
-        count: the number of draws.
-        key: the two words of the random key.
-        step: the first word of the counters.
-        start: the first value of the second word of the counters, of which `2 * ATTEMPTS * count`
-            are used.
+    With $d=\text{degrees}/2-\frac13$, $c=1/\sqrt{9d}$, a normal x and a uniform u, the number $2dv$
+    with $v=(1+cx)^3$ is accepted if $\log u<\frac12x^2+d-dv+d\log v$. For one degree of freedom the
+    numbers are squares of normals. The counters of the random numbers have the first word `step`
+    and `2 * ATTEMPTS * count` second words from `start`.
     """
     index = np.uint32(start) + jnp.arange(ATTEMPTS * count, dtype=jnp.uint32)
     x = normal_pairs(key, step, index).real.reshape(ATTEMPTS, count)

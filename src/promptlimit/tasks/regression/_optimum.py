@@ -37,10 +37,9 @@ _ALONG_LENGTHS = "value", "error", "bound", "steps", "covariate_steps", "key_que
 
 
 class LinearOptimum(Result):
-    r"""The best linear attention on a regression and its exact risk, at one length or along many.
+    r"""The best linear attention on a regression and its exact risk, at one or several lengths.
 
-    Attributes are numbers for one length. For several lengths they are arrays whose first axes are
-    those of `lengths`.
+    For several lengths the axes of `lengths` come first in every array.
 
     Attributes:
         lengths: $L$, the number of tokens of a prompt.
@@ -49,9 +48,9 @@ class LinearOptimum(Result):
         kind: "exact", or "limit" when all lengths are infinite.
         bound: the smallest risk over all polynomials of the same degree in the second moment of the
             prompt; below `value` if real steps do not attain it.
-        steps: $\beta_l$ for each layer, with $B_l=\beta_lI$; None if B is not a multiple of the
-            identity.
-        covariate_steps: the step of each layer on the covariates; None if they are fixed.
+        steps: the step $\beta_l$ of each layer; None if the covariate block of U is not a multiple
+            of the identity.
+        covariate_steps: the step of each layer on the covariates; None without `moving_covariates`.
         key_query: $U$ of each layer.
         value_matrix: $V$ of each layer; the last layer predicts the label, the others subtract
             their steps from it.
@@ -77,7 +76,7 @@ class LinearOptimum(Result):
     def attention(self) -> LinearAttention | Stack:
         """The attention at one length: one head, or a `Stack` whose last output is the prediction.
 
-        It has jax's current precision. Select one length first: `.at(40).attention`.
+        It has jax's current precision. For several lengths select one: `.at(40).attention`.
         """
         if np.ndim(self.lengths):
             raise ArgumentError(
@@ -94,10 +93,7 @@ class LinearOptimum(Result):
 
 @dataclasses.dataclass(frozen=True)
 class OptimumProblem:
-    """A validated problem: the best linear layers on a regression at one length.
-
-    With `moving`, the layers also change the covariates.
-    """
+    """A validated problem: the best linear layers, which change covariates if `moving`."""
 
     task: Any
     length: float
@@ -147,27 +143,27 @@ def linear_optimum(
 ) -> LinearOptimum:
     r"""Return the linear attention of smallest risk over L tokens, and its risk.
 
-    **One layer** on a `LinearRegression`: $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and
+    **One layer** on a `LinearRegression` has $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and
     $V=\kappa\,\mathrm{diag}(0,1)$ with
-    $\Gamma=(1+\frac1L)\Sigma+\frac1L(\mathrm{tr}\Sigma+s^2/\tau^2)I$ and
-    $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ (Zhang et al. 2024 without noise; Remark 5.3 at
-    $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). The optimum does not depend on the
-    law of the query. The factor $\kappa$ balances U and V, as gradient flow does; any other has the
-    same risk. For labels in $\mathbb R^m$, $V=\kappa\,\mathrm{diag}(0,I_m)$ with
-    $\kappa=(\mathrm{tr}(\Gamma^{-2})/m)^{1/4}$, and the risk is m times that of one label.
+    $\Gamma=(1+\frac1L)\Sigma+\frac1L(\mathrm{tr}\Sigma+s^2/\tau^2)I$ (Zhang et al. 2024 without
+    noise; Remark 5.3 at $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). It does not
+    depend on the law of the query. The factor $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ balances U
+    and V, as gradient flow does, and does not affect the risk. For labels in $\mathbb R^m$,
+    $V=\kappa\,\mathrm{diag}(0,I_m)$ with $\kappa=(\mathrm{tr}(\Gamma^{-2})/m)^{1/4}$, and the risk
+    is m times that of one label.
 
-    **K layers** with a residual are K steps of gradient descent, $p(S)=\prod_l(1-\beta_lS)$ (von
-    Oswald et al. 2023, Ahn et al. 2023). The best steps, among $B_l=\beta_lI$, follow from exact
-    moments of the prompt's second moment S: at finite L for $\Sigma=\lambda I$, and at $L=\infty$
-    for `RotatedRegression`. With a fixed $\Sigma$ one layer is enough at $L=\infty$, and all K
-    layers are equal.
+    **K layers** with a residual are K steps of gradient descent (von Oswald et al. 2023, Ahn et al.
+    2023): the relative error is $p(S)=\prod_l(1-\beta_lS)$, with S the second moment of the
+    covariates in the prompt. The best steps $\beta_l$ follow from exact moments of S. They are
+    available at finite L for $\Sigma=\lambda I$, and at $L=\infty$ for `RotatedRegression`. With a
+    fixed $\Sigma$ and $L=\infty$ one layer is sufficient, and the K layers returned are equal.
 
     Args:
         task: the regression, `LinearRegression` or `RotatedRegression`.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         depth: $K$, the number of layers, up to 16.
-        moving_covariates: whether the layers also change the covariates (GD++), for up to 3 layers;
-            the steps are then found by descent from several starts.
+        moving_covariates: whether the layers also change the covariates (GD++). This requires at
+            most 3 layers; the steps are found by descent from several starts.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -200,7 +196,6 @@ def linear_optimum(
 
 
 def _along(lengths: NDArray[np.float64], optima: list[LinearOptimum]) -> LinearOptimum:
-    """Return optima at single lengths as one result in the shape of the lengths."""
     if lengths.ndim == 0:
         return optima[0]
     arrays = {
@@ -216,7 +211,7 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
     most = _MOST_MOVING if moving_covariates else MOST_STEPS
     whole = isinstance(depth, int | np.integer) and not isinstance(depth, bool)
     if not (whole and 1 <= depth <= most):
-        why = " where covariates move" if moving_covariates else ""
+        why = " with `moving_covariates`" if moving_covariates else ""
         raise ArgumentError(
             "depth",
             f"must be a whole number from 1 to {most}{why}, got {depth}. "
@@ -226,7 +221,7 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
 
 def _several_layers(problem: OptimumProblem) -> str | None:
     one = problem.depth == 1 or math.isinf(problem.length)
-    return None if one else "several layers read a finite prompt"
+    return None if one else "there are several layers and the length is finite"
 
 
 def _not_wishart(problem: OptimumProblem) -> str | None:
@@ -251,7 +246,6 @@ def _finite(problem: OptimumProblem) -> str | None:
     obstacle=on(LinearRegression, obstacle=_several_layers),
 )
 def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
-    """Return the best layer, repeated K times over an infinite prompt."""
     task, length, depth = problem.task, problem.length, problem.depth
     S = task.covariance
     dim = S.shape[0]
@@ -317,7 +311,7 @@ def _deep_optimum(
         spectrum: the spectrum of the prompt's second moment, in units of `scale`.
         ridge: the number c of `Spectrum`.
         scale: the unit of eigenvalues.
-        load: the factor of the minimised mean F in twice the risk.
+        load: the factor in `2 * risk = noise + load * F`, with the mean F of `best_steps`.
     """
     depth, dim, noise = problem.depth, problem.task.token_dim - 1, problem.task.noise_variance
     shifts = None

@@ -1,17 +1,16 @@
 r"""Points for averages over the weights and the query of a regression.
 
-A point is a pair $(x_q,w)$ of the covariates of a query and the hidden weights. For labels in
-$\mathbb R^m$, w stands for the matrix W with one row of weights per label.
+A point $(x_q,W)$ consists of the covariates of a query and the hidden weights, one row w of W per
+label.
 
-`node_sets` returns points from the law of $(x_q, w)$: scrambled Sobol' points whose first
-coordinate is the radius of the query. They are used for many heads, such as those along a flow.
+- `node_sets` yields scrambled Sobol' points from the law of $(x_q,W)$. They are used for many
+  heads, such as those along a flow.
+- `tail_node_sets` yields points for one head. For large L the risk over prompts of L tokens depends
+  on rare points whose sharpness $\sigma$ reaches $\sqrt{2\log L}$, which points from the law can
+  miss.
 
-`tail_node_sets` returns points for one head. The risk over prompts of L tokens, if L is large,
-depends on points whose sharpness $\sigma$ reaches $\sqrt{2\log L}$. Plain Sobol' points can miss
-all of them, so these points cover them. The mass of a point is a ratio of densities.
-
-Both functions return each point with $w$ and with $-w$. A block head has zero blocks in U and V,
-and the gradient in these blocks is odd in w. Over such points it is exactly zero.
+Both functions yield each point with W and with $-W$. The gradient of the risk in the zero blocks of
+a block head is odd in W, so its average over the points is exactly zero.
 """
 
 import dataclasses
@@ -41,12 +40,13 @@ class Nodes(eqx.Module):
 
     Attributes:
         query: the covariates $x_q$ of the queries, [d, points].
-        root: a matrix C with $C^\top C=\Sigma$, [d, d].
+        root: the matrix C of `covariance_factor`, with $C^\top C=\Sigma$, [d, d].
         weights: the vectors $Cw$ for each row w of W, [m, d, points].
         label: the labels $Wx_q$ without noise, [m, points].
-        mass: the mass of each point, [points]. The mean of mass times a function F over the points
+        mass: the importance weights, [points]. The mean over the points of mass times a function F
             approximates $E\,F$.
-        distinct: the number of distinct queries; each is repeated with several W.
+        distinct: the number n of distinct pairs of a query and a mass. Point i + n has the query
+            and the mass of point i, and another W.
     """
 
     query: NDArray[np.float64]
@@ -58,19 +58,20 @@ class Nodes(eqx.Module):
 
 
 def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return C with $C^\top C=\Sigma$; its rows are along the axes of $\Sigma$, longest first."""
+    r"""Return C with $C^\top C=\Sigma$; its rows are eigenvectors of $\Sigma$, longest first."""
     variances, axes = np.linalg.eigh(covariance)
     return (np.sqrt(np.maximum(variances, 0.0)) * axes).T[::-1]
 
 
 def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[Nodes]:
-    r"""Yield disjoint sets of points from the law of $(x_q, w)$; together they are one larger set.
+    r"""Yield consecutive sets of points from the law of $(x_q, W)$.
 
-    The query is $\chi_d\,\Sigma_q^{1/2}\theta$ with a random direction $\theta$. An isotropic head
-    depends on the query only through the radius $\chi_d$, which is the first and most even
-    coordinate of the sequence. Each query is combined with 4md matrices W of two sizes, along
-    $\pm$ the axes of a random frame of $\mathbb R^{md}$. Their second moment is exactly that of
-    the law of W. If scores do not depend on labels, the risk depends on W only through that moment.
+    The query is $\chi_d\,\Sigma_q^{1/2}\theta$ with a random direction $\theta$. The first
+    coordinate of the Sobol' sequence, which is the most even, determines the radius $\chi_d$,
+    because the risk of an isotropic head depends on the query only through it. Each query is
+    combined with 4md matrices W of two sizes, along both directions of the axes of a random frame
+    of $\mathbb R^{md}$. Their second moment is exactly that of the law of W. If scores do not
+    depend on labels, the risk depends on W only through this moment.
 
     Args:
         task: the regression.
@@ -108,7 +109,7 @@ def _nodes(
     mass: NDArray[np.float64],
     distinct: int,
 ) -> Nodes:
-    """Return the points $(x_q, W)$; `weights` contains W, [m, d, points]."""
+    """Return the points for matrices W = `weights`, [m, d, points]."""
     label = np.sum(query * weights, axis=1)
     return Nodes(query, root, root @ weights, label, mass, distinct)
 
@@ -116,12 +117,12 @@ def _nodes(
 def _size_pairs(
     dim: int, normal: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return pairs of lengths of normal vectors and their probabilities, both [2, points].
+    r"""Return pairs $a<b$ of norms of normal vectors and their probabilities, both [2, points].
 
-    Each pair $a<b$ solves $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for a uniform s. Both
-    equations hold if $x\,e^{-x/d}$ has the same value at $x=a^2$ and $x=b^2$. The probabilities of
-    a and b are chosen so that the mean square of the pair is d, the second moment of $\chi_d$. All
-    pairs together have the law of $\chi_d$.
+    A pair solves $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$, where s is the normal
+    distribution function at `normal`. The second equation holds if $x\,e^{-x/d}$ has equal values
+    at $a^2$ and $b^2$. The probabilities of a and b make the mean square of the pair d. For uniform
+    s the pairs have the law of $\chi_d$.
     """
     from scipy.special import gammainc, lambertw, ndtr  # noqa: PLC0415  # scipy loads slowly
 
@@ -145,21 +146,20 @@ def tail_node_sets(
     points: int,
     replicate: int,
 ) -> Iterator[Nodes]:
-    r"""Yield disjoint sets of points that cover the queries of one head with large sharpness.
+    r"""Yield consecutive sets of points that reach the large values of the sharpness of one head.
 
-    Let A and u be the blocks of U with $U(x_q,0)=(Ax_q,ux_q)$.
-    Write $x_q=R^\top z$, $R^\top R=\Sigma_q$, and $z=E\hat t+z_\perp$ with the columns of $E$ an
-    orthonormal basis of the image of $Ru^\top$. Given $t_2=ux_q=uR^\top E\hat t$, the vector
-    $p=C(Ax_q+W^\top t_2)$, with $\sigma^2=|p|^2+s^2|t_2|^2$, is normal: with $M=CAR^\top$,
+    Let A and u be the blocks of U with $U(x_q,0)=(Ax_q,ux_q)$. Write $x_q=R^\top z$ with
+    $R^\top R=\Sigma_q$, and $z=E\hat t+z_\perp$, where the columns of $E$ are an orthonormal basis
+    of the image of $Ru^\top$. Let $t_2=ux_q=uR^\top E\hat t$ and $p=C(Ax_q+W^\top t_2)$, so that
+    $\sigma^2=|p|^2+s^2|t_2|^2$. Given $\hat t$, p is normal: with $M=CAR^\top$,
 
     $$p\sim N(ME\hat t,\ K),\qquad K=M(I-EE^\top)M^\top+|t_2|^2\tau^2CC^\top .$$
 
-    Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, which are again
-    normal. Half of the points have $\beta=0$, so no mass exceeds twice that of $\hat t$. The
-    largest $\beta$ is chosen so that points reach $\sigma^2=2\log L$. In every dimension, masses
-    depend only on $|p|^2$ and $\hat t$. The other components of $(x_q,W)$ are shifted by their
-    conditional mean given $p$. The first coordinate of $\hat t$, along which labels are largest, is
-    stretched.
+    The points come from a mixture of the normal laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, and the first
+    coordinate of $\hat t$, along which labels are largest, is stretched. Half of the points have
+    $\beta=0$, so that no mass exceeds twice that of $\hat t$. With the largest $\beta$, points
+    reach $\sigma^2=2\log L$. The masses depend only on $|p|^2$ and $\hat t$. The other components
+    of $(x_q,W)$ are shifted by their conditional mean given p.
 
     Args:
         task: the regression.
@@ -209,11 +209,7 @@ def tail_node_sets(
 def _label_axes(
     along: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return $E$, [d, r], and the labels $uR^\top E$, [m, r], from $Ru^\top$, [d, m].
-
-    The columns of E are singular vectors, ordered by decreasing size of the labels, and r is the
-    rank of $Ru^\top$.
-    """
+    r"""Return $E$, [d, r], and $uR^\top E$, [m, r], from $Ru^\top$ of rank r; largest first."""
     axes, sizes, _ = np.linalg.svd(along, full_matrices=False)
     axes = axes[:, sizes > _SMALLEST * sizes[0]]
     reads = along.T @ axes
@@ -224,7 +220,7 @@ def _label_axes(
 def _label_levels(
     count: int, shifts: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return values of $\hat t$, [r, count], with stretched first coordinate, and masses."""
+    r"""Return values of $\hat t$, [r, count], with stretched first coordinate, and their masses."""
     from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
     if rank == 0:
@@ -245,13 +241,15 @@ def _label_levels(
 
 @dataclasses.dataclass(frozen=True)
 class _Tilts:
-    r"""Tilted laws $e^{\beta|p|^2/2}N(p;\mu,K)/Z_\beta$ for several $(\mu,K)$.
+    r"""Tilted laws $e^{\beta|p|^2/2}N(p;\mu,K)/Z_\beta$ for several $(\mu,K)$, called laws.
+
+    Each law has one component per value of $\beta$. An affine map moves a draw $p_0$ from
+    $N(\mu,K)$ to a draw p from the tilted law, and $K^+(p-p_0)$ is affine in $p_0-\mu$.
 
     Attributes:
         beta: the parameters $\beta$, [laws, components].
         log_norm: the logarithms $\log Z_\beta$, [laws, components].
-        turn: the matrices that map $p_0-\mu$ to the linear part of $K^+(p-p_0)$,
-            [laws, components, d, d].
+        turn: the matrices of $K^+(p-p_0)$ as a function of $p_0-\mu$, [laws, components, d, d].
         shift: the values of $K^+(p-p_0)$ at $p_0=\mu$, [laws, components, d].
     """
 
@@ -263,7 +261,7 @@ class _Tilts:
     def moves(
         self, law: NDArray[np.int_], component: NDArray[np.int_], first: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        r"""Return $K^+(p-p_0)$ for draws with $p_0-\mu$ = `first`, which tilting moves to p."""
+        r"""Return $K^+(p-p_0)$ for draws with $p_0-\mu$ = `first`, [d, draws]."""
         laws, components = self.beta.shape
         group = law * components + component
         order = np.argsort(group, kind="stable")
@@ -279,14 +277,14 @@ class _Tilts:
         return moved
 
     def masses(self, law: NDArray[np.int_], square: NDArray[np.float64]) -> NDArray[np.float64]:
-        r"""Return the ratio of the density of the law to that of the mixture, at $|p|^2$."""
+        r"""Return the ratio of the density of $N(\mu,K)$ to that of the mixture, at $|p|^2$."""
         exponents = 0.5 * self.beta[law] * square[:, None] - self.log_norm[law]
         with np.errstate(over="ignore"):
             return 1.0 / (np.exp(exponents) @ np.array(_SHARES))
 
 
 def _tilts(covariance: NDArray[np.float64], mean: NDArray[np.float64], length: float) -> _Tilts:
-    """Return the tilted laws; the first component has beta = 0 and is not tilted."""
+    """Return the tilted laws; the first component has beta = 0."""
     k, axes = np.linalg.eigh(covariance)
     k = np.maximum(k, 0.0)
     longest = np.maximum(k[:, -1], _SMALLEST)

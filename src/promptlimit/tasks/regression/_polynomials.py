@@ -1,11 +1,9 @@
 r"""Averages over $(W, x_q)$ that are polynomials in the parameters of a head, in closed form.
 
-Labels are $Wx\in\mathbb R^m$ plus noise of variance $s^2$, and given the hidden weights W, tokens
-are $N(0,\Gamma_W)$. Let $x_q$ be the covariates of the query, $y=Wx_q$, $t=U(x_q,0)$ the tilt and V
-the last m rows of the value matrix. The risks are functions of y, of the prediction
-$c=V\Gamma_Wt$ over an infinite prompt, of the squared sharpness $\sigma^2=t^\top\Gamma_Wt$ and of
-$\mathrm{tr}\,V\Gamma_WV^\top$. For $m=1$, W is a row $w^\top$. S is the covariance $\Sigma$ of the
-covariates and H that of the query. The formulas are derived in docs/tasks.md.
+The symbols W, $x_q$, $y=Wx_q$, $s^2$, $\Gamma_W$, $t$, V, $c=V\Gamma_Wt$ and
+$\sigma^2=t^\top\Gamma_Wt$ are those of `_softmax_risk`. The entries of W are $N(0,\tau^2)$. The
+covariances of the covariates are $S=\Sigma$ in the prompt and $H=\Sigma_q$ in the query.
+docs/tasks.md derives the formulas.
 """
 
 from typing import NamedTuple
@@ -19,11 +17,7 @@ from promptlimit.tasks.regression._task import LinearRegression
 
 
 class _Law(NamedTuple):
-    """The parameters of a regression, as an argument of compiled programs.
-
-    They are the covariances S and H of the covariates in the prompt and in the query, and the prior
-    and noise variances.
-    """
+    r"""S, H, $\tau^2$ and $s^2$, as an argument of compiled programs."""
 
     S: Array
     H: Array
@@ -55,9 +49,9 @@ class _QueryForm(NamedTuple):
     r"""Maps $x_q\mapsto Mx_q\in\mathbb R^m$ with $M=a+B[W]+G[N]$ and $N=WSW^\top+s^2I$.
 
     Attributes:
-        a: the part that does not depend on W.
-        B: the part linear in W, $B[W]_{ij}=\sum_{kl}B_{ijkl}W_{kl}$.
-        G: the part linear in N, $G[N]_{ij}=\sum_{kl}G_{ijkl}N_{kl}$.
+        a: the constant term.
+        B: the tensor of the term $B[W]_{ij}=\sum_{kl}B_{ijkl}W_{kl}$.
+        G: the tensor of the term $G[N]_{ij}=\sum_{kl}G_{ijkl}N_{kl}$.
     """
 
     a: Float[Array, "*many m d"]
@@ -84,8 +78,12 @@ class _Blocks(NamedTuple):
         d = key_query.shape[-1] - value.shape[-2]
         return cls(key_query[:, :d, :d], key_query[:, d:, :d], value[..., :d], value[..., d:])
 
-    def reads(self, law: _Law) -> _QueryForm:
-        r"""Return $c_{hg}=V_h\Gamma_Wt_g$: $a=V_1SA$, $B[W]=BWSA+V_1SW^\top u$, $G[N]=BNu$."""
+    def predictions(self, law: _Law) -> _QueryForm:
+        r"""Return $c_{hg}=V_h\Gamma_Wt_g$ for all pairs of heads, as a form in $x_q$.
+
+        Its terms are $a=V_1SA$, $B[W]=BWSA+V_1SW^\top u$ and $G[N]=BNu$, with $V_1$ and B of head h
+        and A and u of head g.
+        """
         (A, u, V1, B), S = self, law.S
         VS, SA = V1 @ S, S @ A
         return _QueryForm(
@@ -96,7 +94,7 @@ class _Blocks(NamedTuple):
 
 
 class Averages(NamedTuple):
-    r"""Means over W with entries $N(0,\tau^2)$, and over $x_q\sim N(0,\Sigma_q)$.
+    r"""Means over W and over $x_q\sim N(0,H)$.
 
     Attributes:
         square: $E|c|^2$.
@@ -126,19 +124,7 @@ def averages(
 ) -> Averages:
     r"""Return the averages for $U=\begin{pmatrix}A&*\\u&*\end{pmatrix}$ and $V=(V_1,B)$.
 
-    $c=Mx_q$ with $M=V_1SA+BWSA+V_1SW^\top u+BNu$ and $N=WSW^\top+s^2I$. Odd moments of W vanish,
-    $E\,N=n_1I$ with $n_1=\tau^2\mathrm{tr}S+s^2$, and $E\,NXN=n_1^2X+\tau^4\mathrm{tr}S^2(X^\top+
-    \mathrm{tr}X\,I)$. With $H=\Sigma_q$ and $X=uHu^\top$,
-
-    $$E|c|^2=\mathrm{tr}V_1SAHA^\top SV_1^\top+2n_1\mathrm{tr}V_1SAHu^\top B^\top
-    +\mathrm{tr}B\,E[NXN]B^\top
-    +\tau^2\big(\mathrm{tr}X\,\mathrm{tr}V_1S^2V_1^\top+|B|^2\mathrm{tr}SAHA^\top S
-    +2\mathrm{tr}V_1S^2AHu^\top B^\top\big),$$
-
-    and $E|c-y|^2$ has $-W$ added to M. With $\sigma^2$ averaged over $x_q$,
-    $\beta+2\,\mathrm{tr}WSAHu^\top+\mathrm{tr}NX$, $\beta=\mathrm{tr}SAHA^\top$, and
-    $\mathrm{tr}V\Gamma_WV^\top=\alpha+2\,\mathrm{tr}WSV_1^\top B+\mathrm{tr}NB^\top B$,
-    $\alpha=\mathrm{tr}V_1SV_1^\top$.
+    With $N=WSW^\top+s^2I$, $c=Mx_q$ for $M=V_1SA+BWSA+V_1SW^\top u+BNu$.
     """
     return _averages(_Law.of(task), key_query, value)
 
@@ -146,7 +132,7 @@ def averages(
 @jax.jit
 def _averages(law: _Law, key_query: Array, value: Array) -> Averages:
     blocks = _Blocks.of(key_query[None], value[None])
-    c = _QueryForm(*(part[0, 0] for part in blocks.reads(law)))
+    c = _QueryForm(*(part[0, 0] for part in blocks.predictions(law)))
     misfit = c.less_label()
     scored = _label_averages(law, c, key_query, value) if value.shape[0] == 1 else (None, None)
     (A,), (u,), (V1,), (B,) = blocks
@@ -169,16 +155,15 @@ def linear_risk(
     value: Float[Array, "heads m tokens"],
     residual: Float[Array, "m tokens"] | None = None,
 ) -> Float[Array, ""]:
-    r"""Return the risk of $Rq+\sum_hV_h\hat\Gamma U_hq$ at $q=(x_q,0)$.
+    r"""Return the risk of linear heads and a residual, a polynomial in their matrices.
 
-    It is the risk of linear heads and a residual whose last m rows are R. At infinite length it is
-    also that of softmax heads. With $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$ the mean prediction over
+    At infinite length it is also the risk of softmax heads. For $q=(x_q,0)$ the prediction is
+    $Rq+\sum_hV_h\hat\Gamma U_hq$, with the second moment $\hat\Gamma$ of the tokens of a prompt and
+    the last m rows R of the residual. With $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$ its mean over
     prompts is $c=Rq+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
 
     $$2R_L=m\,s^2+E|c-y|^2+\frac1L\sum_{h,g}E\big[c_{hg}\cdot c_{gh}
-    +\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g\big],$$
-
-    a polynomial in (U, V); at $L=\infty$ and $m=1$ it is the $R_\infty$ of section 5.
+    +\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g\big].$$
     """
     return _linear_risk(_Law.of(task), length, key_query, value, residual)
 
@@ -192,18 +177,22 @@ def _linear_risk(
     residual: Array | None,
 ) -> Array:
     blocks = _Blocks.of(key_query, value)
-    reads = blocks.reads(law)
-    crossed = _QueryForm(*(jnp.swapaxes(part, 0, 1) for part in reads))
-    misfit = _QueryForm(*(jnp.einsum("hh...->...", part) for part in reads)).less_label()
+    pairs = blocks.predictions(law)
+    crossed = _QueryForm(*(jnp.swapaxes(part, 0, 1) for part in pairs))
+    misfit = _QueryForm(*(jnp.einsum("hh...->...", part) for part in pairs)).less_label()
     if residual is not None:
         misfit = misfit._replace(a=misfit.a + residual[:, : law.S.shape[0]])
-    finite = _mean_product(law, reads, crossed) + _mean_of_norms(law, blocks)
+    finite = _mean_product(law, pairs, crossed) + _mean_of_norms(law, blocks)
     noise = value.shape[-2] * law.noise
     return 0.5 * (noise + _mean_product(law, misfit, misfit) + finite / length)
 
 
 def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
-    """Return the mean of the inner product of two forms, summed over all leading axes."""
+    r"""Return the mean of the inner product of two forms, summed over all leading axes.
+
+    Odd moments of W vanish, $E\,N=n_1I$ and
+    $E\,NXN=n_1^2X+\tau^4\mathrm{tr}S^2(X^\top+\mathrm{tr}X\,I)$.
+    """
     mean_f, mean_g = (form.a + law.n1 * jnp.trace(form.G, axis1=-2, axis2=-1) for form in (f, g))
     total = jnp.einsum("...ij,jk,...ik->", mean_f, law.H, mean_g)
     swapped = g.G + jnp.swapaxes(g.G, -1, -2)
@@ -214,10 +203,11 @@ def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
 def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
     r"""Return $\sum_{hg}E\,\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g$.
 
-    As `Averages.product`, with $\alpha_{hg}=\mathrm{tr}V_{1h}SV_{1g}^\top$,
-    $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$, $K_{hg}=B_g^\top B_h$, $X_{hg}=u_gHu_h^\top$; the terms
-    odd in W are its products with $(B_h^\top V_{1g}+B_g^\top V_{1h})S$ and
-    $(u_hHA_g^\top+u_gHA_h^\top)S$.
+    The first factor is $\alpha_{hg}+\mathrm{tr}NK_{hg}$ plus the product of W with
+    $(B_h^\top V_{1g}+B_g^\top V_{1h})S$, and the second, averaged over $x_q$, is
+    $\beta_{hg}+\mathrm{tr}NX_{hg}$ plus the product of W with $(u_hHA_g^\top+u_gHA_h^\top)S$. Here
+    $\alpha_{hg}=\mathrm{tr}V_{1h}SV_{1g}^\top$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
+    $K_{hg}=B_g^\top B_h$ and $X_{hg}=u_gHu_h^\top$.
     """
     (S, H, prior, _), (A, u, V1, B), n1 = law, blocks, law.n1
     alpha = jnp.einsum("hij,jk,gik->hg", V1, S, V1)
@@ -233,12 +223,12 @@ def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
 
 
 class QueryAverages(NamedTuple):
-    r"""Means over W, given each query, of the symbols of `averages`.
+    r"""Means over W at each query.
 
     Attributes:
-        square: the mean of $|c|^2$ at each query.
-        cross: the mean of $c\cdot y$ at each query.
-        sharpness: the mean of $\sigma^2$ at each query.
+        square: the mean of $|c|^2$.
+        cross: the mean of $c\cdot y$.
+        sharpness: the mean of $\sigma^2$.
         value: the mean of $\mathrm{tr}V\Gamma_WV^\top$, which does not depend on the query.
     """
 
@@ -256,9 +246,9 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     scored: Float[Array, "d points"],
     label: Float[Array, "m points"],
 ) -> QueryAverages:
-    r"""Return the means over W at each query x, with the symbols of `averages`.
+    r"""Return the means over W at each query x.
 
-    With $q=CAx$, $t=ux$ and $D=CV_1^\top$,
+    In the blocks A, u, $V_1$ and B of `averages`, with $q=CAx$, $t=ux$ and $D=CV_1^\top$,
 
     $$E_W|c|^2=|D^\top q+n_1Bt|^2+\tau^4\mathrm{tr}S^2\big(|Bt|^2+|B|^2|t|^2\big)
     +\tau^2\big(|B|^2|C^\top q|^2+2\langle Bt,D^\top CC^\top q\rangle+|t|^2|C^\top D|^2\big),$$
@@ -303,11 +293,12 @@ def _label_averages(
 ) -> tuple[Array, Array]:
     r"""Return $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$ for one label.
 
-    In the symbols of `averages`, $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$, $n=w^\top Sw+s^2$.
-    Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
-    $E\,c^2\sigma^2=k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$, $E\,cy\,\sigma^2=k^\top Hw\,
-    \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
-    2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
+    Given w, $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$ and $n=w^\top Sw+s^2$, where a and B are
+    those of `form` and b is the last entry of V. Likewise $\sigma^2=x_q^\top Gx_q$ with
+    $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$. The means over $x_q$ are
+    $k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$ and $k^\top Hw\,\mathrm{tr}GH+2\,k^\top HGHw$. For the
+    means over w, $E\,n\,ww^\top=\tau^2(n_1I+2\tau^2S)$, called W in the code, and
+    $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
     (S, H, prior, noise), n1, n2 = law, law.n1, law.n2
     A, u, b = key_query[:-1, :-1], key_query[-1, :-1], value[0, -1]

@@ -1,10 +1,10 @@
 r"""The risk of one softmax head on Gaussian regression, computed to a given tolerance.
 
-In general the risk is a mean over points $(W,x_q)$, and points are added until the error is below
-the tolerance. `_softmax_risk` defines the symbols. One covariate only requires a product rule in
-two variables. An isotropic regression with a block head $U=\mathrm{diag}(aI,0)$, $V=(0,bI)$
-requires one integral and no tables. A risk at a new length then takes a third of the time, with an
-error 100 times smaller (`benchmarks/special_paths.py`).
+The symbols are those of `_softmax_risk`. In general the risk is a mean over points $(W,x_q)$, and
+points are added until the error is below the tolerance. Two cases are faster. For one covariate a
+product rule in two variables is sufficient. For an isotropic regression and a block head
+$U=\mathrm{diag}(aI,0)$, $V=(0,bI)$, the risk is one integral without tables. A new length then
+takes a third of the time, with an error 100 times smaller (`benchmarks/special_paths.py`).
 """
 
 import dataclasses
@@ -51,10 +51,10 @@ from promptlimit.weights import weight_statistics
 _SET = 4096
 _MARGIN = 1.25
 TABLE_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
-"""The largest sharpness of each available range of tables; `_SET` is the size of a point set."""
+"""The largest sharpness of each available range of tables."""
 
 _LOST, _MISSED = 1e-7, 0.01
-"""Shares of the risk from sharpness beyond the tables: negligible, and too large to report."""
+"""Fractions of the risk from sharpness beyond the tables: negligible, and too large to report."""
 
 _UNRELIABLE = 0.1
 """The relative error above which `AccuracyError` is raised."""
@@ -65,7 +65,7 @@ _STEP, _HALVINGS = 0.25, 3
 _TAIL, _NEGLIGIBLE = 42.0, 1e-17
 """Step, end and smallest weight of the trapezoidal rule for isotropic heads."""
 
-_LINE_STEPS, _LINE_REACH, _CLOSE = (0.5, 0.25, 0.125, 0.0625), 8.5, 1e-9
+_GRID_STEPS, _GRID_REACH, _CLOSE = (0.5, 0.25, 0.125, 0.0625), 8.5, 1e-9
 """Steps, end and relative change of the product rule for one covariate."""
 
 _SEED, _MOST_QUERIES = 20_251_118, 2**17
@@ -73,10 +73,9 @@ _SEED, _MOST_QUERIES = 20_251_118, 2**17
 
 
 def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
-    """Return the risk, computed to a relative tolerance or with a fixed number of points.
+    """Return the risk to a relative tolerance, or from `points` points per replicate.
 
-    Points are added in sets of equal size, so that one compiled program serves all sets. Call the
-    function inside `jax.enable_x64(True)`.
+    Call the function inside `jax.enable_x64(True)`.
     """
     size = _SET if points is None else min(points, _SET)
     streams = [_tail_sets(head, size, replicate) for replicate in range(REPLICATES)]
@@ -114,8 +113,8 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
 def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
     """Return a risk that is at least the noise floor, or raise an error if it is inaccurate.
 
-    The noise floor is half the sum of the noise variances of the labels. Every risk is at least the
-    floor. A value below the floor by no more than its error is replaced by the floor.
+    The noise floor, half the sum of the noise variances of the labels, is a lower bound of all
+    risks. A value below it by at most four errors is replaced by it.
     """
     value, error, _ = found
     floor = 0.5 * task.label_dim * task.noise_variance
@@ -131,10 +130,10 @@ def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
 
 
 def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], list[SoftmaxRisk]]:
-    """Return the risk over independent point sets, and variants over the first set.
+    """Return the risk over independent point sets, and changed risks over the first set.
 
-    The variants measure the error of the tables: one has tables changed by their errors, another
-    has statistics at their limit beyond the range of the tables.
+    The changed risks measure the error of the tables. One has tables changed by their errors. If
+    points exceed the range of the tables, another has statistics at their limit there.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
     risk, perturbed_risk, rows = _tabulated(head, sets)
@@ -151,10 +150,10 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
 def _tabulated(
     head: Regressor, sets: list[Nodes]
 ) -> tuple[SoftmaxRisk, SoftmaxRisk, NDArray[np.float64]]:
-    """Return the risk, the risk with perturbed tables, and the means over each point set.
+    """Return the risk, the risk with tables changed by their errors, and the means over each set.
 
-    The range of the tables covers the sharpness that matters at the points. The second risk has
-    tables changed by their errors. Both risks use the points of the first set.
+    The range of the tables is increased until the risk from sharpness beyond it is negligible. Both
+    risks use the points of the first set.
     """
     end = first_range(head.task, head.key_query)
     while True:
@@ -183,7 +182,7 @@ def first_range(task: LinearRegression, key_query: Array) -> float:
 
 
 def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
-    """Raise an error unless `lost`, the part of a risk beyond the tables, is small."""
+    """Raise an error if `lost`, the contribution beyond the tables, is too large to report."""
     if lost > _MISSED * abs(value):
         sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
         raise ArgumentError(
@@ -206,10 +205,7 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value: Array) -> PointM
 def _mean_risk(
     risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]
 ) -> tuple[Estimate, float]:
-    """Return the mean risk over point sets, and the factor on the slopes of the lines.
-
-    The factor is the one between 0 and 1 for which the risks over the point sets differ least.
-    """
+    """Return the mean risk over point sets, and the slope factor that minimises its variance."""
     flat, sloping = _risks(risk, head, rows)
     difference = sloping - flat
     spare = difference - difference.mean()
@@ -222,12 +218,12 @@ def _mean_risk(
 
 
 def _lost(rows: np.ndarray) -> float:
-    """Return the change of the risk if statistics beyond the tables are replaced by their limit."""
+    """Return the size of the change of the risk with limit statistics beyond the tables."""
     return 0.5 * abs(float(rows[:, PointMeans._fields.index("beyond")].mean()))
 
 
 def _risks(risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the risk for each row of means, with lines of slope zero and full slope, [2, rows]."""
+    """Return the risk for each row of means, with slope factors 0 and 1, [2, rows]."""
     both = _compiled_risks(with_arrays(risk), head.key_query, head.value, to_device(rows))
     return np.asarray(both)
 
@@ -241,11 +237,12 @@ def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value: Array, rows: Arr
 
 
 def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
-    r"""Return the risk of an isotropic block head by one integral, or None if it does not apply.
+    r"""Return the risk of an isotropic block head by one integral over $|x_q|^2$.
 
-    The integral requires $\Sigma=\lambda I$, $\Sigma_q=\lambda_qI$, an isotropic block head and
-    $\sigma\le40$. Then $|x_q|^2$ has the law of $\lambda_q\chi^2_d$. The trapezoidal rule in
-    $\log\chi^2$ has an error that decreases geometrically in the number of nodes.
+    This requires $\Sigma=\lambda I$, $\Sigma_q=\lambda_qI$, a head of `isotropic_block` and
+    $\sigma\le40$. Otherwise, or if the tolerance is not reached, the result is None. The law of
+    $|x_q|^2$ is $\lambda_q\chi^2_d$. The error of the trapezoidal rule in $\log\chi^2$ decreases
+    geometrically in the number of nodes.
     """
     block = isotropic_block(head)
     if block is None:
@@ -266,10 +263,7 @@ def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
 
 
 def isotropic_block(head: Regressor) -> tuple[float, float] | None:
-    r"""Return (a, b) if $U=\mathrm{diag}(aI,0)$ and $V=(0,bI)$, otherwise None.
-
-    The covariances of the task must be multiples of the identity.
-    """
+    r"""Return (a, b) if $U=\mathrm{diag}(aI,0)$, $V=(0,bI)$ and covariances are scalar, or None."""
     key_query, value = np.asarray(head.key_query), np.asarray(head.value)
     dim = head.task.covariance.shape[0]
     covariances = head.task.covariance, head.task.query_covariance
@@ -283,10 +277,10 @@ def isotropic_block(head: Regressor) -> tuple[float, float] | None:
 def _mean_squares(
     head: Regressor, a: float, b: float, chi2: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    r"""Return the mean squared error given $r=|x_q|^2=\lambda_q\chi^2$, averaged over W.
+    r"""Return the mean squared error at each $r=|x_q|^2=\lambda_q\chi^2$; None if $\sigma>40$.
 
-    $\sigma^2=a^2\lambda r$, and for each label $E\,y^2=\tau^2r$, $E\,cy=k\tau^2r$,
-    $E\,c^2=k^2\tau^2r$ with $k=ab\lambda$, and
+    With $k=ab\lambda$, $\sigma^2=a^2\lambda r$, and for each label the means over W are
+    $E\,y^2=\tau^2r$, $E\,cy=k\tau^2r$, $E\,c^2=k^2\tau^2r$ and
     $E\,v^\top\Gamma_wv=b^2(\tau^2\mathrm{tr}\Sigma+s^2)$.
     """
     task = head.task
@@ -304,20 +298,21 @@ def _mean_squares(
     return task.label_dim * one_label
 
 
-def line_risk(head: Regressor) -> Estimate | None:
+def one_covariate_risk(head: Regressor) -> Estimate | None:
     r"""Return the risk for one covariate, or None if there are several or $\sigma>40$.
 
-    Let u be the block of U from labels to the covariate, $e=u/|u|$ and $\omega=e^\top W$. The
-    sharpness depends only on $x_q$ and $\omega$. The part of W orthogonal to e is independent of
-    both, and the mean square is a quadratic form in that part, so its mean has a closed form. The
-    trapezoidal rule in $x_q$ and $\omega$ has an error that decreases geometrically.
+    Let the column u be the block of U with labels $t_2=ux_q$ of the tilt, $e=u/|u|$ and
+    $\omega=e^\top W$. The sharpness depends only on $x_q$ and $\omega$. The component of W
+    orthogonal to e is independent of both. The mean square is a quadratic form in this component,
+    so its mean has a closed form. The error of the trapezoidal rule in $x_q$ and $\omega$ decreases
+    geometrically in the number of nodes.
     """
     if head.task.covariance.size > 1:
         return None
-    found = _on_line(head, _LINE_STEPS[0])
+    found = _one_covariate_rule(head, _GRID_STEPS[0])
     change = math.inf
-    for step in _LINE_STEPS[1:]:
-        finer = None if found is None else _on_line(head, step)
+    for step in _GRID_STEPS[1:]:
+        finer = None if found is None else _one_covariate_rule(head, step)
         if found is None or finer is None:
             return None
         change, found = abs(finer.value - found.value), finer
@@ -330,15 +325,15 @@ def line_risk(head: Regressor) -> Estimate | None:
     return found._replace(error=error + found.error)
 
 
-def _on_line(head: Regressor, step: float) -> Estimate | None:
-    """Return the risk for one covariate with a given step; its error is that of the tables."""
+def _one_covariate_rule(head: Regressor, step: float) -> Estimate | None:
+    """Return the risk by a rule, with the error of the tables; None beyond the tables."""
     task = head.task
     S, prior, noise = float(task.covariance[0, 0]), task.prior_variance, task.noise_variance
     key_query, value = np.asarray(head.key_query), np.asarray(head.value)
     a, u, V1, B = key_query[0, 0], key_query[1:, 0], value[:, 0], value[:, 1:]
     size = float(np.linalg.norm(u))
     e = u / size if size > 0.0 else np.eye(u.size)[0]
-    count = math.ceil(_LINE_REACH / step)
+    count = math.ceil(_GRID_REACH / step)
     normal = step * np.arange(-count, count + 1)
     density = step * np.exp(-0.5 * normal**2) / math.sqrt(2.0 * math.pi)
     x = math.sqrt(float(task.query_covariance[0, 0])) * normal[count:, None]
@@ -349,7 +344,7 @@ def _on_line(head: Regressor, step: float) -> Estimate | None:
     largest = math.sqrt(float(squared.max()))
     if largest > TABLE_RANGES[-1]:
         return None
-    # c = along V1 + read Be + B W' p, where W' is the part of W orthogonal to e
+    # c = along V1 + read Be + B W' p, where W' is the component of W orthogonal to e
     Be = B @ e
     along, read = math.sqrt(S) * p, math.sqrt(S) * w * p + noise * size * x
     across, trace = float(np.sum(B * B) - Be @ Be), float(np.trace(B) - e @ Be)
@@ -369,10 +364,10 @@ def _on_line(head: Regressor, step: float) -> Estimate | None:
 
 
 def query_law_risk(head: Regressor, effort: Effort) -> Estimate:
-    r"""Return the risk for queries of any law, if scores do not depend on labels ($u=0$).
+    r"""Return the risk for queries of any law, for a head whose scores do not depend on labels.
 
-    Then the sharpness does not depend on W, and means over W given the query have closed forms. For
-    listed queries the mean is a finite sum. From other laws, queries are drawn until the standard
+    The sharpness then does not depend on W, and means over W given the query have closed forms. The
+    mean over listed queries is a finite sum. From other laws, queries are drawn until the standard
     error is below the tolerance.
     """
     law = unwrap(head.task.query_covariates)
@@ -401,9 +396,9 @@ def _drawn_queries(
 def _at_queries(
     head: Regressor, query: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> tuple[float, float]:
-    """Return the mean risk over queries, [d, n], and the error of the tables.
+    """Return the mean risk over queries, [d, n], with weights [n], and the error of the tables.
 
-    Polynomial terms are averaged over the law of the query instead of the drawn queries.
+    Polynomials in the query are averaged over its law, not over the given queries.
     """
     task, root = head.task, covariance_factor(head.task.covariance)
     dim = root.shape[0]
@@ -434,7 +429,7 @@ def _at_queries(
 
 
 def _chi_square_nodes(dim: int, step: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return nodes and masses of the $\chi^2_d$ law, with equal steps in $\log\chi^2$."""
+    r"""Return nodes with equal steps in $\log\chi^2$, and their masses under the law $\chi^2_d$."""
     count = math.ceil((2 * _TAIL / dim + math.log(dim + 4 * _TAIL + 16 * math.sqrt(dim))) / step)
     y = -2 * _TAIL / dim + step * np.arange(count + 1)
     chi2 = np.exp(y)

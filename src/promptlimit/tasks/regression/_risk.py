@@ -34,7 +34,7 @@ from promptlimit.tasks._problem import (
 from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._quadrature import (
-    line_risk,
+    one_covariate_risk,
     query_law_risk,
     radial_risk,
     replicate_risks,
@@ -53,7 +53,7 @@ from promptlimit.tasks.regression._task import LinearRegression, other_queries, 
 
 
 class LinearRisk(eqx.Module):
-    r"""The risk $R_L(U, v)$ of linear attention, and of softmax at $L=\infty$: a polynomial.
+    r"""The risk $R_L(U, v)$ of a linear head, or of a softmax head at $L=\infty$: a polynomial.
 
     Attributes:
         task: the regression.
@@ -66,7 +66,7 @@ class LinearRisk(eqx.Module):
     def __call__(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, "*m tokens"]
     ) -> Float[Array, ""]:
-        r"""Return $R_L$ at $U$ and the last row of $V$ (m rows for labels in $\mathbb R^m$)."""
+        r"""Return $R_L$ at $U$ and the last row of $V$, or m rows for labels in $\mathbb R^m$."""
         value = jnp.atleast_2d(value_row)
         return linear_risk(self.task, self.length, key_query[None], value[None])
 
@@ -84,10 +84,10 @@ def risk_function(
 
     For labels in $\mathbb R^m$, v is the last m rows, [m, tokens].
 
-    The risk of linear attention, and of either attention at $L=\infty$, is a polynomial without
-    error. The risk of softmax attention at finite length is an average over fixed points
-    $(w, x_q)$, symmetric under $w\to-w$; its cost does not depend on L. It is NaN if the sharpness
-    at a point exceeds `max_sharpness`: check `.sharpness(U)` and pass a larger range, up to 40.
+    The risk of linear attention, and of softmax attention at $L=\infty$, is an exact polynomial.
+    The risk of softmax attention at finite length is an average over fixed points $(w, x_q)$,
+    symmetric under $w\to-w$; its cost does not depend on L. It is NaN if the sharpness at a point
+    exceeds `max_sharpness`: check `.sharpness(U)` and pass a larger range, up to 40.
 
     Args:
         task: the regression.
@@ -95,8 +95,8 @@ def risk_function(
         kernel: "softmax" or "linear".
         points: the number of points, a power of two.
         replicate: the index of an independent point set; differences between sets show the error.
-        max_sharpness: the largest sharpness in the tables of weight statistics; computing tables
-            takes seconds, once per length.
+        max_sharpness: the largest sharpness in the tables of weight statistics. Computing the
+            tables takes seconds, once per length.
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
@@ -158,7 +158,7 @@ class RegressionObjective(AbstractObjective):
 def heads_risk(
     task: LinearRegression, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the risk of linear heads and a residual, or of any heads over infinite prompts."""
+    """Return the risk of linear heads and a residual; at infinite length, of any heads."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     key_query = jnp.stack([head.key_query for head in heads])
     value = jnp.stack([head.value[-task.label_dim :] for head in heads])
@@ -177,14 +177,14 @@ def _not_softmax(problem: RiskProblem) -> str | None:
 
 
 def _not_averaged(problem: RiskProblem) -> str | None:
-    """Return the reason why the risk of one softmax head is not a mean over queries."""
+    """Return why the risk is not a mean over points or over queries, or None."""
     reason = _not_softmax(problem)
     law = None if reason is not None else other_queries(problem)
     if law is None:
         return reason
     dim = problem.task.covariance.shape[0]
     reads = np.asarray(unwrap(problem.head).key_query)[dim:, :dim].any()
-    return f"{law}, and scores read labels" if reads else None
+    return f"{law}, and scores depend on labels" if reads else None
 
 
 def _not_points(problem: RiskProblem) -> str | None:
@@ -198,20 +198,20 @@ def _not_heads(problem: RiskProblem) -> str | None:
         return None
     if _is_softmax(problem):
         return other_queries(problem)
-    return "several softmax heads over finite prompts have a rule of their own"
+    return "another rule applies to several softmax heads over finite prompts"
 
 
-def reads_labels(problem: RiskProblem) -> str | None:
+def scores_use_labels(problem: RiskProblem) -> str | None:
     """Return why the attention is not a sum of softmax heads with scores independent of labels."""
     if problem.heads is None:
         return "it does not implement `as_heads`"
     if problem.kernels != {"softmax"}:
-        return "softmax heads next to linear ones need the joint law of both"
+        return "not all heads are softmax heads"
     dim = problem.task.token_dim - 1
     if any(np.asarray(head.key_query)[dim, :dim].any() for head in problem.heads):
         return (
-            "scores of several softmax heads must not read labels (the last row of a key-query "
-            "matrix is not zero)"
+            "scores of softmax heads depend on labels (the last row of a key-query matrix is not "
+            "zero)"
         )
     return None
 
@@ -224,9 +224,9 @@ def reads_labels(problem: RiskProblem) -> str | None:
     obstacle=on(LinearRegression, obstacle=_not_heads),
 )
 def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the risks as functions; the tables for all lengths are computed together.
+    """Return the risks as functions of the attention; one pass tabulates all lengths.
 
-    In `SoftmaxRisk` the slopes of the lines are zero. The widest tables are continued by their last
+    The lines of `SoftmaxRisk` have slope zero. Beyond the widest tables, statistics keep their last
     values, because few points exceed them.
     """
     task, softmax = problem.task, _is_softmax(problem)
@@ -249,7 +249,7 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 
 
 def _regressors(problem: RiskProblem) -> list[Regressor | None]:
-    """Return the head at each finite length, None at infinity; tables are computed together."""
+    """Return the head at each length, with one pass for the tables; None at infinite lengths."""
     head, finite = unwrap(problem.head), problem.finite
     regressor = Regressor(
         problem.task,
@@ -279,7 +279,7 @@ def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
         if head.task.query_covariates is not None:
             return require_accuracy(query_law_risk(head, effort), head.task)
         if effort.points is None:
-            integral = radial_risk(head, effort.tolerance) or line_risk(head)
+            integral = radial_risk(head, effort.tolerance) or one_covariate_risk(head)
             if integral is not None:
                 return require_accuracy(integral, head.task)
         return softmax_risk(head, tolerance=effort.tolerance, points=effort.points)

@@ -1,19 +1,16 @@
 r"""The exact risk of one softmax head on Gaussian regression, as a function of its parameters.
 
-The hidden weights are $W$ (a row $w^\top$ for one label), the covariates of the query $x_q$, the
-labels of the query without noise $y=Wx_q\in\mathbb R^m$, and $y_q$ with noise of variance $s^2$.
-Given $W$, tokens are $N(0,\Gamma_W)$. The head has the tilt $t=U(x_q,0)$ and the last $m$ rows $V$
-of its value matrix; $\sigma^2=t^\top\Gamma_Wt$ is the squared sharpness, and $c=V\Gamma_Wt$ is the
-prediction over an infinite prompt. The mean square over prompts of length L is
+Symbols: $W$ are the hidden weights (for one label the row $w^\top$) and $x_q$ the covariates of the
+query. Its labels are $y=Wx_q\in\mathbb R^m$ without noise, and $y_q$ with noise of variance $s^2$.
+Given $W$, tokens are $N(0,\Gamma_W)$. The head has the tilt $t=U(x_q,0)$, the squared sharpness
+$\sigma^2=t^\top\Gamma_Wt$, and the last m rows $V$ of its value matrix. Its prediction over an
+infinite prompt is $c=V\Gamma_Wt$. Over prompts of L tokens,
 
 $$E[|\text{prediction}-y_q|^2\mid W,x_q]=|c-y|^2+m\,s^2+f\,P(\sigma^2)+|c|^2\varrho(\sigma^2),\qquad
 f=\mathrm{tr}V\Gamma_WV^\top-2c\cdot(c-y),$$
 
-where $P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$ depend on
-$L$ and $\sigma^2$ only. Here $S_k$ is the sum of k-th powers of the softmax weights, and A is the
-weighted mean of the standardised scores. The last expression for $\varrho$ does not divide by
-$\sigma$, so value and gradient are smooth where the tilt vanishes. The formulas are derived in
-docs/tasks.md.
+where $P=E\,S_2$ and $\varrho=E\,S_2-6E\,S_3+6E\,S_2^2$ depend only on L and $\sigma^2$. Here $S_k$
+is the sum of the k-th powers of the softmax weights. docs/tasks.md derives the formula.
 """
 
 import dataclasses
@@ -38,10 +35,10 @@ _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 
 def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> None:
-    r"""Tabulate the statistics of softmax weights that risks need, at several lengths together.
+    r"""Tabulate the statistics of softmax weights for risks at several lengths.
 
-    Computing the tables for twenty lengths takes as long as for one or two. Flows, training runs
-    and risks that are computed later in the same process use the tables.
+    Later flows, training runs and risks in the same process reuse the tables. The tables for twenty
+    lengths take as long as those for one or two.
 
     Args:
         lengths: prompt lengths, whole numbers from 1 to 1e30.
@@ -58,8 +55,8 @@ def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> N
 def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
     r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, named "participation" and "excess".
 
-    $\varrho$ is a linear combination of three tabulated statistics. Their tables divide the range
-    of $\sigma^2$ into the same pieces, so the combination is again a table.
+    $\varrho$ is a linear combination of three statistics. Their tables have the same intervals of
+    $\sigma^2$, so the combination is again a table.
     """
     interpolant = weight_interpolant(length, max_sharpness=max_sharpness, statistics=_STATISTICS)
     participation, cubic, square = interpolant.tables
@@ -79,11 +76,10 @@ def with_arrays(tree: TreeT) -> TreeT:
 
 
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
-    r"""Return the statistics changed by bounds of their errors.
+    r"""Return the statistics plus bounds of their errors.
 
-    Values of $P$ change by `error` and slopes by `slope_error`, relative to the size of $P$. The
-    change of $\varrho=P-6E\,S_3+6E\,S_2^2$ is 13 times as large, because neither $E\,S_3$ nor
-    $E\,S_2^2$ exceeds $P$.
+    Values of $P$ change by `error` and slopes by `slope_error`, both relative to $P$. The change of
+    $\varrho=P-6E\,S_3+6E\,S_2^2$ is 13 times as large, because $E\,S_3\le P$ and $E\,S_2^2\le P$.
     """
     participation, excess = statistics.tables
     size = np.abs(participation[..., :1, :])
@@ -95,10 +91,10 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 
 
 class PointMeans(NamedTuple):
-    r"""The weighted means over points that `SoftmaxRisk.combined` adds up.
+    r"""Weighted means over points, from which `SoftmaxRisk.combined` computes the risk.
 
     $c^2$ stands for $|c|^2$. A bar denotes the mean over W given the query, in closed form. $P_0$
-    and $\varrho_0$ are $P$ and $\varrho$ at $\bar\sigma^2$; they depend only on the query.
+    and $\varrho_0$ are $P$ and $\varrho$ at $\bar\sigma^2$, so they depend only on the query.
 
     Attributes:
         participation: the mean of $P_0$, divided by the mean mass of the points.
@@ -109,8 +105,8 @@ class PointMeans(NamedTuple):
         factor_sharpness: the mean of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
         square_sharpness: the mean of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
         finite: the mean of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
-        beyond: the mean of $f(1-P)+c^2(1-\varrho)$, counted only at points whose sharpness exceeds
-            the range of the tables.
+        beyond: the mean of $f(1-P)+c^2(1-\varrho)$ at points whose sharpness exceeds the range of
+            the tables, and of 0 at the others.
     """
 
     participation: Float[Array, "*sets"]
@@ -127,12 +123,8 @@ class PointMeans(NamedTuple):
 class Regressor(NamedTuple):
     """One softmax head on Gaussian regression at one length.
 
-    Attributes:
-        task: the regression.
-        length: the prompt length L.
-        key_query: the matrix U.
-        value: the last m rows of the value matrix, which predict the labels.
-        together: lengths whose tables are computed in one pass.
+    The array `value` contains the last m rows of the value matrix, which predict the labels. The
+    tables for the lengths `together` are computed in one pass.
     """
 
     task: LinearRegression
@@ -145,31 +137,31 @@ class Regressor(NamedTuple):
 class SoftmaxRisk(eqx.Module):
     r"""The risk $R_L(U, V)$ of a softmax head, averaged over fixed points $(W, x_q)$.
 
-    Polynomials in the parameters are averaged in closed form. Let $\ell_P$ and $\ell_\varrho$ be
-    linear functions of $\sigma^2$ that approximate $P$ and $\varrho$, called lines below. For one
-    label,
+    Let $\ell_P$ and $\ell_\varrho$ be linear functions of $\sigma^2$ that approximate $P$ and
+    $\varrho$, called lines. For one label,
 
-    $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
+    $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)].$$
 
-    Only the last term is a sum over points. It vanishes as the prompt grows.
+    Only the last term is a sum over points; it vanishes as the prompt grows. The other terms are
+    polynomials in the parameters with closed forms.
 
-    `risk_function` uses the slopes of these lines unchanged. `risk` multiplies the slopes by one
-    factor, chosen so that the results of independent point sets differ least. For block heads
-    ($u=v_1=0$) over short prompts this reduces the error eightfold. Objectives and flows use lines
-    of slope zero, because with few points and other slopes the risk decreases without bound at
-    large parameters. For labels in $\mathbb R^m$, $m>1$, all lines have slope zero.
+    `risk_function` uses the slopes of `_slopes`. `risk` multiplies both slopes by the factor for
+    which independent point sets differ least. For block heads, $U=\mathrm{diag}(A,0)$ and
+    $V=(0,b)$, over short prompts this reduces the error eightfold. Objectives and flows use slope
+    zero, because with few points and other slopes the risk decreases without bound at large
+    parameters. For labels in $\mathbb R^m$, $m>1$, all lines have slope zero.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         nodes: the points $(W, x_q)$.
-        slope_share: the factor on the slopes of the lines. None means slope zero and no closed-form
-            means over W given the query. These means take 1.9 times as long and do not reduce the
-            error for the few points of a flow.
+        slope_share: the factor on the slopes of the lines. None means slope zero without the
+            closed-form means over W given the query, which take 1.9 times as long and do not reduce
+            the error for the few points of a flow.
         clipped: whether the statistics keep their last value beyond the range of the tables; if
-            False, they are NaN.
-        saturated: whether the risk of a clipped head is corrected to statistics of 1, their limit,
-            beyond the range of the tables.
+            False, they are NaN there.
+        saturated: whether a clipped risk is corrected to statistics of 1, their limit, beyond the
+            range of the tables.
     """
 
     task: LinearRegression
@@ -194,9 +186,9 @@ class SoftmaxRisk(eqx.Module):
     ) -> Float[Array, ""]:
         r"""Return $R_L$ at $U$ and the last row of the value matrix.
 
-        For labels in $\mathbb R^m$, pass the last m rows as an array of shape [m, tokens]. The
-        result is NaN if the sharpness at a point exceeds the tables, unless `clipped` is set. Call
-        the method inside `jax.enable_x64(True)`. It supports `jax.jit` and `jax.grad`.
+        For labels in $\mathbb R^m$, pass the last m rows as an array of shape [m, tokens]. Unless
+        `clipped` is set, the result is NaN if the sharpness at a point exceeds the tables. Call the
+        method inside `jax.enable_x64(True)`. It supports `jax.jit` and `jax.grad`.
         """
         value = jnp.atleast_2d(value_row)
         if self.slope_share is not None:
@@ -264,11 +256,11 @@ class SoftmaxRisk(eqx.Module):
         all_means: PointMeans,
         slope_share: float | Float[Array, ""],
     ) -> Float[Array, "*sets"]:
-        r"""Return the risk from means over points and closed forms of its polynomial part.
+        r"""Return the risk, with closed forms in place of the means of $f\,\ell_P+c^2\ell_\varrho$.
 
-        Closed forms replace the means over points of $f\,\ell_P$ and $c^2\ell_\varrho$. Each line
-        is $\ell=h+\kappa\sigma^2$; its height h is fitted to `all_means`, the means over all
-        points. The risk is linear in `slope_share`.
+        Each line is $\ell=h+\kappa\sigma^2$ with the height h fitted to `all_means`, the means over
+        the points of all sets; `means` are those over each set. The risk is linear in
+        `slope_share`.
         """
         exact = averages(self.task, key_query, value)
         slope_p = slope_rho = jnp.zeros_like(exact.sharpness)
@@ -289,9 +281,9 @@ class SoftmaxRisk(eqx.Module):
     def _at_points(self, key_query: Array, value: Array) -> "_AtPoints":
         r"""Return f, $|c|^2$, $\sigma^2$ and the statistics at each point.
 
-        Write $t=(t_1,t_2)$ and $V=(V_1,B)$, split into covariates and labels. Let $C^\top C=\Sigma$
-        and $p=C(t_1+W^\top t_2)$, and let $r_i$ be the rows of $(V_1+BW)C^\top$. Then
-        $\sigma^2=|p|^2+s^2|t_2|^2$, $c_i=\langle p,r_i\rangle+s^2(Bt_2)_i$ and
+        Write $V=(V_1,B)$, split into covariates and labels, and let $r_i$ be the rows of
+        $(V_1+BW)C^\top$. With $t_2$, $p$ and C of `Scores`,
+        $c_i=\langle p,r_i\rangle+s^2(Bt_2)_i$ and
         $\mathrm{tr}V\Gamma_WV^\top=\sum_i|r_i|^2+s^2|B|^2$.
         """
         noise, weights = self.task.noise_variance, to_device(self.nodes.weights)
@@ -343,7 +335,7 @@ def scores(
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
 ) -> Scores:
-    """Return the tilt of a head at the points, multiplied by C, and its squared sharpness."""
+    """Return the scores of the head with U = `key_query` at the points."""
     root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
     dim = query.shape[0]
     q, t2 = root @ key_query[:dim, :dim] @ query, key_query[dim:, :dim] @ query
@@ -355,11 +347,10 @@ def scores(
 def _slopes(
     statistics: WeightInterpolant, sharpness: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    r"""Return the slopes of the lines near $P$ and $\varrho$, given $E\,\sigma^2$.
+    r"""Return the mean slopes of $P$ and $\varrho$ for $\sigma^2$ from 0 to $3E\,\sigma^2$.
 
-    The argument `sharpness` is $E\,\sigma^2$. A slope is the mean slope of the statistic for
-    $\sigma^2$ from 0 to $3E\,\sigma^2$, computed with two Gauss nodes. It is smooth where
-    $E\,\sigma^2=0$.
+    The argument `sharpness` is $E\,\sigma^2$. Two Gauss nodes are used, so the result is smooth
+    where $E\,\sigma^2=0$.
     """
     nodes = to_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)

@@ -10,18 +10,17 @@ $$2R=s^2+E\,(k-w)^\top\Sigma_q(k-w),$$
 
 a mean over w and, if L is finite, over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$.
 
-The mean has a closed form if residual and heads are $\mathrm{diag}(\rho I,\rho')$,
-$U=\mathrm{diag}(uI,0)$ and $V=\mathrm{diag}(\alpha I,b)$: all matrices are then functions of the
-second moment S of the covariates. At an eigenvalue $\lambda$ of S, let g and t be the factors by
-which the layers so far have multiplied covariates and labels, and f the factor between the exact
-answer and the prediction. Each layer updates them by
+The mean has a closed form if every layer has the residual $\mathrm{diag}(\rho I,\rho')$ and heads
+$U=\mathrm{diag}(uI,0)$, $V=\mathrm{diag}(\alpha I,b)$. All matrices are then functions of the
+second moment S of the covariates. At an eigenvalue $\lambda$ of S, the layers multiply the
+covariates by g and the labels by t, and the prediction is f times the exact answer. Starting from
+$g=t=1$ and $f=0$, each layer updates these factors by
 
 $$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
-t\gets(\rho'+bu\,\lambda g^2)t$$
+t\gets(\rho'+bu\,\lambda g^2)t ,$$
 
-(summed over heads), starting from $g=t=1$ and $f=0$. The relative error is $p=1-f$. The layers
-perform gradient descent if they do not change the covariates (von Oswald et al. 2023; Ahn et al.
-2023), and GD++ if they do.
+with $\alpha u$ and $bu$ summed over heads. The relative error is $p=1-f$. The layers perform
+gradient descent if they do not change the covariates, and GD++ if they do.
 """
 
 import math
@@ -96,11 +95,8 @@ class StackObjective(AbstractObjective):
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
-    """Return the reason why the attention depends on more than second moments, or None.
-
-    Linear heads depend only on second moments at every length. Softmax heads do so only over an
-    infinite prompt. Other rules apply to one layer on `LinearRegression`.
-    """
+    """Return why the attention depends on more than second moments, or None."""
+    # Other rules apply to one layer on LinearRegression.
     if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
         return OutOfScope("the attention is not a stack")
     if (labels := several_labels(problem)) is not None:
@@ -132,8 +128,9 @@ def _stack_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def stack_objectives(problem: RiskProblem, length: float, points: int) -> Objectives:
     r"""Return the risk at one length as a function of the stack.
 
-    It has a closed form if a few Gauss-Hermite nodes integrate the polynomial in w exactly. Its
-    degree is at most $2(3^K-1)$, for which $3^K$ nodes per axis are sufficient.
+    For a fixed covariance and an infinite prompt it is the mean of a polynomial in w of degree at
+    most $2(3^K-1)$. If the dimension is small, $3^K$ Gauss-Hermite nodes per axis compute it
+    exactly.
     """
     task, depth = problem.task, len(_layers(problem))
     fixed = task.rotation_dim == 0 and math.isinf(length)
@@ -156,7 +153,7 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
-    """Return the closed form if layers commute, otherwise a mean over points to a tolerance."""
+    """Return the risk in closed form if layers commute, otherwise as a mean over points."""
     known = commuting_risk(problem.attention, problem.task, length)
     if known is not None:
         return Estimate(known, 0.0, 0)
@@ -186,16 +183,12 @@ def _objective(
 ) -> StackObjective:
     r"""Return the objective at these points and their mirror images.
 
-    Tokens are $z=M(g,\epsilon)$ with standard normals $(g,\epsilon)$, whose second moment over a
-    prompt is N, so that of z is $MNM^\top$. The mirror image of a point has the weights $-w$, and
-    its second moment differs by the sign of the label. Terms odd in w therefore vanish.
+    Tokens are $z=M(g,\epsilon)$ with standard normals $(g,\epsilon)$. If N is the second moment of
+    these over a prompt, that of z is $MNM^\top$. The mirror image of a point has the weights $-w$
+    and the second moment of tokens with the opposite label. Terms odd in w therefore vanish.
 
-    Args:
-        task: the regression.
-        weights: the hidden weights $w$, [points, d].
-        masses: the masses of the points; equal when None.
-        rotations: the normals that determine the rotation of each prompt, if prompts are rotated.
-        shapes: the second moments $N$; the identity when None.
+    By default masses are equal, and the second moments N (`shapes`) are the identity. The normals
+    `rotations` determine the rotation of each prompt.
     """
     points, dim = weights.shape
     covariance, query = task.covariances(np.zeros((points, 0)) if rotations is None else rotations)
@@ -218,7 +211,7 @@ def _objective(
 
 
 def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObjective:
-    """Return the limit risk on a grid of Gauss-Hermite nodes of w."""
+    """Return the limit risk on a grid of `count` Gauss-Hermite nodes per entry of w."""
     grid, masses = product_rule([normal_gauss(count)] * (task.token_dim - 1))
     return _objective(task, math.sqrt(task.prior_variance) * grid, masses=masses)
 
@@ -226,7 +219,7 @@ def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObj
 def _limit_objective(
     task: AbstractGaussianRegression, points: int, replicate: int
 ) -> StackObjective:
-    """Return the limit risk over points whose second moment is exactly that of the law of w."""
+    """Return the limit risk over weights w whose second moment is exactly that of their law."""
     dim = task.token_dim - 1
     normals = sobol_normals(dim + task.rotation_dim, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
@@ -237,7 +230,7 @@ def _limit_objective(
 def _finite_objective(
     task: AbstractGaussianRegression, length: float, points: int, replicate: int
 ) -> StackObjective:
-    """Return the risk over L tokens, by Bartlett factors of their second moments."""
+    """Return the risk over L tokens, whose second moments are drawn by their Bartlett factors."""
     dim = task.token_dim - 1
     factor, normals = bartlett_factors(
         dim + 1, length, points // 2, replicate, extra=dim + task.rotation_dim
@@ -282,9 +275,9 @@ def commuting_risk(
 ) -> float | None:
     r"""Return the risk in closed form; None if layers do not commute or the degree is too high.
 
-    For infinite prompts, $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ on the axes of
-    $\Sigma$. At finite L this requires $\Sigma=\lambda I$; the risk then follows from the mean F of
-    `promptlimit.depth` over a Wishart spectrum.
+    For infinite prompts, $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ in a basis of
+    eigenvectors of $\Sigma$ with eigenvalues $\lambda_i$. At finite L, $\Sigma=\lambda I$ is
+    required, and the risk follows from the mean `Spectrum.mean` over a Wishart spectrum.
     """
     layers = scalar_layers(attention)
     if layers is None:

@@ -1,8 +1,4 @@
-r"""In-context linear regression tasks.
-
-Tokens are $(x, y)$ with covariates x and the label $y=\langle w,x\rangle$ plus noise, for hidden
-weights w that are new for each prompt. The classes differ in the law of the covariates.
-"""
+"""In-context linear regression tasks, which differ in the law of the covariates."""
 
 import abc
 import math
@@ -30,13 +26,13 @@ from promptlimit.tasks._abstract import AbstractTask
 
 
 class AbstractRegression(AbstractTask):
-    r"""Linear regression in context: each prompt has its own weights $w\sim N(0,\tau^2I)$.
+    r"""Linear regression in context: each prompt has new hidden weights $w\sim N(0,\tau^2I)$.
 
-    Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$ and standard normal $\epsilon$. The
-    query is $(x_q, 0)$. The prediction is the last coordinate of the output, and the loss is half
-    its squared difference from the noisy label $y_q$. Labels in $\mathbb R^m$ are
-    $y=Wx+s\,\epsilon$, where the entries of W are independent $N(0,\tau^2)$. The last m coordinates
-    of the output predict them.
+    Tokens are $(x, y)$ with covariates x and the label $y=\langle w,x\rangle+s\,\epsilon$, where
+    $\epsilon$ is standard normal. The query is $(x_q, 0)$. The last coordinate of the output is the
+    prediction, and the loss is half its squared difference from the noisy label $y_q$. Labels in
+    $\mathbb R^m$ are $y=Wx+s\,\epsilon$ with independent entries $N(0,\tau^2)$ of W, and the last m
+    coordinates of the output predict them.
     """
 
     noise_variance: eqx.AbstractVar[float]
@@ -75,35 +71,34 @@ class AbstractRegression(AbstractTask):
 
 
 class AbstractGaussianRegression(AbstractRegression):
-    """Linear regression whose tokens are centred Gaussians, given w and the covariance."""
+    """Linear regression whose tokens, given w and the covariance of x, are centred Gaussians."""
 
     @property
     @abc.abstractmethod
     def rotation_dim(self) -> int:
-        """The number of standard normals that determine the covariance of a prompt; 0 if fixed."""
+        r"""The number of standard normals that determine $\Sigma$; 0 if $\Sigma$ is fixed."""
 
     @abc.abstractmethod
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
-        r"""Return $\Sigma$ and $\Sigma_q$: one pair if fixed, else one per row of normals."""
+        r"""Return $\Sigma$ and $\Sigma_q$: one pair if fixed, otherwise one per row of normals."""
 
 
 class LinearRegression(AbstractGaussianRegression):
     r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$.
 
-    Tokens are Gaussian given the hidden weights $w$, so risks of one head are exact at every
-    length. Parameters are stored in double precision.
+    Risks of one head are exact at every length. The parameters are stored in double precision.
 
     Args:
         covariance: the covariance $\Sigma$ of x, shape `[d, d]`, positive semi-definite.
         noise_variance: $s^2$, the variance of the label noise.
-        prior_variance: $\tau^2$, the variance of each entry of $w$.
+        prior_variance: $\tau^2$, the variance of each entry of the hidden weights $w$.
         query_covariance: the covariance $\Sigma_q$ of the covariates $x_q$ of the query; $\Sigma$
             when None.
-        query_covariates: the law of $x_q$ if it is not $N(0,\Sigma_q)$. `query_covariance` is
-            then the second moment $E\,x_qx_q^\top$ of this law. Risks of linear attention and of
-            infinite prompts depend on the law only through this moment.
+        query_covariates: the law of $x_q$ if it is not $N(0,\Sigma_q)$. The attribute
+            `query_covariance` is then its second moment $E\,x_qx_q^\top$. Risks of linear attention
+            and of infinite prompts depend on the law only through this moment.
         label_dim: the dimension $m$ of labels $y=Wx+s\,\epsilon$. Each entry of W has the prior
             variance, and each label the noise variance.
 
@@ -182,11 +177,11 @@ class LinearRegression(AbstractGaussianRegression):
 
 
 class RotatedRegression(AbstractGaussianRegression):
-    r"""In-context linear regression where each prompt has its own $\Sigma=O\Lambda O^\top$.
+    r"""In-context linear regression with a random covariance $\Sigma=O\Lambda O^\top$.
 
-    The rotation O is uniform and new for every prompt, so the parameters of an attention cannot
-    contain $\Sigma^{-1}$. Over an infinite prompt one layer therefore does not solve the
-    regression, and more layers reduce the risk.
+    Each prompt has a new uniform rotation O, so the parameters of an attention cannot contain
+    $\Sigma^{-1}$. Over an infinite prompt one layer therefore does not solve the regression, and
+    more layers reduce the risk.
 
     Args:
         spectrum: the eigenvalues $\Lambda$ of the covariance, at least one of them positive.
@@ -255,14 +250,14 @@ class RotatedRegression(AbstractGaussianRegression):
 class CovariateRegression(AbstractRegression):
     r"""In-context linear regression with covariates from any measure.
 
-    Unless covariates are Gaussian, softmax and linear attention have different limits. Risks of
-    softmax heads whose scores do not depend on labels are exact. The risks of other attentions are
-    simulated.
+    Unless covariates are Gaussian, softmax and linear attention have different limits. Risks are
+    exact for softmax heads whose scores do not depend on labels, and simulated for other
+    attentions.
 
     Args:
         covariates: the law of the covariates $x$.
         noise_variance: $s^2$, the variance of the label noise.
-        prior_variance: $\tau^2$, the variance of each entry of $w$.
+        prior_variance: $\tau^2$, the variance of each entry of the hidden weights $w$.
         query_covariates: the law of the covariates $x_q$ of the query; that of $x$ when None.
 
     >>> import numpy as np, promptlimit as pl
@@ -318,7 +313,7 @@ class CovariateRegression(AbstractRegression):
 def joint_law(
     covariance: np.ndarray | Array, noise_variance: float, label_dim: int = 1
 ) -> Gaussian:
-    r"""Return the law of $(x, s\,\epsilon)$: Gaussian covariates and the noise of the labels."""
+    r"""Return the law of $(x, s\,\epsilon)$, Gaussian covariates and the noise of the labels."""
     # The dtype is explicit because jax may reuse a NumPy array in the precision of an earlier call.
     noise = np.pad(np.full(label_dim, noise_variance), (covariance.shape[0], 0))
     if isinstance(covariance, np.ndarray):
@@ -342,7 +337,7 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def _second_moment(law: AbstractMeasure, dim: int) -> np.ndarray:
-    r"""Return the second moment $E\,x_qx_q^\top$ of the law of a query."""
+    r"""Return the second moment $E\,x_qx_q^\top$ of the law of $x_q$."""
     if law.dim != dim:
         raise ArgumentError(
             "query_covariates",

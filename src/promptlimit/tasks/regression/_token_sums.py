@@ -1,9 +1,9 @@
 r"""Sums over the tokens of training prompts, which depend only on (key, length, step).
 
-A member is one training run; members differ in the length L of their prompts. Tokens are
-represented by standard normals $g$. With the score $s=\langle a,g\rangle$
-and the value $t=\langle b,g\rangle$ of a token, the prediction of a head is $T=\sum_lp_lt_l$
-(softmax, with weights $p_l$) or $\frac1L\sum_ls_lt_l$ (linear), and
+A member is one training run; members differ in the length L of their prompts. A token is a vector
+$g$ of standard normals with the score $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$.
+The prediction of a head is $T=\sum_lp_lt_l$ (softmax, with weights $p_l$) or
+$T=\frac1L\sum_ls_lt_l$ (linear), and
 
     softmax:  dT/db = sum p g          dT/da = sum p (t - T) g
     linear:   dT/db = sum s g / L      dT/da = sum t g / L,          T = <b, dT/db> in both.
@@ -26,13 +26,13 @@ _BLOCK = 2**14  # tokens whose coordinates fit in a cache
 
 
 class PromptStream(NamedTuple):
-    """The prompts of several members, each with its length and the two words of its key.
+    """The random prompts of several members.
 
     Attributes:
         lengths: the number of tokens of each member.
         batch: the number of prompts per step.
         dim: the dimension of a token.
-        keys: the first and the second words of the keys, [members] each.
+        keys: the first and the second word of the random key of each member, [members] each.
     """
 
     lengths: tuple[int, ...]
@@ -49,7 +49,7 @@ class PromptStream(NamedTuple):
 def prompt_stream(
     dim: int, lengths: tuple[int, ...], batch: int, keys: Sequence[PRNGKeyArray]
 ) -> PromptStream:
-    """Return the prompts of members with these lengths; the length is part of the key."""
+    """Return the prompts of members with these lengths; the key of each depends on its length."""
     largest = (dim + 2) * batch * max(lengths)
     if largest >= 2**32:
         raise ArgumentError(
@@ -83,7 +83,7 @@ TokenSums: TypeAlias = Callable[
     ],
     PredictionSlopes,
 ]
-"""(prompts, kernel of each head, step, $a$, $b$) -> the sums."""
+"""A function of the prompts, the kernel of each head, the step, $a$ and $b$."""
 
 
 def token_sums(
@@ -107,13 +107,13 @@ def token_sums(
 
 
 def largest_block(batch: int, length: int) -> int:
-    """Return the largest divisor of the batch whose tokens fit in a block, at least 1."""
+    """Return the largest divisor of the batch such that the tokens of a block fit in a cache."""
     most = max(1, _BLOCK // length)
     return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= most)
 
 
 def in_blocks(function: Callable[[Array, Array], Array], rows: Array, block: int) -> Array:
-    """Return the results of a function of (the first row of a block, its rows), block by block."""
+    """Return the results of a function of the first index of a block and its rows, per block."""
     batch = rows.shape[0]
     if block == batch:
         return function(jnp.uint32(0), rows)
@@ -151,15 +151,13 @@ def _block_sums(
     kernels: tuple[str, ...],
     rows: Float[Array, "block 2 heads dim"],
 ) -> Float[Array, "block 2 heads dim"]:
-    """Return the sums by value and by score, by two matrix products over the tokens.
-
-    Heads are processed one by one, because arrays with an axis of heads take 1.1 times as long.
-    """
+    """Return the sums by value and by score, by two matrix products over the tokens."""
     block, _, length = normals.shape
     heads = len(kernels)
     flat = rows.reshape(block, -1, rows.shape[-1])
     projected = jnp.einsum("bhc,bcl->bhl", flat, normals, precision=EXACT)
     by_value, by_score = [], []
+    # One head at a time: arrays with an axis of heads take 1.1 times as long.
     for head, kernel in enumerate(kernels):
         score, value = projected[:, head], projected[:, heads + head]
         if kernel == "softmax":

@@ -1,9 +1,8 @@
 r"""Risks of heads trained over prompts of one length and tested over prompts of other lengths.
 
-On an isotropic regression, $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, the best softmax head in
-blocks is $U=\mathrm{diag}(aI,0)$, $v=(0,b)$, with v the last row of the value matrix. Its risk is
-a quadratic polynomial in b whose coefficients are three means over $|x_q|^2=\lambda_q\chi^2_d$, so
-that training is a minimisation in one variable.
+On an isotropic regression, $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, the softmax heads are
+$U=\mathrm{diag}(aI,0)$, $v=(0,b)$, with v the last row of the value matrix. The risk is a quadratic
+polynomial in b whose coefficients are means over $|x_q|^2$, so training is a minimisation over a.
 """
 
 import dataclasses
@@ -42,8 +41,8 @@ class IsotropicRisk:
 
     $$2R=s^2+(1-k)^2y+b^2n\,E\,P-2k(k-1)\tau^2E\,rP+k^2\tau^2E\,r\varrho,$$
 
-    with $P$ and $\varrho$ of `SoftmaxRisk`. The means are trapezoidal sums in $\log\sigma$, whose
-    nodes do not depend on a: $\chi^2=\sigma^2/(a^2\lambda\lambda_q)$ has a density.
+    where `_softmax_risk` defines the functions $P$ and $\varrho$ of $\sigma^2=a^2\lambda r$. The
+    means are trapezoidal sums in $\log\sigma$, whose nodes do not depend on a.
 
     Attributes:
         task: a regression whose covariances are multiples of the identity.
@@ -63,7 +62,7 @@ class IsotropicRisk:
         Args:
             a: the factor a in U.
             b: the last entry b of v.
-            every: use only each node whose index is a multiple of this number.
+            every: the stride of the nodes that are used, 1 for all nodes.
         """
         (square, cross), _ = self._coefficients(a, every)
         return 0.5 * (self._without_head - 2 * b * cross + b * b * square)
@@ -77,7 +76,7 @@ class IsotropicRisk:
         """Return the pair (a, b) with the smallest risk."""
 
         def gain(logarithm: float) -> tuple[float, float]:
-            """Return twice the risk reduction by the best b, and a multiple of its slope."""
+            """Return twice the risk reduction by the best b, and a multiple (> 0) of its slope."""
             (square, cross), (square_slope, cross_slope) = self._coefficients(
                 math.exp(logarithm) / self._scale
             )
@@ -155,10 +154,10 @@ class TrainTestRisk(Result):
     r"""Risks of heads trained over prompts of some lengths and tested over prompts of others.
 
     Attributes:
-        train_lengths: $L$, at which each head has the smallest risk, [n].
-        test_lengths: $L'$, at which its risk is given, [m].
+        train_lengths: $L$, the length at which each head has the smallest risk, [n].
+        test_lengths: $L'$, the lengths at which the risks are computed, [m].
         value: the risk, half the mean squared error, [n, m].
-        error: the measured error of `value`, in the units of `value`.
+        error: the measured error of `value`, in the units of `value`, [n, m].
         kind: "exact".
         kernel: "softmax" or "linear".
         key_query: $U$ of each head, [n, d + 1, d + 1].
@@ -184,7 +183,7 @@ class TrainTestRisk(Result):
         """Return the head trained at one of the lengths, in jax's current precision.
 
         Args:
-            place: which of `train_lengths`, in their order.
+            place: the index of its length in `train_lengths`.
         """
         head = SoftmaxAttention if self.kernel == "softmax" else LinearAttention
         return head(self.key_query[place], self.value_matrix[place])
@@ -200,9 +199,9 @@ def train_test_risk(
 ) -> TrainTestRisk:
     r"""Return the risk of heads trained at some lengths and tested at others, without simulation.
 
-    A trained head is the one of smallest risk among the block heads $U=\mathrm{diag}(A,0)$,
-    $v=(0,b)$: the optimum of `linear_optimum` for linear attention; for softmax attention on an
-    isotropic regression $A=aI$, found by minimising the exact risk.
+    A trained head has the smallest risk among the block heads, whose matrix is
+    $U=\mathrm{diag}(A,0)$ and whose last row of V is $v=(0,b)$. For linear attention it is the
+    optimum of `linear_optimum`. For softmax attention $A=aI$, and $(a,b)$ minimises the exact risk.
 
     Args:
         task: the regression; for softmax attention its covariances must be multiples of the
