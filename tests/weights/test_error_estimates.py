@@ -66,7 +66,7 @@ def test_errors_of_coarse_steps_cover_the_true_ones_and_are_not_far_above(monkey
     law = Atoms(WEIGHTS, TOKENS, scale * np.array([1.0, -0.5]))
     heads = {
         "one": lambda: _softmax_moments.softmax_moments(law, VALUE, LENGTHS),
-        "with the mean": lambda: _softmax_moments.moments_beside_mean(
+        "with the mean": lambda: _softmax_moments.softmax_and_mean_moments(
             law, VALUE, np.eye(2), LENGTHS, NONE
         ),
     }

@@ -23,19 +23,18 @@ def importance_sampling(
 ) -> ImportanceSampling:
     r"""Return bias, error and effective sample size of self-normalised importance sampling (SNIS).
 
-    The n draws $x_l$ come from the proposal $N(m,S)$ and have the weights $w_l$, the ratio of the
-    density of the target $N(m_p,P)$ to that of the proposal at $x_l$. The estimator of the mean of
-    f under the target is $\sum_lw_lf(x_l)/\sum_lw_l$. This is softmax attention over
-    `GaussianQuadratic` tokens at the tilt `log_ratio`. All numbers are exact, at a cost that does
-    not depend on n.
+    From n draws $x_l$ of the proposal $N(m,S)$, SNIS estimates the mean of f under the target
+    $N(m_p,P)$ by $\sum_lw_lf(x_l)/\sum_lw_l$. The weight $w_l$ is the density of the target divided
+    by that of the proposal at $x_l$. This is softmax attention over `GaussianQuadratic` tokens at
+    the tilt `log_ratio`. All numbers are exact, at a cost that does not depend on n.
 
     Args:
         proposal: $N(m,S)$, from which the draws come.
         target: $N(m_p,P)$.
         lengths: n, the number of draws: whole numbers from 2 to 1e30, one or a list.
         functions: the coefficients of each f as a linear combination of $(x,x_ix_j)_{i\le j}$,
-            shape `[f, k + k (k + 1) / 2]` for x of dimension k; the coordinates of x when None.
-            `GaussianQuadratic.tilt(b, B)` returns coefficients in this order.
+            shape `[f, k + k (k + 1) / 2]` for x of dimension k. The default is the coordinates of
+            x. `GaussianQuadratic.tilt(b, B)` returns coefficients in this order.
 
     >>> import promptlimit as pl
     >>> found = importance_sampling(pl.Gaussian([0.0], [[2.25]]), pl.Gaussian([0.5], [[1.0]]), 100)

@@ -1,24 +1,17 @@
 r"""Moments over prompts of the log-partition function, the entropy and the weights.
 
 A prompt has L free tokens with independent scores s and fixed tokens with the scores $s_f$. $Z$ is
-the sum of $e^s$ over all tokens, and $p_l=e^{s_l}/Z$ are the weights. For one free token let
-$\varphi(u)=E\exp(-e^{s+u})$ and $F_k[f]=E[f\,x^ke^{-x}]$ with $x=e^{s+u}$. Let
-$\chi=\exp(-\sum_fe^{s_f+u})$, and let T be exponential and independent of the prompt. Then
-$\chi\varphi^L$ is the probability of $\ln T-\ln Z>u$. For any $c$, with $v=u+c$,
-$I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$ and $\gamma$ Euler's constant,
+the sum of $e^s$ over all tokens, $p_l=e^{s_l}/Z$ are the weights, and $H=\sum_lp_l(\ln Z-s_l)$ is
+the entropy. Let $x=e^{s+u}$ for a free token, $\varphi=E\,e^{-x}$, $F_k[f]=E[f\,x^ke^{-x}]$ and
+$\chi=\exp(-\sum_fe^{s_f+u})$. For any centre c, with $v=u+c$,
+$I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$, $\gamma$ Euler's constant, $t=s+u$ and $t_f=s_f+u$,
 
-    E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2.
+    E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2,
+    E H    = -int { L F_1[t + gamma] / phi + sum_f (t_f + gamma) e^{t_f} } chi phi^L du.
 
-At $c=\ln E\,Z$ the difference in $I_k$ is $e^{-e^v}(e^{L\psi}-1)$ with $\psi$ of `PartitionMeans`,
-and no digits cancel. The entropy is $H=\sum_lp_l(\ln Z-s_l)$. Under the integral for $Z^{-k}$ a
-factor $\ln Z$ becomes $\psi_k-u$, where $\psi_k$ is the digamma function at k. Hence with $t=s+u$
-and $t_f=s_f+u$
-
-    E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
-
-The second moment of H has a similar formula, which is used if a few tokens have most of the weight.
-Otherwise the variance is computed from deviations from the annealed limit, in which $Z$ is replaced
-by $E\,Z$. Derived in docs/lengths.md.
+In the annealed limit $Z$ is replaced by $E\,Z$. Near this limit $c=\ln E\,Z$, and
+$\chi\varphi^L-e^{-e^v}=e^{-e^v}(e^{L\eta}-1)$ with $\eta$ of `PartitionMeans` is computed without
+cancellation. See docs/lengths.md for derivations.
 """
 
 import dataclasses
@@ -32,7 +25,7 @@ from promptlimit.weights import STEP, PartitionMeans, by_rules, rule_error
 _EULER = 0.57721566490153286061
 _PSI_1, _PSI_2, _TRIGAMMA_2 = -_EULER, 1.0 - _EULER, 0.64493406684822643647
 _SPREAD = 0.1
-r"""Prompts are near their annealed limit if $L\psi$ is below this where $E\,Z\,e^u=1$."""
+r"""A prompt is near its annealed limit if $L\eta$ is below this number at $u=-\ln E\,Z$."""
 
 _LARGEST_EXPONENT = 300.0
 
@@ -44,8 +37,8 @@ class PromptStatistics:
     Attributes:
         log_partition: the mean of ln Z.
         log_partition_variance: the variance of ln Z.
-        entropy: the mean entropy of the weights.
-        entropy_variance: the variance of the entropy.
+        entropy: the mean of H.
+        entropy_variance: the variance of H.
         participation: the mean sum of squared weights.
         fixed_weights: the mean weights of the fixed tokens, [n, f].
         error: the largest measured relative error of the means.
@@ -101,7 +94,7 @@ def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> P
 
 
 def _share(size: Array, value: Array) -> Array:
-    """Return `size` divided by `value`, or zero if the value is zero."""
+    """Return size / value, or zero if the value is zero."""
     return np.divide(size, value, out=np.zeros_like(size), where=value != 0.0)
 
 
@@ -114,8 +107,8 @@ class _PartitionMoments:
         mean: $E\,Y$.
         second: $E\,Y^2$.
         size: the sum of the absolute values of the terms of the variance of Y.
-        spread: whether a prompt is near its annealed limit, so that c is $\ln E\,Z$.
-        mean_score: the mean score under the annealed weights, $e^s/E\,Z$.
+        spread: whether a prompt is near its annealed limit, and c is $\ln E\,Z$.
+        mean_score: the mean of the scores under the annealed weights $e^s/E\,Z$.
     """
 
     centre: Array
@@ -156,10 +149,10 @@ class _Prompts:
         return 0.5 * np.einsum("nu,nuf->nf", self.left, self.fixed_x)
 
     def partition(self) -> _PartitionMoments:
-        r"""Return the moments of ln Z minus a centre c.
+        r"""Return the moments of $\ln Z-c$.
 
-        The centre is $\ln E\,Z$ near the annealed limit, else the c at which
-        $P(\ln T-\ln Z>-c)=1/e$.
+        c is $\ln E\,Z$ near the annealed limit, else the number at which $\chi\varphi^L=1/e$ for
+        u = -c.
         """
         scores, u = self.scores, self.scores.u
         log_free = np.log(self.lengths[:, 0]) + scores.log_mean
@@ -192,10 +185,10 @@ class _Prompts:
     def entropy(self) -> tuple[Array, Array, Array]:
         r"""Return $E\,H$, $E\,H^2$ and the sum of the absolute terms of $E\,H^2$.
 
-        Let $a=F_1[1]/\varphi$, $e=F_1[\psi_2-t]/\varphi$, $M=La+\sum_fe^{t_f}$,
-        $S=\sum_f(\psi_2-t_f)e^{t_f}$, and $\psi_2'$ the trigamma function at 2. Then $E\,H^2$ is
-        $\int\{L(F_2[(\psi_2-t)^2-\psi_2']/\varphi-e^2+\psi_2'a^2)+(Le+S)^2-\psi_2'M^2\}$,
-        where the integrand is multiplied by $\chi\varphi^L$.
+        With $\psi_2$ and $\psi_2'$ the digamma and trigamma functions at 2, $a=F_1[1]/\varphi$,
+        $e=F_1[\psi_2-t]/\varphi$, $M=La+\sum_fe^{t_f}$ and $S=\sum_f(\psi_2-t_f)e^{t_f}$, $E\,H^2$
+        is the integral over u of $\chi\varphi^L$ times
+        $L(F_2[(\psi_2-t)^2-\psi_2']/\varphi-e^2+\psi_2'a^2)+(Le+S)^2-\psi_2'M^2$.
         """
         scores, phi, lengths = self.scores, self.phi, self.lengths
         log_mass = scores.log_mass / phi
@@ -217,14 +210,13 @@ class _Prompts:
     def centred_entropy(
         self, moments: _PartitionMoments, entropy: Array
     ) -> tuple[Array, Array, Array]:
-        r"""Return the mean and the variance of H, and the sum of the absolute terms of the latter.
+        r"""Return the mean and variance of H, and the sum of the absolute terms of the variance.
 
-        $H=c-m+Y-W$ with $Y=\ln Z-c$ and $W=\sum_lp_l(s_l-m)$. Here m is the annealed mean score or,
-        far from the annealed limit, $E\ln Z-E\,H$. With $b=F_1[s-m]/\varphi$ and
-        $G=Lb+\sum_fe^{t_f}(s_f-m)$,
-        $E\,W=\int G$, $E\,W^2=\int\{L(F_2[(s-m)^2]/\varphi-b^2)+G^2\}$ and
-        $E\,YW=-\int(v+\gamma)G$, where each integrand is multiplied by $\chi\varphi^L$. Near the
-        annealed limit $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\psi'$ has no terms that cancel.
+        $H=c-m+Y-W$ with $Y=\ln Z-c$, $W=\sum_lp_l(s_l-m)$ and m = `moments.mean_score`, or far from
+        the annealed limit $m=E\ln Z-E\,H$. Let $b=F_1[s-m]/\varphi$ and
+        $G=Lb+\sum_fe^{t_f}(s_f-m)$. Then $E\,W$, $E\,W^2$ and $E\,YW$ are the integrals over u of
+        $\chi\varphi^L$ times $G$, $L(F_2[(s-m)^2]/\varphi-b^2)+G^2$ and $-(v+\gamma)G$. Near the
+        annealed limit $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\eta'$ has no terms that cancel.
         """
         scores, phi, lengths = self.scores, self.phi, self.lengths
         energy = moments.centre + moments.mean - entropy

@@ -1,9 +1,7 @@
 r"""Statistics of the log-partition function, the entropy and the weights at any length.
 
-With scores $s_l$ of the tokens of a prompt, $Z=\sum_le^{s_l}$, and $\ln Z$ is the log-partition
-function. The softmax weights are $p_l=e^{s_l}/Z$, the entropy is $-\sum_lp_l\ln p_l$, and
-$S_2=\sum_lp_l^2$. A law of scores provides means over one score (`AbstractScores`); the integrals
-over prompts are the same for all laws (`_integrals`).
+The tokens of a prompt have scores $s_l$ and softmax weights $p_l=e^{s_l}/Z$ with $Z=\sum_le^{s_l}$.
+$\ln Z$ is the log-partition function, $-\sum_lp_l\ln p_l$ the entropy, and $S_2=\sum_lp_l^2$.
 """
 
 import math
@@ -30,12 +28,12 @@ from promptlimit.results import EffectiveTokens, EntropyPrediction, LengthStatis
 from promptlimit.weights import checked_sharpness, largest_weight, mean_effective_tokens
 
 TOLERANCE = 1e-10
-"""The largest measured relative error for Gaussian scores; a larger one raises AccuracyError."""
+"""The relative error for Gaussian scores above which AccuracyError is raised."""
 
 _SAFETY = 4.0
 _ENTRIES_AT_ONCE = 2**19
 _SMALL = 0.07
-"""The sharpness below which the variance of the entropy is extrapolated from larger ones."""
+"""The sharpness below which the variance of the entropy is extrapolated."""
 
 _TINY = 1e-7
 """The sharpness below which the variance of ln Z is equal to its leading order."""
@@ -56,17 +54,14 @@ def length_statistics(
 
     Z is the sum of $e^s$ over the scores s of all tokens. A prompt has L free tokens with
     independent scores and, optionally, fixed tokens, such as sinks, the query itself or a needle.
-    The law of a free score is $N(0,\sigma^2)$ for a number or an array $\sigma$, a mixture of
-    Gaussians (`GaussianScores`), a list (`ListedScores`), or the law of the score of a token from
-    any law (`TokenScores`). At the inverse temperature b pass $b\sigma$ and $b$ times the fixed
-    scores.
+    To apply an inverse temperature b, multiply $\sigma$ and the fixed scores by b.
 
     Args:
-        sharpness: $\sigma$ from 0 to 40, any shape; or the law of one score.
+        sharpness: the law of a free score: $\sigma$ from 0 to 40, any shape, for $N(0,\sigma^2)$;
+            `GaussianScores` for a mixture; `ListedScores`; or `TokenScores` for any law of tokens.
         lengths: L: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
-        fixed_scores: the scores of the fixed tokens along the last axis. If free scores are given
-            by $\sigma$, they are relative to the mean of the free scores. The other axes broadcast
-            with `lengths`.
+        fixed_scores: the scores of the fixed tokens along the last axis, relative to the mean free
+            score if `sharpness` is $\sigma$. The other axes broadcast with `lengths`.
 
     Raises:
         ValueError: an argument outside its range.
@@ -129,10 +124,10 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 
 
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
-    r"""Return the statistics of infinite prompts, and of finite ones with equal free scores m.
+    r"""Return the statistics of infinite prompts, and of finite prompts with equal free scores m.
 
-    For the latter $Z=Le^m+\sum_fe^{s_f}$. Except for the variance of $\ln Z$ they are also the
-    statistics of one free token with a random score of mean m, without fixed tokens.
+    For a single random free score of mean m and no fixed tokens, they are also correct, except for
+    the variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -159,10 +154,10 @@ def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistic
 def gaussian_statistics(
     sigma: Array, lengths: Array, fixed: Array, *, variances: bool = True
 ) -> PromptStatistics:
-    """Return the statistics for scores N(0, sigma^2), [n]; prompts are grouped by sharpness.
+    """Return the statistics of n prompts with free scores N(0, sigma^2), [n].
 
-    With `variances=False` variances at small sharpness are not extrapolated, which takes twelve
-    times as long as the rest.
+    With `variances=False` the variances at small sharpness, which take twelve times as long as the
+    other statistics, are inaccurate.
 
     Raises:
         AccuracyError: the error of a mean exceeds `TOLERANCE`, or, without fixed tokens, the error
@@ -189,7 +184,7 @@ def gaussian_statistics(
 
 
 def _extrapolate(statistics: PromptStatistics, sigma: Array, lengths: Array, fixed: Array) -> None:
-    """Replace the variances at small sharpness, where the integrals lose digits."""
+    """Replace the variances at small sharpness, where their integrals lose digits."""
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
     small = np.flatnonzero((sigma > 0.0) & (sigma < _SMALL) & np.isfinite(lengths) & ~alone)
     if small.size:
@@ -204,9 +199,9 @@ def _extrapolate(statistics: PromptStatistics, sigma: Array, lengths: Array, fix
 def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Array]:
     r"""Return the variance of the entropy at small sharpness, and its relative error.
 
-    The variance is $L(pR)^2\sigma^2+f\sigma^4$, where p is the weight of a free token and R the
-    mean score under the weights at $\sigma=0$, and f is a smooth function of $\sigma^2$. A
-    polynomial extrapolates f from $\sigma$ between 0.05 and 0.3.
+    The variance is $L(pR)^2\sigma^2+f\sigma^4$. Here p is the weight of a free token and R the mean
+    score under the weights, both at $\sigma=0$, and f is a smooth function of $\sigma^2$, which a
+    polynomial extrapolates from $\sigma$ between 0.05 and 0.3.
     """
     prompts, place = np.unique(np.column_stack([lengths, fixed]), axis=0, return_inverse=True)
     log_partition = np.logaddexp.reduce(
@@ -249,7 +244,7 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
 
 
 def _whole_error(error: Array, variance_error: Array) -> Array:
-    """Return the larger of the measured error, with a safety factor, and the rounding error."""
+    """Return the larger of the measured error times a safety factor and the rounding error."""
     return np.minimum(np.maximum(_SAFETY * error, variance_error), 1.0)
 
 
@@ -260,8 +255,8 @@ def effective_tokens(sharpness: ArrayLike | AbstractScores, lengths: ArrayLike) 
     $S_2=\sum_lp_l^2$ is the sum of the squared softmax weights of the L tokens of a prompt.
 
     Args:
-        sharpness: $\sigma$ from 0 to 40, one number, for scores $N(0,\sigma^2)$; or the law of one
-            score, as `GaussianScores`, `ListedScores` or `TokenScores`.
+        sharpness: the law of a score: $\sigma$ from 0 to 40, one number, for $N(0,\sigma^2)$; or
+            `GaussianScores`, `ListedScores` or `TokenScores`.
         lengths: L: whole numbers from 1 to 1e30, or `math.inf`.
 
     >>> found = effective_tokens(2.0, [10, 1000])
@@ -310,16 +305,15 @@ def entropy_prediction(
 ) -> EntropyPrediction:
     r"""Return an estimate of the mean entropy over prompts of other lengths, from N scores.
 
-    The N scores are a sample from an unknown law of scores. `length_statistics` with `ListedScores`
-    is exact for L draws from the sample. As an estimate of the mean entropy of L draws from the
-    unknown law it is too high by $c/N$. With $p$ the softmax of the N scores s, $w=Np$ and
-    $e=s-\sum ps$,
+    The N scores are a sample from an unknown law. `length_statistics` with `ListedScores` returns
+    the mean entropy for L draws from the sample, which has a bias of $c/N$ as an estimate for L
+    draws from the law. This function subtracts the bias. With $p$ the softmax of the N scores s,
+    $w=Np$ and $e=s-\sum ps$,
 
         c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
 
-    With fixed tokens, a jackknife with 16 groups of the N scores replaces these two formulas.
-    Scores of real heads are not independent: pass sinks as fixed tokens, and choose the N keys at
-    random instead of adjacent ones.
+    With fixed tokens, bias and error are those of a jackknife with 16 groups of scores. Scores of
+    real heads are not independent: pass sinks as fixed tokens, and choose the N keys at random.
 
     Args:
         scores: the scores of N tokens at one query, multiplied by the inverse temperature.
@@ -372,7 +366,7 @@ def _expansion(scores: Array, lengths: Array) -> tuple[Array, Array]:
 
 
 def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tuple[Array, Array]:
-    """Return bias and standard error by leaving out each of 16 groups of scores in turn."""
+    """Return bias and standard error by a jackknife over groups of scores."""
     without = np.stack(
         [
             length_statistics(

@@ -1,11 +1,9 @@
 r"""Published rules for longer prompts, which multiply the logits by a factor, and their effect.
 
 In most rules the factor is a function of the length L and of the length $L_0$ (`base`) at which it
-is 1. Most rules apply the same factor to all heads, although heads have different sharpness
-$\sigma$.
-`temperature_table` compares the rules with the factors that keep the weight of a needle, or the
-entropy, of a given head. "Frozen" means that a few tokens have most of the weight,
-$\sigma\ge\sqrt{2\ln L}$.
+is 1. `temperature_table` compares the rules with the factors that keep the weight of a needle, or
+the entropy, of a head of sharpness $\sigma$. The head is frozen if $\sigma\ge\sqrt{2\ln L}$: a few
+tokens have most of the weight.
 """
 
 import dataclasses
@@ -39,8 +37,7 @@ def no_rule(lengths: ArrayLike, base: Number) -> Array:  # noqa: ARG001  # every
 def sqrt_log(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $\sqrt{\ln L/\ln L_0}$, which keeps the distance to freezing.
 
-    Weights freeze at $\sigma=\sqrt{2\ln L}$. With this factor, $\sigma/\sqrt{2\ln L}$ does not
-    depend on L.
+    With this factor on $\sigma$, the ratio $\sigma/\sqrt{2\ln L}$ does not depend on L.
     """
     return as_float64(np.sqrt(_logs(lengths) / math.log(base)))
 
@@ -68,9 +65,9 @@ def longrope(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $1+\ln f/\ln L_0$ with $f=L/L_0$ the target length over the trained length.
 
     LongRoPE multiplies cosines and sines, and thereby queries and keys, by the square root of this
-    factor. See `_compute_longrope_parameters` in modeling_rope_utils.py of transformers and
-    `_calc_mscale_su` in microsoft/LongRoPE. The factor does not change during inference; it is
-    equal to `log_n` at the target length.
+    factor, which does not change during inference. It is equal to `log_n` at the target length. See
+    `_compute_longrope_parameters` in modeling_rope_utils.py of transformers and `_calc_mscale_su`
+    in microsoft/LongRoPE.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64(1.0 + growth / math.log(base))
@@ -156,9 +153,9 @@ RULES = tuple(
 
 
 def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
-    r"""Return the smallest length from `base` on at which a head is frozen under a rule.
+    r"""Return the smallest length L from `base` on at which a head is frozen under a rule.
 
-    The head of sharpness $\sigma$ is frozen if $b(L)\,\sigma\ge\sqrt{2\ln L}$ for the factor b of
+    A head of sharpness $\sigma$ is frozen if $b(L)\,\sigma\ge\sqrt{2\ln L}$ with b the factor of
     the rule. The result is infinite if the length exceeds 1e30.
 
     >>> print(f"{math.log10(freezing_length(RULES[5], 2.0, 8192)):.1f}")
@@ -192,8 +189,8 @@ def temperature_table(
         sharpness: $\sigma$ at $L_0$, from 0 to 40.
         base: $L_0$, at least 2.
         lengths: L, one or several, finite.
-        margin: the score of the needle minus the mean score of the other tokens; None for the
-            margin at which the needle has half the weight at $L_0$.
+        margin: the score of the needle minus the mean score of the other tokens. By default the
+            needle has half the weight at $L_0$.
 
     >>> table = temperature_table(2.0, 8192, 131072)
     >>> for name, b, weight in zip(table.names, table.value[:, 0], table.needle[:, 0]):

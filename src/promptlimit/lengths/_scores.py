@@ -1,7 +1,6 @@
-"""The law of one score: a mixture of Gaussians, or a list.
+"""Laws of the score of a free token: a mixture of Gaussians, or a list.
 
-A prompt has L free tokens with independent scores from this law, and fixed tokens with given
-scores.
+A prompt has L free tokens, whose scores are independent, and fixed tokens with given scores.
 """
 
 import abc
@@ -31,7 +30,7 @@ class AbstractScores(abc.ABC):
     @property
     @abc.abstractmethod
     def law(self) -> AbstractScoreLaw:
-        """The transforms of the score, for the integrals over prompts."""
+        """The transforms of one score, for integrals over prompts."""
 
     def mean_and_variance(self) -> tuple[float, float]:
         """Return the mean and the variance of one score."""
@@ -78,8 +77,8 @@ class GaussianScores(AbstractScores):
 class ListedScores(AbstractScores):
     r"""Scores drawn independently from a list.
 
-    Statistics of L draws from the list are exact. If the list itself is a sample from a law, they
-    are only estimates for that law; `entropy_prediction` returns their error.
+    Statistics of such scores are exact. If the list is a sample from an unknown law, they are only
+    estimates for that law; use `entropy_prediction` for the entropy and its error.
 
     Args:
         scores: $s_i$, finite, with differences of at most 2000.
@@ -101,7 +100,7 @@ class ListedScores(AbstractScores):
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one free score at nodes u that suit all of n prompts.
+    """Return the means of one free score at nodes u for the integrals over n prompts.
 
     Args:
         law: the law of a free score.

@@ -1,11 +1,8 @@
 r"""The inverse temperature that keeps a quantity constant as prompts grow.
 
-Scores of L tokens are independent $N(0,\sigma^2)$, and $\sigma$ is the sharpness. The needle is one
-more token, whose score $\Delta$ is called its margin. The inverse temperature b multiplies all
-scores, so that $\sigma$ becomes $b\sigma$ and $\Delta$ becomes $b\Delta$. The b that keeps the
-weight of the needle grows as $\ln L$ if the other scores are equal, and faster otherwise. The b
-that keeps the entropy H grows as $\sqrt{2(\ln L-H)}/\sigma$, and the b that keeps the distance to
-freezing as $\sqrt{\ln L}$. See docs/lengths.md.
+The scores of L tokens are independent $N(0,\sigma^2)$, and $\sigma$ is the sharpness. The needle is
+one more token, whose score $\Delta$ is its margin. The inverse temperature b multiplies all scores,
+so that $\sigma$ becomes $b\sigma$ and $\Delta$ becomes $b\Delta$. See docs/lengths.md.
 """
 
 import math
@@ -30,16 +27,16 @@ from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS, checked_sharpness
 
 Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
-"""The quantities that a temperature can keep."""
+"""The quantities that an inverse temperature can keep constant."""
 
 _GRID = (np.arange(1, 33) / 32.0) ** 2
-"""The sharpnesses of the first scan, as shares of the largest sharpness."""
+"""The sharpnesses at which a root is searched first, as fractions of the largest sharpness."""
 
 _ALL = 1.0 - 2.0**-50
-"""A weight from here on is equal to one up to rounding."""
+"""The smallest weight that is equal to one up to rounding."""
 
 _NEAR = 0.9
-"""The share of the target from which the neighbourhood of the largest weight is searched."""
+"""The fraction of the target that a weight on the grid must reach for a search between points."""
 
 _ROOT = 1e-13
 """The relative accuracy of roots."""
@@ -59,17 +56,17 @@ def inverse_temperature(
     target: ArrayLike | None = None,
     base: ArrayLike | None = None,
 ) -> InverseTemperatures:
-    r"""Return the smallest factor b on the scores of L tokens that keeps a quantity.
+    r"""Return the smallest factor b on the scores of L tokens that keeps a quantity constant.
 
-    `keep` is the name of a quantity:
+    `keep` is the name of the quantity:
 
     - "needle": the mean weight of one token whose score is `margin` above the mean of the others;
     - "entropy": the mean entropy of the weights;
     - "effective_tokens": $1/E\,S_2$ with $S_2$ the sum of the squared weights;
     - "freezing": the ratio $b^2\sigma^2/\ln L$; from 2 on a few tokens have most of the weight.
 
-    The value to keep is `weight` for a needle and `target` for the other quantities. Alternatively
-    it is the value at the length `base` with b = 1. All arguments broadcast.
+    The value to keep is `weight` for a needle and `target` for the other quantities, or else the
+    value at the length `base` with b = 1. All arguments broadcast.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, the standard deviation of the scores at b = 1.
@@ -82,8 +79,8 @@ def inverse_temperature(
 
     Returns:
         The exact factors are `value`; they are NaN if no b with $b\sigma\le40$ keeps the quantity.
-        The factors by the annealed formula, in which the sum Z of $e^s$ is replaced by its mean,
-        are `annealed`. This formula is accurate far from freezing, and may be NaN if a root exists.
+        The factors `annealed` follow from a formula in which the sum Z of $e^s$ is replaced by its
+        mean. It is accurate far from freezing, and may be NaN where an exact factor exists.
 
     >>> kept = inverse_temperature(1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5)
     >>> print(kept.value.round(6), kept.annealed.round(6))
@@ -168,7 +165,7 @@ def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: Array
 
 
 def needle_score(margin: Array) -> Array:
-    """Return the score of a needle, clipped so far out that its weight is one or zero."""
+    """Return the score of a needle, clipped where its weight is one or zero up to rounding."""
     return as_float64(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
@@ -178,9 +175,8 @@ def _smallest_root(
     r"""Return the smallest b that keeps a quantity, and its relative error; NaN if there is none.
 
     As b grows from 0, the weight of a needle starts at 1/(L+1) and may increase to a maximum and
-    decrease again. The entropy and the effective tokens decrease. Therefore b is scanned up to the
-    first value beyond the target. For a needle with the weight P and $\sigma=0$ the root is
-    $\ln(LP/(1-P))/\Delta$.
+    decrease again, so b is scanned up to the first value beyond the target. The other quantities
+    decrease. For a needle with the weight P and $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
     """
     needle = keep == "needle"
     if not 0.0 < target < (_ALL if needle else math.inf):  # possible for a target from `base`
@@ -194,7 +190,7 @@ def _smallest_root(
         return (ahead / margin, 0.0) if needle else _NONE
 
     def beyond(b: float) -> float:
-        """Return log(quantity / target), with the sign for which it is negative below the root."""
+        """Return log(quantity / target), with the sign that makes it negative for small b."""
         found = float(_quantity(keep, b * sigma, length, b * margin))
         return math.log(found / target) * (1.0 if needle else -1.0)
 
@@ -228,7 +224,7 @@ def crossing(function: Callable[[float], float], low: float, high: float) -> flo
 
 
 def _root_error(function: Callable[[float], float], root: float) -> float:
-    """Return the relative error of a root of a function with a relative error of 1e-13."""
+    """Return the relative error of a root of a function whose values have an error of 1e-13."""
     slope = (function(root * (1.0 + _NUDGE)) - function(root * (1.0 - _NUDGE))) / (2.0 * _NUDGE)
     return _ROOT * (1.0 + 1.0 / max(abs(slope), _ROOT))
 

@@ -1,9 +1,8 @@
-r"""A law of finitely many tokens: transforms are sums over tokens.
+r"""The law of a listed token along a tilt t: transforms are sums over the list.
 
 Token $z_i$ has the probability $w_i$ and the score $s_i=\langle t,z_i\rangle$, and
 $F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$ with $x_i=e^{s_i+u}$. A place (`AbstractProducts`) is a
-token. For a long list a place is one of a few scores at which the functions $x^ke^{-x}$ of the
-score are interpolated (`ManyAtoms`).
+token, or for a long list a score at which functions are interpolated (`ManyAtoms`).
 """
 
 import dataclasses
@@ -38,10 +37,10 @@ _CELL = 0.5
 """The width of a cell of scores."""
 
 _NODES = 16
-"""Chebyshev nodes per cell: enough to interpolate every kernel to 1e-16 of its peak."""
+r"""Chebyshev nodes per cell, which interpolate every $x^ke^{-x}$ to 1e-16 of its peak."""
 
 _SHORT = 4.0
-"""A list is long if the ratio of its tokens to the nodes of its cells is larger than this."""
+"""The ratio of tokens to nodes of cells above which `ManyAtoms` is used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +69,17 @@ class Atoms(AbstractScoreLaw):
 
     @property
     def places(self) -> Array:
-        """The scores at which kernels are evaluated, [j]."""
+        r"""The scores s at which $x^ke^{-x}$ is evaluated, [j]."""
         return self.token_scores
 
     @property
     def masses(self) -> Array:
-        """The probabilities of the places, [j]."""
+        """The weights of the places in means of functions of the score, [j]."""
         return self.weights
 
     @property
     def factors(self) -> Array:
-        """The factors of the means that `readings` yields in sums over places, [j]."""
+        """The factors, in sums over places, of the means that `readings` yields, [j]."""
         return self.weights
 
     @property
@@ -96,7 +95,7 @@ class Atoms(AbstractScoreLaw):
         return float(np.logaddexp.reduce(np.log(self.weights) + self.token_scores))
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        # 1 - phi is at most E e^(s+u), and phi at most exp(-e^(s+u)) for the smallest score.
+        # 1 - phi is at most E e^(s+u), and phi at most exp(-e^(s+u)) with the smallest score s.
         low = -NEGLIGIBLE - math.log(longest) - self.log_mean
         high = math.log(NEGLIGIBLE / shortest) + 0.5 - float(self.token_scores.min())
         return require_near(low, high)
@@ -134,7 +133,7 @@ class Atoms(AbstractScoreLaw):
         self,
         value: Array,
         limit: Array,
-        products: AbstractProducts,  # noqa: ARG002  # lines need it
+        products: AbstractProducts,  # noqa: ARG002  # other laws use it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
         """Yield tokens and their values Vz - T; the covariances are zero."""
         centred, outputs = self._centred(value), limit.size
@@ -145,8 +144,7 @@ class Atoms(AbstractScoreLaw):
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
 
-        The heaviest token is subtracted from all tokens first, so that no digits cancel if T is
-        close to its value.
+        Tokens are first measured from the heaviest token, to whose value T may be close.
         """
         tilted = softmax(np.log(self.weights) + self.token_scores)
         apart = self.tokens - self.tokens[self.heaviest]
@@ -173,14 +171,14 @@ def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[floa
 
 @dataclasses.dataclass(frozen=True)
 class AtomProducts(AbstractProducts):
-    """$F_k$ and $F_{k-1}$ as sums over tokens, k = `power`."""
+    """$F_k$ and $F_{k-1}$ as sums over places, for k = `power`."""
 
     law: Atoms
     u: Array
     power: int
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return $w_i\sum_uw(u)\,x_i^ke^{-x_i}$, [n, i], and its rounding error."""
+        r"""Return $\sum_uw(u)\,x_j^ke^{-x_j}$ times `law.factors`, [n, j], and its error."""
         law = self.law
         shares = np.zeros((len(weights), law.places.size))
         for part in law._blocks(self.u):
@@ -189,10 +187,10 @@ class AtomProducts(AbstractProducts):
         return shares, _ROUNDING * shares
 
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
-        r"""Return $F_{k-1}[f]$, [u, e], and its error, [u]; `centred` is f at the tokens.
+        r"""Return $F_{k-1}[f]$ and its error.
 
-        As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$. The sum with the smaller
-        terms is returned.
+        Since $E[fx^{k-1}]=0$, it is equal to $-E[fx^{k-1}(1-e^{-x})]$. The sum with the smaller
+        terms is used.
         """
         law, below = self.law, self.power - 1
         lowered, errors = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
@@ -218,13 +216,12 @@ def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
 
 
 class ManyAtoms(Atoms):
-    r"""The law of a long list, with sums over cells of scores instead of tokens.
+    r"""The law of a long list, with sums over nodes g of cells of scores instead of tokens.
 
     It is 13 times faster than `Atoms` for 1000 tokens and 45 times for 100,000
-    (benchmarks/every_law.py). Functions $K(s+u)$ of the score, such as $x^ke^{-x}$, are
-    interpolated at the nodes g of each cell with Lagrange polynomials $\ell_g$:
-    $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$. Hence $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with
-    $f_g=\sum_iw_i\ell_g(s_i)f_i$, which requires one pass over the tokens.
+    (benchmarks/every_law.py). A function $K(s+u)$ of the score is interpolated by Lagrange
+    polynomials $\ell_g$, $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$. Hence
+    $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with $f_g=\sum_iw_i\ell_g(s_i)f_i$.
     """
 
     @property
@@ -234,12 +231,12 @@ class ManyAtoms(Atoms):
 
     @cached_property
     def masses(self) -> Array:
-        r"""$\sum_iw_i\ell_g(s_i)$, [j]; some may be negative."""
+        r"""$1_g=\sum_iw_i\ell_g(s_i)$, [j]; some may be negative."""
         return self._cells.sums(np.ones((self.weights.size, 1)))[:, 0]
 
     @cached_property
     def factors(self) -> Array:
-        """One, because the sums that `readings` yields include the probabilities."""
+        """One, because the $f_g$ contain the probabilities."""
         return np.ones(self.places.size)
 
     @cached_property
@@ -250,12 +247,9 @@ class ManyAtoms(Atoms):
         self,
         value: Array,
         limit: Array,
-        products: AbstractProducts,  # noqa: ARG002  # lines need it
+        products: AbstractProducts,  # noqa: ARG002  # other laws use it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        r"""Yield nodes g, and $y_g$ and $(yy')_g-y_gy_g'$ in place of means and covariances.
-
-        $f_g$ is the sum defined above, here of f = y and yy' with y = Vz - T.
-        """
+        r"""Yield nodes g, and $y_g$ and $(yy')_g-y_gy_g'$ as means and covariances; y is Vz - T."""
         centred, outputs = self._centred(value), limit.size
         first = self._cells.sums(centred)
         for start in range(0, self.places.size, _NODES):
@@ -277,7 +271,7 @@ class _Cells:
 
     Attributes:
         order: the indices of the tokens, sorted by cell, [i].
-        starts: the positions in `order` at which cells start, then the number of tokens,
+        starts: the positions in `order` at which cells start, and the number of tokens,
             [cells + 1].
         nodes: the Chebyshev nodes of each cell, [cells * nodes].
         scores: the scores of the tokens, [i].

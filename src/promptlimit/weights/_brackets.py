@@ -1,16 +1,13 @@
 r"""Moments of softmax weights as brackets: integrals of products of transforms of one score.
 
 The L tokens of a prompt have scores $\sigma g_l$ with independent standard normal $g_l$, and the
-softmax weights $p_l$. A product of sums over tokens, multiplied out, is a sum over the patterns of
-equal indices. A pattern with b distinct tokens contributes $[f]_b/(K-1)!$, where K is the total
-power of the weights, f is a product of b transforms, and the bracket $[f]_b$ is the integral in
-`brackets`. `monomial` and the functions after it return the integrands `{b: f / (K-1)!}`.
+softmax weights $p_l$. The mean of a product of sums over tokens with K weights in total is a sum
+of terms $[f]_b/(K-1)!$, one for each pattern of equal indices in the product. Here b is the number
+of distinct tokens, f a product of b transforms, and the bracket $[f]_b$ an integral (`brackets`).
+Functions that return `Integrands` return `{b: f / (K-1)!}` (docs/finite.md, section 2).
 
-Notation: $a_{k,j}$ is a transform about $g=\sigma$, and $c_{k,j}$ is a transform about a centre
-that moves with u (`ScoreTransforms`); $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and
-$m=V-1$. All formulas are derived in docs/finite.md and arranged so that no digits cancel. Moments
-of m have two forms: `spread_statistics` for weights on many tokens ($V\approx1$), and
-`frozen_statistics` for weights on a few tokens ($V\approx0$).
+Sums over tokens are $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$. The
+transforms $a_{k,j}$ and $c_{k,j}$ are defined in `ScoreTransforms`.
 """
 
 import collections
@@ -40,10 +37,10 @@ class ScoreTransforms:
 
     Attributes:
         sharpness: $\sigma$.
-        log_phi: $\log\varphi(u)$ with $\varphi=E\,e^{-x}$, to full relative precision.
-        about_sharpness: $a_{k,j}=E[(g-\sigma)^jx^ke^{-x}]$ at `[k - 1, j]`.
-        about_centre: $c_{k,j}=E[(g-c(u))^jx^ke^{-x}]$ at `[k - 1, j]`, with the centre c(u) of
-            `score_transforms`. Entries that no statistic needs may be NaN.
+        log_phi: $\log\varphi$ with $\varphi=E\,e^{-x}$, to full relative precision, [u].
+        about_sharpness: $a_{k,j}=E[(g-\sigma)^jx^ke^{-x}]$ at `[k - 1, j]`, [k, j, u].
+        about_centre: $c_{k,j}=E[(g-c)^jx^ke^{-x}]$ at `[k - 1, j]`, [k, j, u], with the centre c(u)
+            of `score_transforms`. Entries that no statistic needs may be NaN.
     """
 
     sharpness: float
@@ -57,8 +54,8 @@ def score_transforms(
 ) -> ScoreTransforms:
     r"""Return $\varphi$, $a_{k,j}$ and $c_{k,j}$ at evenly spaced u.
 
-    Some formulas do not change when all g are shifted. They lose no digits if the centre c is near
-    the scores that matter: for $\sigma>4$ and $u>-\sigma^2$ it is $c=-u/\sigma$, else $c=\sigma$.
+    Formulas in $c_{k,j}$ hold for any centre c. They lose no digits if c is near the scores that
+    matter: $c=-u/\sigma$ for $\sigma>4$ and $u>-\sigma^2$, else $c=\sigma$.
 
     Args:
         sharpness: $\sigma > 0$.
@@ -94,7 +91,7 @@ def brackets(
         u: evenly spaced nodes, [u].
         log_phi: $\log\varphi$, [u].
         lengths: L, [n].
-        known: c, the sum of $e^{s+u}$ over tokens that every prompt contains, [u].
+        known: c, the sum of $e^{s+u}$ over the scores s of the known tokens, [u].
 
     Returns:
         For each name the sum by the even nodes and by the odd nodes, [..., 2, n].
@@ -147,19 +144,20 @@ _SUMS: dict[str, tuple[int, tuple[float, ...]]] = {
 def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -> Integrands:
     r"""Return the integrands of the mean of a product of sums over tokens.
 
-    With $h_l=g_l-\sigma$ and the weight $p_0$ of one more token of score $s_0$, the factors are
+    The product is a word of these letters, with $h_l=g_l-\sigma$ and $p_0$ the weight of a known
+    token of score $s_0$; for example, "0BB" is $p_0B^2$:
 
         0  p_0              B  sum p h          Y  sum p (h^2-1)
         S  sum p^2          H  sum p^2 h        Q  sum p^2 h^2        C  sum p^3
 
-    A product is written as a word of these letters: "0BB" is $p_0B^2$. Each sum has the form
-    $\sum_lp_l^{k_f}P_f(h_l)$. A pattern divides the sums of a word into b blocks with equal
-    indices. With $c=e^{u+s_0}$ and K the number of weights in the word,
+    Each sum has the form $\sum_lp_l^{k_f}P_f(h_l)$ with a power $k_f$ and a polynomial $P_f$. A
+    pattern divides the sums of the word into b blocks with equal indices. With $c=e^{u+s_0}$ and K
+    the number of weights in the word,
 
     $$E[p_0^i\prod_f\sum_lp_l^{k_f}P_f(h_l)]=\frac1{(K-1)!}\sum_{\text{patterns}}
     \Big[c^i\prod_{\text{blocks}}a_k[P]\Big]_b,\qquad a_k[P]=E[P(h)x^ke^{-x}],$$
 
-    where k is the sum of the powers in a block and P the product of the polynomials.
+    where k is the sum of the powers in a block and P the product of its polynomials.
 
     Args:
         word: a word with at most four weights.
@@ -181,7 +179,7 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
 
 @functools.cache
 def _patterns(letters: str) -> dict[tuple[str, ...], int]:
-    """Return the patterns of equal indices, as the letters of their blocks, with their counts."""
+    """Return how often each pattern of equal indices occurs, by the letters of its blocks."""
     patterns: dict[tuple[str, ...], int] = {(): 1}
     for letter in letters:
         longer: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -197,8 +195,8 @@ def _patterns(letters: str) -> dict[tuple[str, ...], int]:
 def _block(letters: str, transforms: ScoreTransforms) -> Array:
     r"""Return $a_k[P]$ for a block of sums.
 
-    By Stein's identity $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$, which
-    keeps the digits at large L (docs/finite.md).
+    Stein's identity is used for $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$,
+    which would lose digits at large L (docs/finite.md).
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     if letters == "B":
@@ -211,7 +209,7 @@ def _block(letters: str, transforms: ScoreTransforms) -> Array:
 
 @functools.cache
 def _product(letters: str) -> tuple[int, tuple[float, ...]]:
-    """Return the sum of the powers of some sums and the product of their polynomials."""
+    """Return k and the coefficients of P for a block of sums."""
     product = functools.reduce(np.convolve, (_SUMS[letter][1] for letter in letters), np.ones(1))
     return sum(_SUMS[letter][0] for letter in letters), tuple(product.tolist())
 
@@ -220,10 +218,7 @@ def _product(letters: str) -> tuple[int, tuple[float, ...]]:
 
 
 def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistics that moments of outputs need, as sums of positive terms.
-
-    $1-E\,S_2=[a_{10}^2]_2$, and $E(A-\sigma)^2=E\,B^2$ with $B=\sum_lp_l(g_l-\sigma)$.
-    """
+    r"""Return $E\,S_2$, $1-E\,S_2=[a_{10}^2]_2$ and $E(A-\sigma)^2$, as sums of positive terms."""
     a = _Indexed(transforms.about_sharpness)
     return {
         "participation": monomial("S", transforms),
@@ -233,10 +228,9 @@ def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistics of powers of the weights, as sums of positive terms.
+    r"""Return $E\,S_3$, $E\,S_2^2$ and $E\,\mathrm{tr}\,W^2$, as sums of positive terms.
 
-    `coupling` is $E\,\mathrm{tr}\,W^2=([2a_{20}^2]_2+[a_{20}a_{10}^2]_3)/6$ with
-    $W=\mathrm{diag}(p)-pp^\top$.
+    With $W=\mathrm{diag}(p)-pp^\top$, the last one is $([2a_{20}^2]_2+[a_{20}a_{10}^2]_3)/6$.
     """
     a = _Indexed(transforms.about_sharpness)
     return {
@@ -247,11 +241,9 @@ def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistic "residual", $E\,\rho$, as a sum of positive terms.
+    r"""Return $E\,\rho$ with $\rho=\sum p^2(g-A)^2$, as a sum of positive terms.
 
-        E rho        = ([2 (c20 c22 - c21^2)]_2 + [c10^2 c22 - 2 c10 c11 c21 + c11^2 c20]_3) / 6
-
-    with $\rho=\sum p^2(g-A)^2$.
+    $6E\rho=[2(c_{20}c_{22}-c_{21}^2)]_2+[c_{10}^2c_{22}-2c_{10}c_{11}c_{21}+c_{11}^2c_{20}]_3$.
     """
     c = _Indexed(transforms.about_centre)
     pair = 2 * (c[2, 0] * c[2, 2] - c[2, 1] ** 2)
@@ -260,10 +252,9 @@ def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return $E\,m^2$ and $E[m S_2]$ by the forms for many tokens, and the size of their terms.
+    r"""Return $E\,m^2$ and $E[m S_2]$, and the sizes of their terms, for weights on many tokens.
 
-    $m=Y-B^2$ with Y and B of `monomial`, so that $E\,m^2=E\,Y^2-2E\,YB^2+E\,B^4$ and
-    $E[mS_2]=E\,YS_2-E\,B^2S_2$.
+    With Y and B of `monomial`, $m=Y-B^2$ is small if $V\approx1$.
     """
     square, mixed, fourth, ys, bbs = (
         monomial(word, transforms) for word in ("YY", "BBY", "BBBB", "SY", "BBS")
@@ -277,16 +268,16 @@ def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return $E V$, $E V^2$ and $E[V S_2]$, which are small when a few tokens have most weight.
+    r"""Return $E V$, $E V^2$ and $E[V S_2]$, and the sizes of their terms.
 
-    From $V=\frac12\sum p_lp_m(g_l-g_m)^2$, with $v=c_{12}c_{10}-c_{11}^2$:
+    They are small if a few tokens have most of the weight. Then $E\,m^2=1-2E\,V+E\,V^2$ and
+    $E[mS_2]=E[VS_2]-E\,S_2$ lose no digits. The formulas use $V=\frac12\sum p_lp_n(g_l-g_n)^2$ and
+    $v=c_{12}c_{10}-c_{11}^2$:
 
         E V      = [v]_2
         E V^2    = {[2 c20 c24 - 8 c21 c23 + 6 c22^2]_2 / 2 + [q]_3 + [v^2]_4} / 6,
-                   q = E F_2 (c12 - 2 (g-c) c11 + (g-c)^2 c10)^2
+                   q = E[x^2 e^{-x} (c12 - 2 (g-c) c11 + (g-c)^2 c10)^2]
         E[V S_2] = {[c32 c10 - 2 c31 c11 + c30 c12]_2 + [c20 v]_3} / 6
-
-    Then $E m^2=1-2EV+EV^2$ and $E[mS_2]=E[VS_2]-ES_2$.
     """
     c = _Indexed(transforms.about_centre)
     mean, square, mass = c[1, 1], c[1, 2], c[1, 0]
@@ -311,11 +302,11 @@ def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return quantities with known values: the total mass and Stein's identities.
+    r"""Return integrals of known value: the sum of the weights, and errors of Stein's identities.
 
-        [a10]_1 = 1,    a_{k,1} = sigma ((k-1) a_{k,0} - a_{k+1,0}),  k below the highest
+        [a10]_1 = 1,    a_{k,1} - sigma ((k-1) a_{k,0} - a_{k+1,0}) = 0,  k below the highest
 
-    The error of Stein's identities is measured relative to $\sqrt{a_{k,0}a_{k,2}}$.
+    "stein_k_size", the integral of $\sqrt{a_{k,0}a_{k,2}}$, is the scale of these errors.
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     residuals: dict[str, Integrands] = {"mass": {1: a[1, 0]}}

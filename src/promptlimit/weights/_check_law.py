@@ -1,10 +1,10 @@
-r"""Checks that the methods of a law agree: transform, derivatives, samples and continuation.
+r"""Checks that the methods of a law agree: log-Laplace transform, derivatives and samples.
 
-The transform of a law is its log-Laplace transform $\Lambda(t)$, returned by `log_laplace`. A check
-is a function that yields comparisons (`_Finding`); `_CHECKS` lists the checks. A comparison with
-samples is a mean of independent numbers whose expectation is zero if `log_laplace` is the transform
-of the law from which `sample` draws. The standard error is computed from the transform, not from
-the samples, so a rare token that is not among the samples causes no false alarm.
+A check is a function in `_CHECKS` that yields comparisons (`_Finding`). The comparisons with
+samples use means over samples whose expectation is zero if `log_laplace` is the transform
+$\Lambda(t)$ of the law from which `sample` draws. Their standard errors are computed from
+$\Lambda$, not from the samples, so a rare token that is not among the samples causes no false
+alarm.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ _FALSE_ALARM = 1e-6
 """The documented probability of a false alarm."""
 
 _NOMINAL = 1e-9
-"""The probability of a false alarm if means were normal; smaller, because means are skewed."""
+"""The probability of a false alarm if means were normal; skewed means make it larger."""
 
 _SKEWED = 0.06
-r"""The largest skewness $\gamma$ of one of n samples, divided by $\sqrt n$.
+r"""The largest $\gamma/\sqrt n$, where $\gamma$ is the skewness of one of n samples.
 
-With thresholds of x = 7 standard errors, the skewness multiplies tail probabilities by about
-$e^{\gamma x^3/(6\sqrt n)}$, which is $e^{3.4}=31$ here.
+At a threshold of x = 7 standard errors, the skewness multiplies the tail probability by about
+$e^{\gamma x^3/(6\sqrt n)}\le e^{3.4}=31$.
 """
 
 _FEWEST = 1024
@@ -63,10 +63,10 @@ _COSH = np.geomspace(0.1, 4.0, 12)
 
 @with_numpy_defaults
 def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) -> LawReport:
-    r"""Check that the methods of a law describe one probability measure; raise if they do not.
+    r"""Check that the methods of a law describe the same probability measure; raise if they do not.
 
-    Call it once in the tests of a user-defined law: exact results use `log_laplace` and never call
-    `sample`. The report has a row for each of these checks:
+    Call this function once in the tests of a user-defined law. Exact results use `log_laplace` and
+    never call `sample`, so they do not reveal a difference. The report has a row for each check:
 
     - *samples*: `sample` returns an array of the right shape with finite entries;
     - *domain*: $\Lambda(0)=0$, and $\Lambda$ is finite on an interval around 0 along each
@@ -79,13 +79,12 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
       $E\,e^{\langle t,z\rangle-\Lambda(t)}(z-\nabla\Lambda(t))=0$ over samples, at tilts whose
       scores have standard deviations from 0.3 to 4.8, unless there are too few samples for a tilt;
     - *tilts left out*: the number of tilts for which there are too few samples;
-    - *continuation*: the same transform at complex tilts, which exact results use, if
-      `log_laplace` is analytic;
+    - *continuation*: as *transform*, at complex tilts, which exact results use, if `log_laplace` is
+      analytic;
     - *Gaussian parts* and *variance proxy* against $\Lambda$, if the law provides them.
 
-    The number of standard errors that a comparison with samples allows is such that a correct law
-    fails with a total probability below 1e-6. A comparison is left out if its distribution is too
-    skewed for the number of samples; the report counts such comparisons.
+    A correct law fails with a total probability below 1e-6. A comparison with samples is left out
+    if its distribution is too skewed for the number of samples; the report counts such comparisons.
 
     Args:
         law: the law of a token.
@@ -113,7 +112,7 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
         subject = _Subject.of(in_double(law), int(samples), key)
         checks = _CHECKS if has_transform(subject.law) else (_no_transform,)
         findings = itertools.chain.from_iterable(check(subject) for check in checks)
-        rows = _judged(subject.law, findings)
+        rows = _report_rows(subject.law, findings)
     return LawReport(type(law).__name__, int(samples), _FALSE_ALARM, rows)
 
 
@@ -123,8 +122,8 @@ class _Finding:
 
     Attributes:
         check: the name of the check.
-        share: the deviation divided by the largest allowed deviation; None for a note.
-        message: the text of the error if `share` is above 1, or the text of the note.
+        share: the deviation as a fraction of the allowed deviation; None for a note in the report.
+        message: the text of the note, or the text of the error if `share` is above 1.
     """
 
     check: str
@@ -132,7 +131,7 @@ class _Finding:
     message: str
 
 
-def _judged(law: AbstractMeasure, findings: Iterator[_Finding]) -> tuple[LawCheck, ...]:
+def _report_rows(law: AbstractMeasure, findings: Iterator[_Finding]) -> tuple[LawCheck, ...]:
     """Return one row per check, or raise at the first comparison that fails."""
     shares: dict[str, list[float]] = {"samples": [0.0]}  # otherwise `_drawn` raises
     notes: dict[str, str] = {}
@@ -163,10 +162,13 @@ def _mismatch(law: AbstractMeasure, check: str, message: str) -> LawMismatchErro
 
 @dataclasses.dataclass(frozen=True)
 class _Direction:
-    """A direction u in which tilts are checked.
+    """A direction in which tilts are checked.
 
-    It is scaled such that the scores at the tilt u have standard deviation one, unless these scores
-    are constant.
+    Attributes:
+        name: the direction in messages.
+        tilt: the tilt u in this direction at which scores have standard deviation one, unless they
+            are constant, [d].
+        ray: the multiples of u.
     """
 
     name: str
@@ -178,7 +180,10 @@ class _Direction:
         return np.real(self.ray.log_laplace(np.asarray(multiples, np.float64)))
 
     def derivatives(self, at: float) -> tuple[float, float]:
-        """Return slope and curvature from differences; NaN if they do not converge."""
+        r"""Return $d\Lambda(cu)/dc$ and $d^2\Lambda(cu)/dc^2$ from differences.
+
+        Both are NaN if the differences do not converge.
+        """
         before = self._differences(at, _STEP)
         for power in range(1, 10):
             now = self._differences(at, _STEP / 4.0**power)
@@ -189,19 +194,19 @@ class _Direction:
         return math.nan, math.nan
 
     def _differences(self, at: float, step: float) -> tuple[float, float]:
-        """Return slope and curvature from five values of the transform."""
+        r"""Return slope and curvature from five values of $\Lambda$."""
         far_left, left, here, right, far_right = self.at(at + step * np.arange(-2.0, 3.0))
         slope = (8.0 * (right - left) - (far_right - far_left)) / (12.0 * step)
         bend = 16.0 * (left + right) - (far_left + far_right) - 30.0 * here
         return float(slope), float(bend / (12.0 * step**2))
 
     def moment_bounds(self, centre: float) -> tuple[float, float]:
-        r"""Return bounds for the fourth and sixth moments of a score x with its mean subtracted.
+        r"""Return bounds for the fourth and sixth central moments of a score.
 
-        Since $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$ with v the variance,
-        $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
-        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$ for every s. The smallest bounds over a
-        few s are returned.
+        For a centred score x of variance v, $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$.
+        Hence $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
+        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$ for every s. The smallest bounds over
+        several s are returned.
 
         Args:
             centre: the mean of the score.
@@ -244,7 +249,7 @@ class _Subject:
 
     @staticmethod
     def of(law: AbstractMeasure, samples: int, key: PRNGKeyArray) -> "_Subject":
-        """Return the subject; samples replace the covariance if that of the law is unavailable."""
+        """Return the subject; a few samples replace an unavailable covariance in the scales."""
         tokens = _drawn(law, jax.random.fold_in(key, 0), _FEWEST)
         size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
         try:
@@ -287,7 +292,7 @@ class _Subject:
 
 
 class _Tilt(NamedTuple):
-    r"""A tilt t along a direction: the factor of the direction, $\Lambda(t)$ and $\Lambda(2t)$."""
+    r"""A tilt t = `scale` times `direction.tilt`, with $\Lambda(t)$ and $\Lambda(2t)$."""
 
     direction: _Direction
     scale: float
@@ -382,7 +387,7 @@ def _derivatives(subject: _Subject) -> Iterator[_Finding]:
 
 
 def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterator[_Finding]:
-    """Yield comparisons of slope and curvature along a direction with finite differences."""
+    """Yield comparisons of a mean and covariance with finite differences along a direction."""
     found = float(direction.tilt @ mean), float(direction.tilt @ cov @ direction.tilt)
     methods = ("`tilted_mean`", "`tilted_cov`")
     for method, here, there in zip(methods, found, direction.derivatives(at), strict=True):
@@ -419,7 +424,7 @@ def _parts_and_proxy(subject: _Subject) -> Iterator[_Finding]:
 
 @dataclasses.dataclass(frozen=True)
 class _SampleMeans:
-    """Means over samples of n statistics that have expectation zero.
+    """Means over samples of n statistics whose expectation is zero for a correct law.
 
     Attributes:
         check: the name of the check.
@@ -479,7 +484,7 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
     quartic = np.maximum(fourth - spreads**2, 0.5 * spreads**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         skewed = np.sqrt(fourth) / spreads  # an upper bound for E|x|^3 / sd^3
-        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # bound / 3, because it is loose
+        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # a third of a bound that is loose
     size = subject.size * float(np.linalg.norm(tilts, axis=1).max())
     for check, claimed, variance, ratio, power in (
         ("mean", centres, spreads, skewed, 1),
@@ -501,7 +506,7 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
 
 
 def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
-    r"""Yield the checks of transform and tilted mean; $e^{<t,z>-\Lambda(t)}$ are sample weights."""
+    r"""Yield the checks of $\Lambda$ and of the tilted mean, with $e^{<t,z>-\Lambda(t)}$."""
     for one in subject.tilts[0]:
         mean, _ = subject.tilted_moments(one.tilt)
         later, cov = subject.tilted_moments(2.0 * one.tilt)
@@ -523,7 +528,7 @@ def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
 
 
 def _continuation(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
-    """Yield the checks of the transform at complex tilts, if it is analytic."""
+    r"""Yield the checks of $\Lambda$ at complex tilts, if it is analytic."""
     tilts = [one for one in subject.tilts[0] if abs(one.scale) <= 1.2]
     try:
         for one in tilts[:1]:

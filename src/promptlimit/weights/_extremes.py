@@ -1,13 +1,12 @@
-r"""The effective number of tokens and the largest weight, as means over prompts.
+r"""The means over prompts of the effective number of tokens and of the largest weight.
 
-Scores are s, the softmax weights p, and $S_2=\sum p^2$. With $X=e^{2s+u}$ and
-$1/S_2=(\sum e^s)^2/\sum e^{2s}$,
+A prompt has L tokens with independent scores s and softmax weights p, and $S_2=\sum p^2$. Since
+$1/S_2=(\sum e^s)^2/\sum e^{2s}$, with $X=e^{2s+u}$
 
     E(1/S_2) = int { L G_1 g^{L-1} + L(L-1) G_{1/2}^2 g^{L-2} } du,    G_k = E[X^k e^{-X}], g = G_0.
 
-The mean of the largest weight needs the law of the score itself. With $x=e^{s+u}$, and $H(s,u)$ the
-mean of $e^{-x'}$ over tokens with scores $s'\le s$ (counting zero for the others), $H^L$ is the
-mean of $e^{-\sum x}$ over prompts whose largest score is at most s, and
+For the largest weight, let $x=e^{s+u}$ and $H(s,u)=E[e^{-x'}1(s'\le s)]$ over the score s' of a
+token. Then $H^L$ is the mean of $e^{-\sum x'}$ over prompts whose scores are at most s, else 0, and
 
     E max p = int du int x d_s(H^L).
 """
@@ -36,13 +35,13 @@ from promptlimit.weights._score_law import (
 )
 
 _ORDER = 16
-"""Gauss points per panel of scores."""
+"""Gauss points per panel, an interval of scores."""
 
 _PANEL = 0.5
 """The width of a panel, in units of the smaller of 1 and the standard deviation."""
 
 _RANGE = 9.0
-"""The number of standard deviations that the panels cover on each side, for one token."""
+"""The number of standard deviations around the mean score that the panels cover, for L = 1."""
 
 _ENTRIES_AT_ONCE = 2**21
 _NODES_AT_ONCE = 32
@@ -106,12 +105,12 @@ def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Panels:
-    """The law of the score of a mixture of Gaussians at Gauss points on panels.
+    """The law of a score from a mixture of Gaussians, at Gauss points on panels.
 
     Attributes:
         scores: the Gauss points, [panel, point].
-        masses: the density of the score times the weight of the Gauss rule, [panel, point].
-        shares: the density times half of the width of the panel, [panel, point].
+        masses: `shares` times the weights of the Gauss rule on [-1, 1], [panel, point].
+        shares: the density of the score times half the width of the panel, [panel, point].
         above: the probability of a larger score, [panel, point].
     """
 
@@ -122,7 +121,7 @@ class _Panels:
 
     @staticmethod
     def of(law: GaussianLaw, longest: float) -> "_Panels":
-        """Return panels that cover the largest score of a prompt."""
+        """Return panels that cover the scores of prompts of up to `longest` tokens."""
         deviations = _RANGE + math.sqrt(2.0 * math.log(longest))
         ends = []
         for mean, sigma in zip(law.shifts, law.sharpness, strict=True):
@@ -138,10 +137,10 @@ class _Panels:
         return _Panels(scores, shares * weights, shares, ndtr(-z) @ law.weights)
 
     def integrands(self, u: Array, lengths: Array) -> tuple[Array, Array]:
-        r"""Return the integral of $Lxe^{-x}H^{L-1}$ over the law of the score, [n, u].
+        r"""Return $E[Lxe^{-x}H^{L-1}]$ and $E[Lxe^{-x}\varphi^{L-1}]$, [n, u].
 
-        Also returns the same integral with $\varphi=E\,e^{-x}$ in place of H; its integral over u
-        is one. Panels where x or $e^{-x}$ is negligible are left out.
+        Here $\varphi=E\,e^{-x}$. The integral of the second function over u is one. Panels where x
+        or $e^{-x}$ is negligible are left out.
         """
         integral = _rule()[2]
         far = NEGLIGIBLE + math.log(float(lengths.max()))

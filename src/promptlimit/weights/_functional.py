@@ -1,31 +1,26 @@
-r"""Exact moments of softmax attention: one integral over the Laplace functional of a prompt.
+r"""Exact moments of the output of a softmax head over prompts, as integrals over one variable u.
 
-Tokens have scores $s_l$ and values $y_l=Vz_l-T$. With $x_l=e^{s_l+u}$ the functional and its
-derivatives at $a=0$ are
+A token l has the score $s_l$ and the value $y_l=Vz_l-T$, measured from the limit T of the head.
+With $x_l=e^{s_l+u}$, the Laplace functional of a prompt and its derivatives at a = 0 are
 
-    Psi(u; a) = E exp(-sum_l x_l (1 - <a, y_l>)),   k_0 = log Psi,   k_1 = its gradient,   k_2 = its Hessian.
+    Psi(u; a) = E exp(-sum_l x_l (1 - <a, y_l>)),
+    k_0 = log Psi,    k_1 = gradient of log Psi,    k_2 = Hessian of log Psi.
 
-The integral $Z^{-k}=\frac1{\Gamma(k)}\int e^{ku}e^{-e^uZ}du$ with $Z=\sum_le^{s_l}$ gives
+The moments of the output $T_L$ are integrals of these functions (docs/finite.md, section 4):
 
     E(T_L - T)             = int k_1 e^{k_0} du
     E(T_L - T)(T_L - T)'   = int (k_2 + k_1 k_1') e^{k_0} du.
 
-With 1 in place of y, $k_1e^{k_0}$ integrates to one, the mass of the weights; with x in place of y,
-to $E\,S_2=E\sum_lp_l^2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k_1$ and $k_2$ add:
+If every $y_l$ is replaced by 1, the first integral is the sum of the softmax weights $p_l$, which
+is one; if $y_l$ is replaced by $x_l$, it is $E\,S_2$ with $S_2=\sum_lp_l^2$. For independent parts
+of a prompt, such as known tokens and tokens from a law, $k_0$, $k_1$ and $k_2$ add.
 
-| part | $k_0$ | $k_1$ | $k_2$ |
-|---|---|---|---|
-| L tokens from a law | $L\log\phi$ | $LB/\phi$, $B=F_1[y]$ | $L(F_2[yy']/\phi-BB'/\phi^2)$ |
-| a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
+The integrals are trapezoidal rules. The even and the odd nodes form two rules of twice the step,
+called "the two rules" below. If both have a relative error of about $\epsilon$, which half their
+difference estimates, their mean has an error of about $\epsilon^2$.
 
-Here $\phi=E\,e^{-x}$ and $F_k[f]=E[f\,x^ke^{-x}]$ for one token. Other laws of prompts provide the
-three functions (`Cumulants`). Brackets give shapes of arrays: n lengths, u nodes, e coordinates of a
-value, f known tokens.
-
-The integral over u is a trapezoidal rule. Integrands are analytic for $|\mathrm{Im}\,u|<\pi/2$. The
-even nodes and the odd nodes are two rules of twice the step. If each of them has a relative error of
-about $\epsilon$, their mean has one of about $\epsilon^2$. Half their difference estimates $\epsilon$.
-"""  # noqa: E501  # a formula stays on one line
+Brackets give shapes of arrays: n lengths, u nodes, e coordinates of a value, f known tokens.
+"""
 
 import abc
 import dataclasses
@@ -60,7 +55,7 @@ class AbstractTerms(abc.ABC):
         mass: $k_1$ with 1 in place of y, [n, u].
         squares: $k_1$ with x in place of y, [n, u].
         first: $k_1$, [n, u, e].
-        rounding: the rounding error that this part causes in $E|T_L-T|^2$, [n].
+        rounding: the rounding error in $E|T_L-T|^2$ that is due to this part, [n].
     """
 
     mass: Array
@@ -76,12 +71,11 @@ class AbstractTerms(abc.ABC):
     def second(self, rule: int, centre: Array) -> Array:
         r"""Return $\sum_uw\,k_2$ over the even or the odd nodes, [n, e, e].
 
-        w are the weights that were passed to `PartNodes.terms`. Values are measured from
-        $T+$ `centre`.
+        The weights w are the argument of `PartNodes.terms`.
 
         Args:
             rule: 0 for the even nodes, 1 for the odd ones.
-            centre: the origin of the values minus T, [n, e].
+            centre: c, [n, e]; values are measured from $T+c$ instead of T.
         """
 
 
@@ -92,9 +86,9 @@ class PartNodes:
     Attributes:
         log_psi: $k_0$, [n, u].
         rounding: the rounding error of $k_0$, [n, u].
-        terms: a function that returns $k_1$ and $k_2$ at the first nodes. Its argument is the array
-            $w=2he^{k_0}$, [n, u], with h the step and $k_0$ of the whole prompt. The result has
-            as many nodes as w, an even number.
+        terms: a function of the weights $w=2he^{k_0}$, [n, u], that returns $k_1$ and $k_2$. Here h
+            is the step and $k_0$ belongs to the whole prompt. The number of nodes of w is even;
+            only the first nodes of the part are used if w has fewer of them.
     """
 
     log_psi: Array
@@ -103,7 +97,7 @@ class PartNodes:
 
 
 class AbstractPart(abc.ABC):
-    """A part of a prompt, for one or several lengths; the parts are independent."""
+    """One of the independent parts of a prompt, for one or several lengths."""
 
     @property
     def step(self) -> float:
@@ -124,7 +118,7 @@ class AbstractPart(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class KnownTokens(AbstractPart):
-    """Tokens that are in every prompt, such as the query.
+    r"""Tokens that are in every prompt, such as the query: $k_0=-\sum_fx_f$, $k_1=\sum_fx_fy_f$.
 
     Attributes:
         scores: $s_f$ minus the `offset` of the law of the other tokens, [f].
@@ -157,7 +151,7 @@ class KnownTokens(AbstractPart):
 
 @dataclasses.dataclass(frozen=True)
 class KnownTerms(AbstractTerms):
-    r"""$k_1$ of known tokens; their $k_2$ is zero.
+    r"""$k_1$ of known tokens. Their $k_2$ is zero.
 
     Attributes:
         x: $x_f$, [u, f].
@@ -170,7 +164,7 @@ class KnownTerms(AbstractTerms):
     attention: Array
 
     def about(self, centre: Array) -> Array:
-        apart = self.values - centre[:, None]  # exactly zero for a value equal to the centre
+        apart = self.values - centre[:, None]  # exactly zero if a value is equal to the centre
         return np.einsum("uf,nfe->nue", self.x, apart)
 
     def second(self, rule: int, centre: Array) -> Array:  # noqa: ARG002  # zero for both rules
@@ -178,7 +172,7 @@ class KnownTerms(AbstractTerms):
         return np.zeros((len(centre), outputs, outputs))
 
     def dominant(self) -> Array:
-        r"""Return $y_f$ of the token with a mean weight above 1/2, or zero, [n, e]."""
+        r"""Return $y_f$ of the known token whose mean weight is above 1/2, else 0, [n, e]."""
         return np.where(self.attention > 0.5, 1.0, 0.0) @ self.values
 
 
@@ -186,8 +180,12 @@ class KnownTerms(AbstractTerms):
 class IndependentTokens(AbstractPart):
     r"""L independent tokens from one law, for several L.
 
-    With a slope m the token at position j, counted from the end of the prompt, has a score lower by
-    mj. Then $k_0=\sum_{j<L}\log\phi(u-mj)$, and $k_1$ and $k_2$ are similar sums (`Positions`).
+    With $\varphi=E\,e^{-x}$, $F_k[f]=E[f\,x^ke^{-x}]$ for one token and $B=F_1[y]$,
+
+        k_0 = L log(phi),    k_1 = L B / phi,    k_2 = L (F_2[yy'] / phi - BB' / phi^2).
+
+    With a slope m, the score of the token at position j, counted from the end of the prompt, is
+    lowered by mj. Then $k_0=\sum_{j<L}\log\varphi(u-mj)$, and $k_1$ and $k_2$ are similar sums.
 
     Attributes:
         law: the law of a token along the tilt t.
@@ -274,14 +272,14 @@ class TokenTerms(AbstractTerms):
         token_mass: $F_1[1]$, [v].
         drift: $B=F_1[y]$, [v, e].
         drift_error: the rounding error of B, [v].
-        one: $\omega/\phi$ for the even and the odd nodes, [2, n, v], with the weights $\omega$ of
-            `Positions.grid_weights`; $\omega=wL$ without a slope.
-        two: $\omega/\phi^2$, [2, n, v].
-        shares: the factors with which $\sum_v\omega F_2[f]/\phi$ is a sum over the places j of the
-            means of f there (`AbstractProducts`), [2, n, j].
+        one: $\omega/\varphi$ for the even and the odd nodes, [2, n, v]. The weights $\omega$ are
+            those of `Positions.grid_weights`; without a slope $\omega=wL$.
+        two: $\omega/\varphi^2$, [2, n, v].
+        shares: the factors in $\sum_v\omega F_2[f]/\varphi$ of the means of f at the places j
+            (`AbstractProducts`), [2, n, j].
         masses: the mean of 1 at each place, [j].
         centred: the mean of y at each place, [j, e].
-        within: $\sum_v\omega F_2[C]/\phi$ with C the covariance of y at a place, [2, n, e, e].
+        within: $\sum_v\omega F_2[C]/\varphi$ with C the covariance of y at a place, [2, n, e, e].
     """
 
     token_mass: Array
@@ -308,10 +306,10 @@ class TokenTerms(AbstractTerms):
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    r"""Sums $\sum_jf(u-mj)$ over the positions j < L of a prompt; Lf(u) for m = 0.
+    r"""Sums $\sum_{j<L}f(u-mj)$ over the positions j of the tokens of a prompt.
 
-    For m > 0 the nodes u and the shifts mj are on one fine grid. The sums for all lengths are then
-    differences of cumulative sums on that grid.
+    For m > 0 all points u - mj belong to one fine grid, and the sums are differences of cumulative
+    sums on this grid. For m = 0 the sum is Lf(u), and the grid consists of the nodes u.
 
     Attributes:
         lengths: L, [n].
@@ -342,11 +340,11 @@ class Positions:
         return self.slope * self._node_stride / self._stride if self.slope else STEP
 
     def grid_size(self, nodes: int) -> int:
-        """Return the number of grid points up to the last of this many nodes."""
+        """Return the number of grid points up to the last node, for a number of nodes."""
         return self._before + self._node_stride * (nodes - 1) + 1
 
     def grid(self, u: Array) -> Array:
-        """Return the grid that contains the nodes u and all shifted nodes u - mj, [v]."""
+        """Return the grid, which contains the nodes u and all u - mj, [v]."""
         if not self.slope:
             return u
         fine = self.slope / self._stride
@@ -389,7 +387,7 @@ class Positions:
 
 
 def _strided_sums(function: Array, stride: int) -> Array:
-    """Return the sums of each entry and every stride-th entry before it, along the first axis."""
+    """Return cumulative sums along the first axis over every `stride`-th entry."""
     size = -(-len(function) // stride) * stride
     padded = np.zeros((size, *function.shape[1:]))
     padded[: len(function)] = function
@@ -415,7 +413,7 @@ class Cumulants:
 
     @staticmethod
     def joined(parts: "Sequence[Cumulants]") -> "Cumulants":
-        """Return cumulants on consecutive ranges of nodes as cumulants on all of them."""
+        """Concatenate cumulants on consecutive ranges of nodes."""
         names = ("log_psi", "first", "second")
         columns = (
             np.concatenate([getattr(part, name) for part in parts], axis=1) for name in names
@@ -425,11 +423,11 @@ class Cumulants:
 
 @dataclasses.dataclass(frozen=True)
 class DependentTokens(AbstractPart):
-    r"""Dependent tokens, given by their cumulants.
+    r"""Dependent tokens.
 
     Attributes:
         cumulants: a function that returns the cumulants at nodes u.
-        ends: the range of u returned by `window`.
+        ends: the result of `window`.
     """
 
     cumulants: Callable[[Array], Cumulants]
@@ -511,20 +509,19 @@ class PromptIntegrals:
 
 
 def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
-    """Return the moments over prompts that consist of independent parts.
+    """Return the moments of the output over prompts that consist of independent parts.
 
-    Values are centred at their mean before they are squared. A large bias therefore causes no loss
-    of digits in the covariance.
+    The covariance is computed from centred values, so a large bias causes no loss of digits.
 
     Raises:
-        AccuracyError: no node carries any weight.
+        AccuracyError: the integrand underflows at all nodes.
     """
     with np.errstate(over="ignore", under="ignore"):
         step = min(part.step for part in parts)
         u = nodes_of([part.window() for part in parts], step)
         nodes = [part.at(u) for part in parts]
         log_psi = total_of(part.log_psi for part in nodes)
-        kept = _last_that_counts(log_psi)
+        kept = _significant_nodes(log_psi)
         weights = 2.0 * step * np.exp(log_psi[:, :kept])
         blur = total_of(part.rounding for part in nodes)[:, :kept]
         terms = [part.terms(weights) for part in nodes]
@@ -533,7 +530,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         )
 
         def second(origin: Array, away: Array) -> Array:
-            """Return the second moment of values measured from `origin` + `away`."""
+            """Return the second moment about T + `origin` + `away` by both rules, [2, n, e, e]."""
             moved = total_of(term.about(origin) for term in terms) - mass[..., None] * away[:, None]
             rules = []
             for rule in (0, 1):
@@ -572,9 +569,10 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
 
 
 def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Array:
-    """Return an even number of nodes for a prompt whose parts have these windows.
+    r"""Return an even number of evenly spaced nodes u for parts with these windows.
 
-    The nodes range from the smallest lower end of the windows to the smallest upper end.
+    The nodes end at the lowest upper end of a window. Above it $e^{k_0}$ is negligible for one
+    part, and thus for the whole prompt.
     """
     lows, highs = zip(*windows, strict=True)
     high = min(highs)
@@ -583,18 +581,18 @@ def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Arra
 
 
 def by_rules(weights: Array, integrand: Array) -> Array:
-    """Return the integral over u by the even nodes and by the odd nodes, [2, n, ...].
+    """Return an integral over u by the even nodes and by the odd nodes, [2, n, ...].
 
     Args:
-        weights: $2he^{k_0}$, h the step, [n, u].
-        integrand: the factor of $e^{k_0}$ in the integrand, [n, u, ...].
+        weights: $2he^{k_0}$ with h the step, [n, u].
+        integrand: the integrand divided by $e^{k_0}$, [n, u, ...].
     """
     rules = [(weights[:, rule::2], integrand[:, rule::2]) for rule in (0, 1)]
     return np.stack([np.einsum("nu,nu...->n...", w, f) for w, f in rules])
 
 
-def _last_that_counts(log_psi: Array) -> int:
-    """Return the number of nodes up to the last with a weight that counts, made even."""
+def _significant_nodes(log_psi: Array) -> int:
+    """Return an even number of first nodes, after which $e^{k_0}$ is negligible."""
     some = np.flatnonzero(log_psi.max(axis=0) > -3.0 * NEGLIGIBLE)
     if not some.size:
         raise AccuracyError(
@@ -606,22 +604,22 @@ def _last_that_counts(log_psi: Array) -> int:
 
 
 def _step_error(step: float) -> float:
-    r"""Return $2|\Gamma(2+2\pi i/h)|$, which bounds the relative error of second moments.
+    r"""Return $2|\Gamma(2+2\pi i/h)|$, a bound for the relative error of $E|T_L-T|^2$ at step h.
 
-    Here h is the step. The integrand is the mean over prompts of $X\,e^{2v}e^{-e^v}$, with
-    $v=u+\log Z$, $Z=\sum_le^{s_l}$, and $X\ge0$ the squared error of the output.
+    The integrand is the mean over prompts of $|T_L-T|^2e^{2v}e^{-e^v}$ with
+    $v=u+\log\sum_le^{s_l}$.
     """
     return 2.0 * abs(gamma(2.0 + 2j * math.pi / step))
 
 
 def rule_error(rules: Array, size: Array) -> Array:
-    """Return the absolute error of the mean of two rules, [n].
+    """Return an estimate of the absolute error of the mean of the two rules, [n].
 
-    The relative error of the mean is the square of the relative error of either rule.
+    The relative error of the mean is about the square of that of each rule.
 
     Args:
         rules: the integrals by the even and by the odd nodes, [2, n, ...].
-        size: the numbers to which errors are relative, [n].
+        size: the numbers to which relative errors refer, [n].
     """
     apart = 0.5 * np.abs(rules[0] - rules[1]).reshape(rules.shape[1], -1).max(axis=1)
     return apart * np.minimum(1.0, apart / np.maximum(size, _UNDERFLOW))

@@ -1,11 +1,10 @@
-r"""The law of a Gaussian token, or of a mixture of Gaussians, along a tilt: sums of positive terms.
+r"""The law of a Gaussian token, or of a mixture of Gaussians, along a tilt.
 
 Within a part $N(m,\Gamma)$ of the mixture the score is $s=\mu+\sigma g$ with g standard normal.
 Given g, a token is normal with mean $m+\Gamma t\,g/\sigma$ and covariance
-$\Gamma-\Gamma tt'\Gamma/\sigma^2$. Every second moment of values is therefore a polynomial of
-degree two in $h=g-(k-1)\sigma$. A place (`AbstractProducts`) is one of three values of h in a part,
-at which this polynomial is interpolated. $F_{k-1}[h]=-\sigma F_k[1]$ within a part by Stein's
-lemma, so that no digits cancel.
+$\Gamma-\Gamma tt'\Gamma/\sigma^2$, so second moments of values are polynomials of degree two in g.
+For the transform $F_k$ they are interpolated at three values of $h=g-(k-1)\sigma$, which are the
+places (`AbstractProducts`). By Stein's lemma $F_{k-1}[h]=-\sigma F_k[1]$, so no digits cancel.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ from promptlimit.weights._score_law import (
 )
 
 _SHARPEST = 150.0
-"""The largest standard deviation of scores; for larger ones the integrals take too long."""
+"""The largest standard deviation of scores; the integrals would take too long above it."""
 
 _ROUNDING = 8.0 * EPSILON
 _NODES = np.array([-1.0, 0.0, 1.0])
@@ -78,7 +77,7 @@ class GaussianLaw(AbstractScoreLaw):
 
     @cached_property
     def _heaviest(self) -> int:
-        """The index of the part of largest tilted weight; its mean is the origin of tokens here."""
+        """The index of the part of largest tilted weight; tokens are measured from its mean."""
         return int(np.argmax(np.log(self.weights) + self.means @ self.tilt + self.sharpness**2 / 2))
 
     @cached_property
@@ -132,7 +131,7 @@ class GaussianLaw(AbstractScoreLaw):
     def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
         columns = 2.0 * self.shifts, 2.0 * self.sharpness
         low, high = mixture_window(*columns, longest, shortest)
-        # The square of E[X^{1/2} e^{-X}] is at most e^{u + 2 Lambda}.
+        # (E[X^{1/2} e^{-X}])^2 is at most e^{u + 2 Lambda}.
         low = min(low, -NEGLIGIBLE - 2.0 * (math.log(longest) + self.log_mean))
         return require_near(low, high)
 
@@ -193,7 +192,7 @@ class GaussianLaw(AbstractScoreLaw):
 def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]:
     r"""Return the means over one part that `assembled` needs; `tilted_mean` is $\Lambda'$.
 
-    By Stein's lemma $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$.
+    $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$ by Stein's lemma.
     """
     sigma = part.sharpness
     phi, complement = part.phi_and_complement
@@ -221,13 +220,13 @@ def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class GaussianProducts(AbstractProducts):
-    r"""$F_k$ and $F_{k-1}$ of polynomials in h within each part.
+    r"""$F_k$ and $F_{k-1}$ of polynomials in h within each of p parts.
 
     Attributes:
         power: k.
         sharpness: $\sigma$ of each part, [p].
         radii: r of each part, whose places are h = -r, 0 and r, [p].
-        moments: $w\,F_k[h^j]$ for j = 0, 1, 2 and each part of probability w, [p, j, u].
+        moments: $w\,F_k[h^j]$ for j = 0, 1, 2, with w the probability of the part, [p, j, u].
         below: w times the means of $x^{k-1}e^{-x}$ and of $x^{k-1}(1-e^{-x})$, [p, 2, u].
     """
 
@@ -238,7 +237,6 @@ class GaussianProducts(AbstractProducts):
     below: Array
 
     def shares(self, weights: Array) -> tuple[Array, Array]:
-        r"""Return the factors of the means at the places in $\sum_uw\,F_k$, and their errors."""
         zeroth, first, second = np.einsum("nu,pju->jnp", weights, self.moments, optimize=True)
         first, second = first / self.radii, second / self.radii**2
         shares = np.stack([(second - first) / 2, zeroth - second, (second + first) / 2], axis=-1)
@@ -246,11 +244,11 @@ class GaussianProducts(AbstractProducts):
         return shares, _ROUNDING * np.abs(shares)
 
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
-        r"""Return $F_{k-1}[f]$, [u, e], and its error, [u]; `centred` is f at the places.
+        r"""Return $F_{k-1}[f]$ and its error.
 
-        $F_{k-1}[a+bh]=aF_{k-1}[1]-b\sigma F_k[1]$ in a part. As $E[fx^{k-1}]=0$, the sum of the
-        first terms also equals $-\sum a\,E[x^{k-1}(1-e^{-x})]$. The sum with the smaller terms is
-        used.
+        For f = a + bh in a part, $F_{k-1}[f]=aF_{k-1}[1]-b\sigma F_k[1]$. The sum of
+        $aF_{k-1}[1]$ over the parts is equal to that of $-a\,E[x^{k-1}(1-e^{-x})]$, since
+        $E[fx^{k-1}]=0$. The sum with the smaller terms is used.
         """
         left, middle, right = centred.reshape(-1, 3, centred.shape[1]).transpose(1, 0, 2)
         falls = (right - left) * (self.sharpness / (2.0 * self.radii))[:, None]

@@ -1,15 +1,12 @@
 r"""Transforms of one Gaussian score, on which all exact quantities of Gaussian tokens depend.
 
-A score is $s=\mu+\sigma g$, $g\sim N(0,1)$. With $t=s+u$ and $x=e^t$ the transforms are means of
+A score is $s=\mu+\sigma g$ with g standard normal. With $t=s+u$ and $x=e^t$ the transforms are
+means, for nodes u and a constant c, of
 
 $$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
 
-Here u is a node of the integrals over u in other modules, and c is a constant. The transforms do
-not depend on the length of a prompt. For even j all terms have one sign.
-
-Means are computed by the trapezoidal rule. The integrands are analytic for
-$|\mathrm{Im}\,t|<\pi/2$, so that a step h causes a relative error of about
-$|\Gamma(k+2\pi i/h)|/\Gamma(k)$. It is below $10^{-16}$ for $k\le4$ and h = 3/16.
+They are computed by the trapezoidal rule, whose relative error at step h is about
+$|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
 """
 
 import dataclasses
@@ -23,7 +20,7 @@ from promptlimit._arrays import Array
 from promptlimit.weights._score_law import LARGEST_EXPONENT, exponential_rest, log_from
 
 _NARROW = 0.5
-"""The largest sharpness at which means are sums over g; for larger ones they are sums over t."""
+"""The largest sharpness at which means are sums over g."""
 
 _WIDEST_STEP = 0.33
 _RANGE = 9.0
@@ -45,8 +42,8 @@ class GaussianScore:
     r"""A score $s=\mu+\sigma g$ at evenly spaced u.
 
     Up to a sharpness of 1/2, means are sums over nodes g. For larger sharpness they are sums over
-    nodes t: $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$, where n is the normal density. Since
-    $g=(t-u-\mu)/\sigma$ depends on t - u alone, these sums are convolutions.
+    nodes t, $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with n the normal density. They are
+    correlations, because $g=(t-u-\mu)/\sigma$ depends on t - u alone.
 
     Attributes:
         mean: $\mu$.
@@ -104,7 +101,7 @@ class GaussianScore:
     def _long_t(self) -> Array:
         r"""Nodes t for integrands with the normal distribution function $\Phi$.
 
-        They start low enough for a small $1-\varphi$ at the lowest u.
+        They start so low that a small $1-\varphi$ at the lowest u has full relative precision.
         """
         overlap = _log_overlap(-float(self.u[0]) - self.mean, self.sharpness)
         return self._nodes(min(-self._extent(), overlap), _LARGEST_T)
@@ -114,18 +111,17 @@ class GaussianScore:
         return np.multiply(self.step, numbers, dtype=np.float64)
 
     def _extent(self, power: float = 1.0) -> float:
-        r"""Return the distance from 0 to the lowest node t.
+        r"""Return the distance from 0 to the lowest node t, with k = `power`.
 
-        It follows from the decay of $e^{kt-e^t}n(g)$ at the lowest u. The logarithm of that
-        function has slope $k+u/\sigma^2$ at t = 0; if this is negative, its peak is at
-        $t=u+k\sigma^2$.
+        Below this node $e^{kt-e^t}n(g)$ is negligible at all u. The logarithm of this function has
+        the slope $k+u/\sigma^2$ at t = 0. If it is negative, the peak is at $t=u+k\sigma^2$.
         """
         variance, lowest = self.sharpness**2, float(self.u[0]) + self.mean
         slope, gaussian = power + lowest / variance, math.sqrt(2 * _TAIL) * self.sharpness
         return min(gaussian, _TAIL / slope) if slope > 0 else gaussian - lowest - power * variance
 
     def _g(self, t: Array) -> Array:
-        """Return g for all differences t - u of nodes, in increasing order, [t + u - 1]."""
+        """Return g for all differences t - u of nodes, in increasing order."""
         numbers = np.arange(1 - self.u.size, t.size)
         steps = np.multiply(self.step, numbers, dtype=np.float64)
         return (float(t[0] - self.u[0]) + steps - self.mean) / self.sharpness
@@ -234,9 +230,9 @@ class MixtureScore:
         return log_from(*np.tensordot(self.weights, pairs, 1))
 
     def moments(self, powers: tuple[int | float, ...], degree: int) -> Array:
-        r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$, [i, j, k, u].
+        r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$ for i in `powers` and j = 0, ..., `degree`.
 
-        i are the `powers`, j = 0, ..., `degree`, and $E_k$ is the mean over component k.
+        The shape is [i, j, k, u], and $E_k$ is the mean over component k.
         """
         rows = [part.moments(powers, degree, part.sharpness) for part in self.parts]
         return self.weights[:, None] * np.stack(rows, axis=2)
@@ -244,8 +240,8 @@ class MixtureScore:
     def drift(self, levels: Array) -> Array:
         r"""Return $E[fxe^{-x}]$, [..., u], for a function f that is constant in each component.
 
-        As $E[fe^s]=0$ is required, $E[fxe^{-x}]=-E[fx(1-e^{-x})]$. The sum with the smaller terms
-        is returned, so that no digits are lost.
+        f must satisfy $E[fe^s]=0$. The mean is then equal to $-E[fx(1-e^{-x})]$, and whichever sum
+        has the smaller terms is used.
 
         Args:
             levels: f in each component, [..., k].
@@ -276,9 +272,8 @@ def score_window(
     At u = -x, $1-\varphi$ is 0.63 to 1 times $m(x)=E\min(1,e^{\sigma g-x})$. For $x\le\sigma^2$,
     $P(\sigma g>x)\le m\le e^{-x^2/2\sigma^2}$; for $x>\sigma^2$,
     $\frac12e^{\sigma^2/2-x}\le m\le e^{\sigma^2/2-x}$. Below the range, $L(1-\varphi)$ is
-    negligible for L = `longest`. Above it, $\varphi^L$ is negligible for L = `shortest`, either
-    because $L(1-\varphi)$ is large or because $\varphi(u)\approx P(\sigma g+u<4.1)$ is small
-    enough.
+    negligible for L = `longest`. Above it, $\varphi^L$ is negligible for L = `shortest`, because
+    $L(1-\varphi)$ is large or $\varphi(u)\approx P(\sigma g+u<4.1)$ is small.
     """
     sigma = max(sharpness, _NARROWEST)
     target = _NEGLIGIBLE - math.log(longest)
@@ -296,7 +291,7 @@ def score_window(
 def mixture_window(
     means: Array, sharpness: Array, longest: float, shortest: float
 ) -> tuple[float, float]:
-    """Return the window of a mixture of Gaussian scores: the union of the windows of its parts."""
+    """Return the union of the windows of the parts of a mixture of Gaussian scores."""
     pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
     lows, highs = zip(*(score_window(*pair, longest, shortest) for pair in pairs), strict=True)
     return min(lows), max(highs)
@@ -315,8 +310,8 @@ def _log_overlap(x: float, sharpness: float) -> float:
 def blocked_product(left: Array, right: Array) -> Array:
     """Return `left @ right`, computed by blocks of rows that are small enough for one thread.
 
-    Products here are long and thin. NumPy would split them between threads, which makes tables of
-    weight statistics two to four times slower (benchmarks/weight_statistics.py).
+    For long and thin products several threads are two to four times slower than one
+    (benchmarks/weight_statistics.py).
     """
     rows, inner = left.shape
     block = max(1, _BLOCK // (inner * right.shape[1]))
@@ -328,15 +323,13 @@ def blocked_product(left: Array, right: Array) -> Array:
 
 
 def correlations(kernels: Array, signals: Array) -> Array:
-    r"""Return $\sum_tk[i+t]\,s[t]$ for kernels k and signals s, [kernel, signal, i].
+    r"""Return $\sum_tk[i+t]\,s[t]$, [kernel, signal, i], for i from its largest value down to 0.
 
-    i runs from its last value to 0.
-
-    Computed as sums, not by a Fourier transform, so that small values keep their digits.
+    A Fourier transform would lose the digits of small values.
 
     Args:
-        kernels: [kernel, i + t].
-        signals: [signal, t].
+        kernels: k, [kernel, i + t].
+        signals: s, [signal, t].
     """
     rows = [np.correlate(kernel, signal, "valid") for kernel in kernels for signal in signals]
     return np.reshape(rows, (len(kernels), len(signals), -1))[:, :, ::-1]

@@ -1,16 +1,14 @@
 r"""Weight statistics as differentiable functions of the squared sharpness, inside jit.
 
 Risks and flows evaluate $E\,S_2$ and similar statistics thousands of times, at fixed lengths and
-changing sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
-statistics are smooth down to 0, so callers need not differentiate a square root there. The symbols
-of the statistics are those of `WeightStatistics`.
+changing sharpness, and differentiate through them. The variable is $\sigma^2$, because the
+statistics are smooth functions of it down to 0.
 
-A table of piecewise polynomials in $x=\frac12\log(1+\sigma^2)$ is built in two steps. First,
-polynomials of high degree on wide pieces are fitted to the logarithms of exact statistics at a few
-points. $E[mS_2]$ changes sign, so its ratio to $E\,S_3$ replaces its logarithm. Then polynomials of
-low degree on many narrow pieces are fitted to the statistics themselves, sampled from the first
-fit. An evaluation of the second fit needs no exponential and finds its piece by arithmetic, and a
-linear combination of statistics is the same combination of tables.
+The statistics are tabulated as piecewise polynomials in $x=\frac12\log(1+\sigma^2)$, in two steps:
+the *wide fit*, of high degree on few pieces, approximates the logarithms of exact statistics, or
+for $E[mS_2]$, which changes sign, the ratio to $E\,S_3$. The *narrow fit*, of low degree on many
+pieces, approximates the statistics themselves, sampled from the wide fit. Only the narrow fit is
+evaluated, which needs no exponential.
 """
 
 import dataclasses
@@ -43,7 +41,7 @@ _EXTRA_NODES = 2
 _LOG_SIZE = 100.0
 
 _Request = tuple[tuple[str, ...], tuple[float, ...], float]
-"""The arguments of a table: names of statistics, lengths, and the largest sharpness."""
+"""The names of the statistics, the lengths, and the largest sharpness of a table."""
 
 _MOST = 64
 """The largest number of tables kept in memory."""
@@ -60,12 +58,12 @@ class WeightInterpolant(eqx.Module):
             each statistic.
         statistics: the names of the statistics.
         lengths: the prompt lengths.
-        scalar: whether `lengths` was one number, so that results have the shape of the argument.
+        scalar: whether the lengths are one number, so that results have no axis for them.
         max_sharpness: the largest $\sigma$.
         width: the width of a piece in $x=\frac12\log(1+\sigma^2)$.
-        error: the largest relative error of a statistic, compared with `weight_statistics`;
-            measured when the table is built.
-        slope_error: the largest error of the derivative of a statistic in x, divided by the
+        error: the largest relative difference to `weight_statistics`, measured when the table is
+            built.
+        slope_error: the largest error of the derivative of a statistic in x, relative to the
             statistic.
     """
 
@@ -81,8 +79,8 @@ class WeightInterpolant(eqx.Module):
     def __call__(self, sharpness_squared: Float[Array, "..."]) -> dict[str, Array]:
         r"""Return the statistics at $\sigma^2$, by name; lengths are the last axis.
 
-        `mean_score` is $\sigma(1-E\,S_2)$, whose derivative in $\sigma^2$ is infinite at 0;
-        `shrinkage` is $1-E\,S_2$ and smooth.
+        The derivative of `mean_score`, $\sigma(1-E\,S_2)$, is infinite at 0; use `shrinkage`,
+        $1-E\,S_2$, to differentiate there.
         """
         require_unmasked("sharpness_squared", sharpness_squared)
         squared = to_device(sharpness_squared)
@@ -111,10 +109,9 @@ def _interpolated(
 
 @jax.custom_jvp
 def _piecewise(table: Array, place: Array) -> Array:
-    r"""Return $\sum_nc_n\,y^n$ by Horner's rule.
+    r"""Return $\sum_nc_n\,y^n$ with y the coordinate from -1 to 1 within a piece.
 
-    The piece is the integer part of `place`, c is its column of `table`, and y is the coordinate
-    from -1 to 1 within the piece.
+    The integer part of `place` is the number of the piece and of the column c of `table`.
     """
     whole = jnp.where(place >= 0, place, 0).astype(jnp.int32)
     piece = jnp.minimum(whole, table.shape[1] - 1)
@@ -129,10 +126,7 @@ def _piecewise(table: Array, place: Array) -> Array:
 def _piecewise_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Differentiate in `place` only, with a separate table of the derivative.
-
-    A common table for value and derivative would take three times as long.
-    """
+    """Differentiate in `place` only; a common table for value and slope takes thrice as long."""
     table, place = primals
     powers = jnp.arange(1, table.shape[0], dtype=table.dtype)
     slope = _piecewise(2 * powers[:, None] * table[1:], place)
@@ -217,7 +211,7 @@ _tables: dict[_Request, Table] = {}
 def interpolation_table(
     statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float
 ) -> Table:
-    """Return the table of these statistics; building it, once per process, takes 0.1 to 2 s."""
+    """Return the table of these statistics, which is built once per process (0.1 to 2 s)."""
     request = (statistics, lengths, max_sharpness)
     if request not in _tables:
         _keep(request, _built(*request))
@@ -225,7 +219,7 @@ def interpolation_table(
 
 
 def tabulate(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> None:
-    """Build one table per length, all together in about the time of one or two of them."""
+    """Build and store one table per length, together in about the time of one or two of them."""
     missing = [one for one in lengths if (statistics, (one,), max_sharpness) not in _tables]
     if not missing:
         return
@@ -257,7 +251,7 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
 
 
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit; pieces have at most this width and are halved until the fit is accurate."""
+    """Return a fit whose pieces have at most this width, halved until the fit is accurate."""
     pieces = max(1, int(np.ceil(end / width)))
     table = fit(pieces)
     for _ in range(_HALVINGS):
@@ -306,18 +300,18 @@ def _narrow_fit(statistics: tuple[str, ...], wide: Table, end: float, pieces: in
 
 
 def _sample_points(degree: int, width: float, pieces: int) -> NDArray[np.float64]:
-    """Return Chebyshev nodes x, [pieces, nodes], enough for two terms above `degree`."""
+    """Return Chebyshev nodes x of each piece, [pieces, nodes], two more than the fit needs."""
     nodes = degree + 1 + _EXTRA_NODES
     local = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
     return (np.arange(pieces)[:, None] + 0.5 + 0.5 * local) * width
 
 
 def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative: bool) -> Table:
-    r"""Return a fit to samples, [rows, pieces, nodes, lengths]; the dropped terms are its error.
+    r"""Return a fit to samples, [rows, pieces, nodes, lengths].
 
-    A dropped Chebyshev term $cT_n$ changes the value by at most |c| and the derivative in x by at
-    most $n^2|c|$ times 2 / width. With `relative`, errors are divided by the largest value on the
-    piece.
+    Its error is estimated by the dropped Chebyshev terms $cT_n$, which change the value by at most
+    |c| and the derivative in x by at most $n^2|c|$ times 2 / width. If `relative` is set, errors
+    are divided by the largest value on the piece.
     """
     nodes = samples.shape[2]
     order = np.arange(nodes)
@@ -337,7 +331,7 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
 
 
 def _wide_rows(statistics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the rows of the wide fit: logarithms of statistics, or the ratio."""
+    """Return the names of the rows of the wide fit."""
     pairs = {"spread_participation": (_RATIO, "cubic_participation")}
     return tuple(dict.fromkeys(row for name in statistics for row in pairs.get(name, (name,))))
 

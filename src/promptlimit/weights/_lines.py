@@ -1,14 +1,12 @@
-r"""The law of any tokens on the complex ray of a tilt, as integrals along vertical lines.
+r"""The law of any token along a tilt t, as integrals over complex multiples ct of the tilt.
 
-The ray consists of the complex multiples $ct$ of the tilt t. By Mellin's inversion, with $s$ the
-score of a token and $x=e^{s+u}$,
+With s the score of a token and $x=e^{s+u}$, Mellin's inversion formula on a vertical line is
 
     F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k.
 
 On a line to the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are
-added. The line depends on u. It crosses the real axis near the minimum of the integrand on that
-axis, so that few digits cancel. A place (`AbstractProducts`) is a multiple c. Derived in
-docs/finite.md.
+added. For each u, a line is used that crosses the real axis near the minimum of the integrand on
+that axis, so that few digits cancel (docs/finite.md, section 3).
 """
 
 import dataclasses
@@ -46,10 +44,10 @@ from promptlimit.weights._score_law import (
 )
 
 _SLACK = 4.0
-"""The largest excess of the logarithm of an integrand on the real axis over its minimum."""
+"""The largest excess of the log of the integrand over its minimum where a line may cross."""
 
 _COARSE = 0.5
-"""Spacing in u of the grid on which lines are chosen."""
+"""The spacing in u of the grid on which lines are chosen."""
 
 _HIGHEST = 90.0
 """The largest imaginary part of a node: beyond it Gamma is negligible."""
@@ -95,7 +93,7 @@ class Line:
         return np.exp(self.real * u + self.log_size)
 
     def rounding(self, u: Array) -> Array:
-        """Return an estimate of the relative rounding error of one term and its exponent, [u]."""
+        """Return an estimate of the relative rounding error of a term of the sum over c, [u]."""
         return EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
 
 
@@ -130,7 +128,7 @@ class RayLaw(AbstractScoreLaw):
 
     @cached_property
     def _axis(self) -> tuple[Array, Array, tuple[float, float]]:
-        r"""Real c at which lines may cross, $\Lambda(ct)$ there, and $\Lambda(t),\Lambda(2t)$."""
+        r"""Real c at which a line may cross, $\Lambda(ct)$ there, and `at_poles`."""
         low, high = self.ray.domain
         points, log_laplace = POINTS, self.ray.on_points
         if (low, high) != (LEFT, RIGHT):
@@ -144,12 +142,12 @@ class RayLaw(AbstractScoreLaw):
 
     @property
     def at_poles(self) -> tuple[float, float]:
-        r"""$\Lambda(t)$ and $\Lambda(2t)$, of scores measured from the offset."""
+        r"""$\Lambda(t)$ and $\Lambda(2t)$."""
         return self._axis[2]
 
     @property
     def offset(self) -> float:
-        """Zero, because the transform provides no token from which to measure scores."""
+        """Zero."""
         return 0.0
 
     def score_of(self, token: Array) -> float:
@@ -174,7 +172,7 @@ class RayLaw(AbstractScoreLaw):
         return float(left), float(right)
 
     def _lines(self, kernel: _Kernel, low: float, high: float, pole: int) -> list[Line]:
-        r"""Return lines for the mean of a kernel, at least one for every u from `low` to `high`."""
+        """Return lines for all u from `low` to `high`, each with its first u (`Line.start`)."""
         points, log_laplace, at_poles = self._axis
         power, allowed = kernel.power, points < kernel.most
         points, log_laplace = points[allowed], log_laplace[allowed]
@@ -205,12 +203,12 @@ class RayLaw(AbstractScoreLaw):
         return lines
 
     def integrands(self, kernel: _Kernel, u: Array, pole: int) -> list[tuple[Line, Complex, slice]]:
-        r"""Return for each line the line, its integrand at the nodes, and the u that use it.
+        r"""Return the lines, each with its integrand at its nodes and the slice of u that use it.
 
         The integrand is the Mellin transform of the kernel times $e^{\Lambda(ct)}$ and the weights
         of the nodes, divided by its size at $c_0$. Nodes at which it is negligible are left out. On
-        a line to the right of `pole` callers add the term of that pole, which is larger than the
-        integral.
+        lines to the right of the pole at c = `pole`, 1 or 2, the term of the pole may be larger
+        than the integral.
         """
         lines = self._lines(kernel, u[0], u[-1], pole)
         multiples = np.concatenate([line.multiples for line in lines])
@@ -243,12 +241,12 @@ class RayLaw(AbstractScoreLaw):
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Complex, Complex, Array, Array]]:
-        r"""Yield multiples, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
+        r"""Yield multiples c, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
 
-        A user-defined transform may lose digits. To measure the error, its derivatives are computed
-        again at multiples that differ in the last digits. Near a zero of $E\,e^{cs}$ slope and
-        curvature are large and their errors cancel in the second moment, so the error of the second
-        moment is measured instead.
+        Errors are measured by computing the derivatives again at multiples that differ in the last
+        digits, because a user-defined transform may lose digits. Near a zero of $E\,e^{cs}$ the
+        errors of slope and curvature are large and cancel in the second moment, whose error is
+        therefore measured directly.
         """
         if not isinstance(products, LineProducts):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
@@ -278,7 +276,7 @@ class RayLaw(AbstractScoreLaw):
             twice = np.exp(2.0 * here + at_poles[1]) if line.real > 2.0 else 0.0
             mass[part] = first + once - twice
             size = np.abs(integrand).sum() * scale + once + twice
-            if line.real > 0.0:  # phi minus the first terms of 1 - x + x^2/2 - ...
+            if line.real > 0.0:  # the integral is phi minus the first terms of 1 - x + x^2/2 - ...
                 log_phi[part] = np.log1p(np.maximum(zeroth - once + 0.5 * twice, -1.0 + EPSILON))
             else:
                 log_phi[part] = np.log(np.maximum(zeroth, SMALLEST))
@@ -297,9 +295,10 @@ class RayLaw(AbstractScoreLaw):
         return float(low), 2.0 * self.window(longest, shortest)[1]
 
     def square_means(self, u: Array) -> SquareMeans:
-        r"""Return the means of $x^ke^{-x^2}$, $x=e^{s+u/2}$, from lines to the left of its poles.
+        r"""Return the means of $x^ke^{-x^2}$ for k = 0, 1, 2, with $x=e^{s+u/2}$.
 
-        Between the poles 0 and 2 the kernel is $e^{-x^2}-1$.
+        Lines are to the left of the first pole at c = k. For k = 0 they may also be between the
+        poles 0 and 2, where the integral is the mean of $e^{-x^2}-1$.
         """
         found = np.empty((3, u.size))
         for power, most in ((0, 2.0), (1, 1.0), (2, 2.0)):
@@ -319,7 +318,7 @@ class RayLaw(AbstractScoreLaw):
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
             upper, lower = integrand, integrand / (power - 1.0 - c)
             for order, pole in enumerate(range(power, math.ceil(line.real))):
-                # terms of x^k (1 - x + ...) and x^{k-1} (1 - x + ...) whose poles are to the left
+                # the terms of x^k (1 - x + ...) and x^{k-1} (1 - x + ...) with poles to the left
                 c = np.append(c, float(pole))
                 term = (pole - line.real) * here + self._axis[2][pole - 1] - line.log_size
                 waves = np.vstack([waves, np.exp(term)])
@@ -367,11 +366,10 @@ class LineProducts(AbstractProducts):
 
     @cached_property
     def multiples(self) -> Complex:
-        """All c, [j]."""
+        """The multiples c of all lines, [j]."""
         return np.concatenate([line.multiples for line in self.lines])
 
     def shares(self, weights: Array) -> tuple[Complex, Array]:
-        r"""Return the factors of the means at the multiples in $\sum_uw\,F_k$, and their errors."""
         shares, roundings = [], []
         for line in self.lines:
             weighted = weights[:, line.part] * line.scale
@@ -380,7 +378,7 @@ class LineProducts(AbstractProducts):
         return np.concatenate(shares, axis=1), np.concatenate(roundings, axis=1)
 
     def lower(self, centred: Complex, mean_errors: Array) -> tuple[Array, Array]:
-        r"""Return $F_{k-1}[f]$, [u, e], and its error, [u]; `centred` is $E[fe^{cs}]/E[e^{cs}]$."""
+
         lowered = np.empty((self.density.size, centred.shape[1]))
         errors = np.empty(self.density.size)
         for line in self.lines:
@@ -393,20 +391,19 @@ class LineProducts(AbstractProducts):
 
 
 def _runs(good: np.ndarray) -> np.ndarray:
-    """Return how many consecutive entries of each column are true from each row on."""
+    """Return the number of consecutive true entries of a column that start at each entry."""
     rows = np.arange(len(good))[:, None]
     next_false = np.where(good, len(good), rows)[::-1]
     return np.minimum.accumulate(next_false, axis=0)[::-1] - rows
 
 
 def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
-    r"""Return $P$ at u = 0, [side, point]: the distance at which aliases are negligible.
+    r"""Return the smallest period $P=2\pi/h$ with negligible aliases at u = 0, [2, point].
 
-    A trapezoidal rule of step h adds to the integral F its aliases, copies of F shifted in u by
-    multiples of $P=2\pi/h$. If a second line at distance $\delta$ has no pole between itself and
-    the line of the rule, an alias is at most $e^{-\delta P}$ times the integrand on the second
-    line. The sides are the second lines to the left and to the right. At u the bound on P changes
-    by $\pm u$.
+    A trapezoidal rule of step h adds to the integral F(u) its aliases, copies shifted in u by
+    multiples of P. On a line through a point, an alias is at most $e^{-\delta P}$ times the
+    integrand on a second line at distance $\delta$ without a pole in between. The rows are for
+    second lines to the right and to the left. At other u, P is larger by u or by -u.
     """
     distance = points[None, :] - points[:, None]
     strip = np.floor(np.maximum(points, power - 0.5))
@@ -451,7 +448,7 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
 
     Raises:
         NotAnalyticError: the law is neither a list nor a mixture of few Gaussians, and its
-            transform cannot be continued to complex tilts.
+            transform is not analytic at complex tilts.
     """
     parts = measure.gaussian_parts()
     if parts is not None and parts.covs is None:
@@ -467,11 +464,10 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
 
 
 def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
-    r"""Return the means for the log-partition function from the transform on the ray.
+    r"""Return the `PartitionMeans` of a law on the ray.
 
-    $x^ke^{-x}(\ln x)^j$ has the Mellin transform $\Gamma^{(j)}(k-c)$. Powers of $\ln x$ therefore
-    require only digamma functions in addition, and the first two derivatives of $\Lambda$ at the
-    poles.
+    The Mellin transform of $x^ke^{-x}(\ln x)^j$ is $\Gamma^{(j)}(k-c)$, a product of $\Gamma(k-c)$
+    and digamma functions. The terms of the poles contain derivatives of $\Lambda$.
     """
     ends = np.array([1.0, 2.0], dtype=np.complex128)
     ((_, slopes, curvatures),) = law.ray.derivatives(law.tilt[None], ends)
@@ -569,7 +565,7 @@ def _along(line: Line, u: Array, integrands: list[Complex]) -> Array:
 
 
 def _rounding_error(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
-    """Return the rounding error of an integral along a line and of the terms added to it."""
+    """Return the rounding error of an integral along a line, with the added terms of poles."""
     summed = line.rounding(u) * np.abs(integrand).sum() * line.scale(u)
     return summed + 4.0 * EPSILON * (1.0 + np.abs(u)) * np.abs(value)
 

@@ -1,9 +1,9 @@
 r"""Moments of up to four softmax weights over Gaussian tokens, with the query as one more token.
 
-The L tokens have scores $\sigma g_l$ with independent standard normal $g_l$ and the weights $p_l$.
-A moment is the mean of a product of sums over tokens. It is named by a word with one letter per
-factor, such as "BB" for the mean of $B^2$ with $B=\sum_lp_l(g_l-\sigma)$. The function `monomial`
-of `_brackets` lists all letters; "0" is the weight $p_0$ of the query, whose score is $s_0$.
+The L tokens have scores $\sigma g_l$ with independent standard normal $g_l$, and weights $p_l$. The
+query has the score $s_0$ and the weight $p_0$. A moment is the mean of a product of sums over
+tokens, named by a word in the letters of `monomial` (`_brackets`), such as "0BB" for
+$E\,p_0B^2$ with $B=\sum_lp_l(g_l-\sigma)$.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _TOLERANCE = 1e-9
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
 _SMALLEST = 1e-6
-"""Smaller sharpnesses are replaced by this one."""
+"""The smallest sharpness, which replaces smaller ones."""
 
 
 class WeightMoment(NamedTuple):
@@ -46,10 +46,10 @@ def weight_moments(
     own_score: float | None = None,
     highest: tuple[int, int] = HIGHEST,
 ) -> dict[str, WeightMoment]:
-    r"""Return the mean over prompts of each monomial in the weights, by its word.
+    r"""Return the mean over prompts of each word in `words`.
 
     Args:
-        words: the monomials, written in the letters of `monomial`.
+        words: products of sums over tokens, in the letters of `monomial`.
         sharpness: $\sigma$, positive.
         lengths: $L$, [n], finite.
         own_score: the score $s_0$ of the query; None if the prompt does not contain the query.
@@ -89,12 +89,12 @@ def weight_moments(
 
 @dataclasses.dataclass(frozen=True)
 class OwnTokenStatistics:
-    r"""Means over prompts, [n] each, with $p_0$ the weight of the query and $p_l$ of token l.
+    r"""Means over prompts that contain the query, [n] each; sums exclude the query.
 
     Attributes:
         own: $E\,p_0$.
         own_square: $E\,p_0^2$.
-        participation: $E\sum_lp_l^2$, without the weight of the query.
+        participation: $E\sum_lp_l^2$.
         score_error: $E(\sum_lp_l(g_l-\sigma))^2$.
         coupling: $E\,p_0\sum_lp_l(g_l-\sigma)$.
     """
@@ -107,10 +107,10 @@ class OwnTokenStatistics:
 
 
 def own_token_statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    r"""Return the statistics at $(\sigma, s_0)$, [n] each, for L tokens in addition to the query.
+    r"""Return the statistics at $(\sigma,s_0)$, [n] each, for prompts of L tokens and the query.
 
-    L may be zero. `prompt_integrals` would return the same numbers in four to six times the time,
-    and the bias of a stack needs the statistics at about a thousand points.
+    L may be zero. `prompt_integrals` would take four to six times as long, and the bias of a stack
+    needs the statistics at about a thousand points.
     """
     if length == 0.0:  # the query has all the weight
         one, none = np.ones(sharpness.size), np.zeros(sharpness.size)

@@ -1,17 +1,17 @@
-r"""The law of any tokens along two tilts, as integrals over pairs of vertical lines.
+r"""The law of any token along two tilts, as integrals over pairs of vertical lines.
 
-Head h = 1, 2 has the tilt $t_h$, and a token has the score $s_h$ at that tilt. By Mellin's inversion
-in both variables, with $x_1=e^{s_1+u}$ and $x_2=e^{s_2+v}$,
+A token has the scores $s_1$ and $s_2$ at the tilts $t_1$ and $t_2$. With $x_1=e^{s_1+u}$ and
+$x_2=e^{s_2+v}$, Mellin's inversion formula in both variables is
 
-    E[f x_1^j x_2^k e^{-x_1-x_2}] = (2 pi i)^{-2} iint Gamma(j-c_1) Gamma(k-c_2) e^{c_1 u + c_2 v} E[f e^{c_1 s_1 + c_2 s_2}] dc_1 dc_2
+    E[f x_1^j x_2^k e^{-x_1-x_2}] = (2 pi i)^{-2} iint Gamma(j-c_1) Gamma(k-c_2) e^{c_1 u + c_2 v}
+                                    E[f e^{c_1 s_1 + c_2 s_2}] dc_1 dc_2,
 
-and $E\,e^{c_1s_1+c_2s_2}=e^{\Lambda(c_1t_1+c_2t_2)}$. On a pair of lines for $c_1$ and $c_2$, the
-integral for all u and v is a product of three matrices. For each u, the line of head 1 is the one of
-`_LINES` on which the integrand of that head alone is smallest at the real axis; similarly for each v
-and head 2. On the line at 1/2, to the right of the pole at 0, the integral is the mean for
-$e^{-x}-1$ instead of $e^{-x}$. Small quantities are then sums of small terms, to which transforms of
-the other head alone are added.
-"""  # noqa: E501  # a formula stays on one line
+where $E\,e^{c_1s_1+c_2s_2}=e^{\Lambda(c_1t_1+c_2t_2)}$. On a pair of lines for $c_1$ and $c_2$, the
+integral for all u and v is a product of three matrices. The line for $c_1$ depends on u: it is a
+line of `_LINES` on which the integrand of head 1 alone is small at the real axis. The line for
+$c_2$ depends on v in the same way. On the line at 1/2, to the right of the pole at 0, $e^{-x}-1$
+replaces $e^{-x}$, and transforms of the other head alone are added, so that no digits are lost.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from promptlimit.weights._ray import Complex, Ray
 from promptlimit.weights._score_law import EPSILON, AbstractScoreLaw
 
 _LINES = np.array([0.5, -0.5, -1.5, -3.0, -5.0, -8.0, -13.0])
-"""The points at which lines cross the real axis."""
+"""The points at which the lines cross the real axis."""
 
 _NODE_STEP = 0.1
 """The step between nodes on a line; twice as large on lines to the left of `_FAR`."""
@@ -92,11 +92,11 @@ def pair_law(
 ) -> AbstractPairLaw:
     """Return the law of a token along two tilts.
 
-    Lists and mixtures of Gaussians use `listed_pairs`, which documents the arguments; other laws
-    use pairs of lines.
+    Lists and mixtures of Gaussians use `listed_pairs`, where the arguments are described; other
+    laws use pairs of lines.
 
     Raises:
-        NotAnalyticError: the law has no Gaussian parts, and its transform cannot be continued.
+        NotAnalyticError: the law has no Gaussian parts, and its transform is not analytic.
         AccuracyError: the scores are too sharp for the nodes.
     """
     parts = measure.gaussian_parts()
@@ -106,7 +106,7 @@ def pair_law(
 
 
 class _Single(NamedTuple):
-    r"""Transforms of one head: $\phi-1$, [u], and $F_1$ of its values and of 1, [e + 1, u]."""
+    r"""Transforms of one head: $\varphi-1$, [u], and $F_1$ of its values and 1, [e + 1, u]."""
 
     complement: Array
     first: Array
@@ -122,7 +122,7 @@ def _single(law: AbstractScoreLaw, value: Array, places: Array) -> _Single:
 
 
 class _Group(NamedTuple):
-    r"""The u (of head 1) or v (of head 2) that use one line of a head.
+    r"""A line of a head, and the u (head 1) or v (head 2) that use it.
 
     Attributes:
         part: the indices of these u or v.
@@ -146,8 +146,8 @@ class _Block(NamedTuple):
     r"""A line of each head, and means over a token at all pairs of nodes.
 
     Attributes:
-        one: the group of the first head, with nodes in the upper half plane.
-        two: the group of the second head.
+        one: the line of the first head, with nodes in the upper half plane.
+        two: the line of the second head.
         masses: $E\,e^{c_1s_1+c_2s_2}$, [j, k].
         values: $E[f\,e^{c_1s_1+c_2s_2}]$ for the values f of each head and for 1, [2, e + 1, j, k].
         products: the same means for products of values of both heads, [e + 1, e + 1, j, k].
@@ -204,7 +204,7 @@ class LineTransforms(AbstractPairTransforms):
                 )
 
     def _log_phi(self, singles: list[_Single]) -> Array:
-        r"""Return $\log\phi$; for lines to the right of 0 it is computed from $\phi-1$."""
+        r"""Return $\log\varphi$; for lines to the right of 0 it is computed from $\varphi-1$."""
         log_phi = np.empty(self._shape)
         for one, two, masses, *_ in self._blocks:
             found = (one.kernel.T @ masses @ two.kernel).real
@@ -244,9 +244,9 @@ class LineTransforms(AbstractPairTransforms):
 def _groups(
     measure: AbstractMeasure, law: AbstractScoreLaw, tilt: Array, places: Array, *, is_half: bool
 ) -> Iterator[_Group]:
-    """Yield the lines of one head, with the u or v (`places`) that use them.
+    """Yield the lines that the u or v in `places` use for one head.
 
-    With `is_half`, nodes are in the upper half plane and their weights count both half planes.
+    If `is_half` is set, nodes are in the upper half plane only, with twice the weight.
     """
     axis = Ray(measure, tilt).log_laplace(_LINES)
     u = places - law.log_mean
@@ -277,7 +277,7 @@ def _moments(
     r"""Return $\Lambda$, $V_1\nabla\Lambda$, $V_2\nabla\Lambda$ and $V_1\nabla^2\Lambda V_2'$.
 
     They are evaluated at $c_1t_1+c_2t_2$ for all pairs of nodes, [j, k, ...]. If the tilts are
-    parallel, these points are multiples of $t_1$, and each different multiple is evaluated once.
+    parallel, these points are multiples of $t_1$, and equal multiples are evaluated once.
     """
     t1, t2 = law.pair.tilts
     first, second = (grid.ravel() for grid in np.meshgrid(one, two, indexing="ij"))

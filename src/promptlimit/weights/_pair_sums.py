@@ -1,15 +1,15 @@
-r"""The law of tokens along two tilts as sums over tokens, or over nodes of Gaussian parts.
+r"""The law of a token along two tilts as sums over listed tokens, or over nodes of Gaussian parts.
 
-The tilts are $t_1$ and $t_2$, and $e_1$, $e_2$ and K are defined in `_pairs`. For a list of tokens,
-all means on the grid of u and v are products of two matrices, with rows for tokens and columns for
-u or v. In a Gaussian part $N(m,\Gamma)$ the scores are $\mu_1+ag$ and $\mu_2+bg+cf$ with
-independent standard normals g and f. Functions of the second score are averaged over f once for
-each value of $v+bg$. A mean over (g, f) is then a product of two matrices with rows for nodes g, as
-for a list. The step in g is chosen such that the values $v+bg$ are on one grid. If $bg$ is small,
-the averages are interpolated instead.
+With $e_1=e^{s^1+u}$, $e_2=e^{s^2+v}$ and $K=e^{-e_1-e_2}$ as in `_pairs`, means over listed tokens
+on the grid of u and v are products of two matrices, with rows for tokens and columns for u or v.
+
+In a Gaussian part $N(m,\Gamma)$ the scores are $\mu_1+ag$ and $\mu_2+bg+cf$ with independent
+standard normals g and f. Functions of the second score are averaged over f once for each value of
+$v+bg$. A mean over (g, f) is then a product of two matrices with rows for nodes g. The step in g is
+chosen such that all $v+bg$ are on one grid. If $bg$ is small, the averages are interpolated.
 
 Means that involve $\zeta_h=z-m-\Gamma t_h$ follow by Stein's lemma from $F_{jk}=E[e_1^je_2^kK]$,
-which are sums of positive terms. With $p_h=\Gamma t_h$ (derived here),
+which are sums of positive terms. With $p_h=\Gamma t_h$ for the tilt $t_h$ of head h,
 
     E e_1 zeta_1 K           = -p_1 F_20 - p_2 F_11,      E e_2 zeta_2 K = -p_1 F_11 - p_2 F_02
     E e_1 e_2 zeta_1 K       = p_2 (F_11 - F_12) - p_1 F_21
@@ -66,15 +66,15 @@ _POWERS = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2))
 def listed_pairs(
     parts: GaussianParts, pair: HeadPair, spacing: Spacing, *, by_values: bool = False
 ) -> "ListedPairs | GaussianPairs":
-    r"""Return the law of tokens from a list, or from a mixture of Gaussians.
+    r"""Return the law of a token from a list, or from a mixture of Gaussians, along two tilts.
 
     Args:
         parts: the law of a token.
         pair: two heads.
         spacing: the steps and ranges of the nodes.
-        by_values: whether features must be values, which other parts of a prompt require. Otherwise
-            they are the coordinates of a token of a list if these are fewer, and for one Gaussian
-            the coefficients of $\Gamma t_1$ and $\Gamma t_2$.
+        by_values: whether features must be values, which prompts with known tokens require.
+            Otherwise they may be fewer: the coordinates of a listed token, or for one Gaussian the
+            coefficients of $\Gamma t_1$ and $\Gamma t_2$.
 
     Raises:
         AccuracyError: the scores are too sharp for the nodes.
@@ -111,13 +111,13 @@ def listed_pairs(
 
 
 def _centred(weights: Array, scores: Array, read: Array) -> tuple[Array, Array]:
-    """Return scores s with mean 1 of exp(s), [2, j], and functions minus their tilted means."""
+    """Return scores s shifted to E exp(s) = 1, [2, j], and functions minus their tilted means."""
     scores = scores - logsumexp(scores, axis=1, b=weights, keepdims=True)
     return scores, read - ((weights * np.exp(scores))[:, None] @ read)
 
 
 def _require_mild(seen: Array) -> None:
-    """Raise AccuracyError if weights of nodes underflow at these whitened tilts, [2, k, d]."""
+    """Raise AccuracyError if weights of nodes underflow at the whitened tilts, [2, k, d]."""
     sizes = np.linalg.norm(np.concatenate([seen, seen.sum(axis=0, keepdims=True)]), axis=2)
     if not sizes.max() <= _FARTHEST:
         raise _too_sharp(seen)
@@ -127,14 +127,14 @@ def _too_sharp(seen: Array) -> AccuracyError:
     """Return the error for whitened tilts, [2, k, d]."""
     sharpness = float(np.linalg.norm(seen, axis=2).max())
     return AccuracyError(
-        "scores must be milder where two heads read one prompt at different tilts, got a "
+        "scores must be less sharp if two heads read one prompt at different tilts, got a "
         f"standard deviation of {sharpness:.3g}. Scale the attention down.",
         argument="attention",
     )
 
 
 def _end(scores: Array, masses: Array, shortest: float) -> float:
-    r"""Return the u with $\phi^L\approx e^{-36}$ for one head and L = `shortest`, by bisection."""
+    r"""Return the u at which $\varphi^L\approx e^{-36}$ for one head and L = `shortest`."""
     low, high = 0.0, math.log(NEGLIGIBLE_SHARE) - float(scores.min())
     for _ in range(16):
         middle = 0.5 * (low + high)
@@ -149,7 +149,7 @@ def _end(scores: Array, masses: Array, shortest: float) -> float:
 
 
 class _Kernel(NamedTuple):
-    r"""Functions of $x=e^{s+u}$, or their means over f, for tokens or nodes j.
+    r"""Functions of $x=e^{s+u}$ for tokens j, or their means over f for nodes j.
 
     Attributes:
         powers: $x^ke^{-x}$ for k = 0, 1, ..., [j, u] each.
@@ -163,11 +163,11 @@ class _Kernel(NamedTuple):
 
     @staticmethod
     def at(exponents: Array, highest: int, near: int) -> "_Kernel":
-        """Return the functions at values of s + u, [j, u], with powers up to the highest.
+        """Return the functions.
 
         Args:
             exponents: s + u, [j, u].
-            highest: the largest power.
+            highest: the largest k.
             near: the number of u that are at most 0.
         """
         rate = np.exp(np.minimum(exponents, LARGEST_EXPONENT))
@@ -180,9 +180,9 @@ class _Kernel(NamedTuple):
 
 
 def _complement(one: _Kernel, two: _Kernel, masses: Array) -> Array:
-    r"""Return $1-\phi=E[(1-K_1)+K_1(1-K_2)]$ where u and v are at most 0, and 1 elsewhere.
+    r"""Return $1-\varphi$ where u and v are at most 0, and 1 elsewhere.
 
-    $K_h=e^{-e_h}$.
+    It is $E[(1-K_1)+K_1(1-K_2)]$ with $K_h=e^{-e_h}$.
     """
     (a, b), (heads, tails) = _near(one, two), (one.powers[0], two.powers[0])
     found = np.ones((heads.shape[1], tails.shape[1]))
@@ -192,10 +192,10 @@ def _complement(one: _Kernel, two: _Kernel, masses: Array) -> Array:
 
 
 def _drift(own: _Kernel, other: _Kernel, masses: Array) -> Array:
-    r"""Return $E[e_hyK]$ for head h on the grid of its own nodes by those of the other head.
+    r"""Return $E[e_hyK]$ for head h, [nodes of head h, nodes of the other head].
 
-    Where u and v are at most 0, the result is computed as $-E[e_hy(1-K)]$, which has smaller terms;
-    they are equal since $E\,e_hy=0$.
+    Since $E\,e_hy=0$, it is equal to $-E[e_hy(1-K)]$, which has smaller terms and is used where u
+    and v are at most 0.
 
     Args:
         own: the functions of head h.
@@ -268,7 +268,7 @@ class ListedTransforms(AbstractPairTransforms):
         return self._means[head]
 
     def _summed(self) -> tuple[Array, tuple[Array, Array]]:
-        r"""Return $\log\phi$, and $E[e_hy_hK]$ of both heads."""
+        r"""Return $\log\varphi$, and $E[e_hy_hK]$ of both heads."""
         shape = self.u.size, self.v.size
         count = self.law.features.shape[2]
         phi, complement = np.zeros((2, *shape))
@@ -340,7 +340,7 @@ class GaussianPairs(AbstractPairLaw):
 
     Attributes:
         weights: the probabilities of its parts, [k].
-        scores: $\mu_h$ for each head, [2, k].
+        scores: $\mu_h$, [2, k].
         seen: the whitened tilts $\Gamma^{1/2}t_h$, [2, k, d].
         levels: for each head, the features of $m+\Gamma t_h$ minus their tilted mean, [2, k, q].
         pulls: for each head, the features of $\Gamma t_1$ and of $\Gamma t_2$, [2, 2, k, q].
@@ -368,11 +368,11 @@ class GaussianPairs(AbstractPairLaw):
         return GaussianTransforms(self, u, v)
 
     def kernels(self, part: int, u: Array, v: Array) -> tuple[Array, _Kernel, _Kernel]:
-        """Return the masses of nodes g in one part, [j], and the kernels of both heads there."""
+        """Return the probabilities of nodes g in a part, [j], and the kernels of both heads."""
         spacing, (first, second) = self.spacing, self.scores[:, part]
         a, b, c = _plane(*self.seen[:, part])
         g, masses = _normal_nodes([a, b, a + b], max(abs(a), abs(b)), spacing)
-        # v + bg lies on one grid if |b| times the step in g divides the step in v.
+        # All v + bg are on one grid if |b| times the step in g divides the step in v.
         reach, step = max(float(np.abs(g).max()), 1.0), np.ptp(g) / max(g.size - 1, 1)
         ratio = spacing.laplace / max(abs(b) * step, 1e-300)
         if ratio <= _DEGREE or abs(b) * reach > 1.0:
@@ -408,7 +408,7 @@ class GaussianPairs(AbstractPairLaw):
 
 
 def _plane(one: Array, two: Array) -> tuple[float, float, float]:
-    """Return a, b and c of the scores; g is a coordinate along the first nonzero whitened tilt."""
+    """Return a, b and c; g is the coordinate along the first whitened tilt that is not zero."""
     a, whole = float(np.linalg.norm(one)), float(np.linalg.norm(two))
     if a <= _SAME_AXIS * whole:
         return 0.0, whole, 0.0
@@ -420,13 +420,13 @@ def _plane(one: Array, two: Array) -> tuple[float, float, float]:
 def _normal_nodes(
     tilts: list[float], sharpness: float, spacing: Spacing, step: float | None = None
 ) -> tuple[Array, Array]:
-    """Return nodes and masses for means of functions of a standard normal.
+    """Return nodes and weights for means of functions f(g) with g standard normal.
 
     Args:
-        tilts: numbers a; the nodes also cover the normal tilted by each of them.
-        sharpness: the factor of the normal in these functions, which determines the step.
+        tilts: the a for which the nodes must also cover N(a, 1).
+        sharpness: the factor of g in a score, which determines the step.
         spacing: the steps and ranges of the nodes.
-        step: the step; None chooses it.
+        step: the step, instead of the one that `spacing` and `sharpness` determine.
     """
     if not sharpness > 0.0:
         return np.zeros(1), np.ones(1)

@@ -2,19 +2,17 @@ r"""Weight statistics of two softmax heads on one Gaussian prompt, as functions 
 
 The heads h = 1, 2 have tilts $t_h$ and softmax weights $p^h_l$. Their scores on a token
 $z\sim N(0,\Gamma)$ are a pair of normals with covariance $G=(t_h^\top\Gamma t_k)_{hk}$, so
-statistics of the weights are functions of the three entries of G. Two statistics determine all
-second moments of the outputs (derived here):
+statistics of the weights are functions of the three entries of G. Let $X_h=\sum_lp^h_lz_l$,
+$S_2^h=\sum_l(p^h_l)^2$ and $g_h=\Gamma t_h$, and let $N_{hk}$ be the derivative of N in $G_{hk}$:
 
     N(G) = E sum_l p^1_l p^2_l,     Q(G) = E S_2^1 S_2^2,     C = 1 - E S_2^1 - E S_2^2 + Q
     E X_1 X_2' = N Gamma + 2 N_11 g_1 g_1' + N_12 g_2 g_1' + 2 N_22 g_2 g_2' + C g_1 g_2'
 
-for $X_h=\sum_lp^h_lz_l$, $S_2^h=\sum_l(p^h_l)^2$, $g_h=\Gamma t_h$ and derivatives $N_{hk}$ of N in
-the entries of G. Proof: with $Z_h$ the sum of the exponentials of the scores,
-$X_h=\nabla_{t_h}\log Z_h$, hence $E\,X_1X_2^\top=\nabla_{t_1}\nabla_{t_2}^\top F$ for
-$F=E[\log Z_1\log Z_2]$. By the heat equation the derivative of F in $G_{12}$ is N, and its mixed
-derivative in $G_{11}$ and $G_{22}$ is $C/4$.
+Proof: with $Z_h$ the sum of the exponentials of the scores, $X_h=\nabla_{t_h}\log Z_h$ and
+$E\,X_1X_2^\top=\nabla_{t_1}\nabla_{t_2}^\top F$ for $F=E[\log Z_1\log Z_2]$. By the heat equation
+the derivative of F in $G_{12}$ is N, and its mixed derivative in $G_{11}$ and $G_{22}$ is $C/4$.
 
-`_pair_sums` computes N and Q at one Gram matrix. Training needs them at thousands, inside jit.
+Training evaluates N and Q at thousands of Gram matrices inside jit, for which they are tabulated.
 """
 
 import functools
@@ -45,7 +43,7 @@ _DEGREE, _SHARPNESSES, _CORRELATIONS = 12, 14, 13
 
 
 class PairStatistics(NamedTuple):
-    r"""$E\sum_lp^1_lp^2_l$ and $E\,S_2^1S_2^2$."""
+    r"""$N=E\sum_lp^1_lp^2_l$ and $Q=E\,S_2^1S_2^2$."""
 
     overlap: float
     product: float
@@ -54,10 +52,10 @@ class PairStatistics(NamedTuple):
 def pair_statistics(
     first: float, second: float, correlation: float, length: float
 ) -> PairStatistics:
-    r"""Return statistics of the weights of two heads, with a relative error of about 1e-8.
+    r"""Return N and Q, with a relative error of about 1e-8.
 
-    N is the overlap of the weights, and Q is the factor of $g_1g_2'$ in
-    $E\,\varepsilon_1\varepsilon_2'$ with $\varepsilon_h=X_h-g_h$.
+    Q is also the factor of $g_1g_2'$ in $E\,\varepsilon_1\varepsilon_2'$ for
+    $\varepsilon_h=X_h-g_h$, which is how it is computed.
 
     Args:
         first: the standard deviation of the scores of head 1.
@@ -76,14 +74,13 @@ def pair_statistics(
 class PairTable(eqx.Module):
     r"""$\log N$ and $\log Q$ as polynomials, for `jit` and gradients.
 
-    The coordinates are $\log(1+G_{11})$, $\log(1+G_{22})$ and
-    $G_{12}/\sqrt{(1+G_{11})(1+G_{22})}$, which are smooth down to scores that vanish.
+    The variables are $\log(1+G_{11})$, $G_{12}/\sqrt{(1+G_{11})(1+G_{22})}$ and
+    $\log(1+G_{22})$, which are smooth at G = 0.
 
     Attributes:
-        coefficients: the coefficients of products of Chebyshev polynomials, in the order of
-            `_powers`.
+        coefficients: the coefficients of the products of Chebyshev polynomials in `_powers`.
         degree: the largest total degree of a product.
-        max_sharpness: the largest sharpness of the fit; a larger sharpness is replaced by it.
+        max_sharpness: the largest sharpness of the fit, which replaces larger ones.
     """
 
     coefficients: Float[np.ndarray, "2 terms"]
@@ -126,9 +123,7 @@ def _chebyshev(x: DeviceArray, degree: int) -> DeviceArray:
 
 @functools.lru_cache(maxsize=32)
 def pair_tables(length: float, max_sharpness: float) -> tuple[PairTable, PairTable]:
-    """Return a table and a coarser one, whose difference measures the error.
-
-    Takes 3 to 15 seconds.
+    """Return a table, and one of lower degree to measure its error; takes 3 to 15 seconds.
 
     Args:
         length: L, finite.

@@ -1,7 +1,6 @@
-r"""A law along a tilt: its log-Laplace transform at complex multiples $ct$ of the tilt.
+r"""The log-Laplace transform $\Lambda$ of a law at complex multiples $ct$ of a tilt.
 
-Attention over an infinite prompt depends on $\Lambda$ at the tilt $t$ alone. Over a finite prompt
-it also depends on $\Lambda$ at complex multiples of t, so `log_laplace` must be analytic there.
+Moments of attention over a finite prompt depend on these values, so `log_laplace` must be analytic.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from promptlimit.measures import AbstractMeasure, AbstractRayTransform, outside_
 Complex = NDArray[np.complex128]
 
 LEFT, RIGHT = -60.0, 3.0
-"""The bounds of the real parts of all multiples."""
+"""Bounds for the real parts of multiples."""
 
 _LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
@@ -70,9 +69,9 @@ class Ray:
     tilt: Array
 
     def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
-        r"""Return $\Lambda(ct)$, for complex c up to multiples of $2\pi i$.
+        r"""Return $\Lambda(ct)$ at `multiples` c, up to multiples of $2\pi i$ for complex c.
 
-        For real c it is infinite or NaN where the transform does not exist.
+        It is infinite or NaN at real c where $E\,e^{c\langle t,z\rangle}$ is infinite.
         """
         if self._closed is not None:
             return self._closed.log_laplace(multiples)
@@ -86,7 +85,7 @@ class Ray:
     def derivatives(
         self, value: Array, multiples: Complex
     ) -> Iterator[tuple[slice, Complex, Complex]]:
-        r"""Yield $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, for n c at a time."""
+        r"""Yield slices of multiples c with $V\nabla\Lambda(ct)$ and $V\nabla^2\Lambda(ct)V'$."""
         if self._closed is not None:
             for start in range(0, multiples.size, _LARGEST_CHUNK):
                 part = slice(start, min(start + _LARGEST_CHUNK, multiples.size))
@@ -114,7 +113,7 @@ class Ray:
 
     @cached_property
     def _chunk(self) -> int:
-        """The number of multiples per compiled call; fewer for a measure with many parameters."""
+        """The number of multiples per compiled call, smaller for a law with many parameters."""
         leaves = jax.tree.leaves(eqx.filter(self.measure, eqx.is_array))
         entries = max([self.tilt.size**2, *(leaf.size for leaf in leaves)])
         fitting = 2 ** int(np.log2(max(_ENTRIES_AT_ONCE / entries, 8.0)))
@@ -127,7 +126,10 @@ class Ray:
 
     @cached_property
     def domain(self) -> tuple[float, float]:
-        r"""The real multiples between which $\Lambda(ct)$ is finite, cut at `LEFT` and `RIGHT`."""
+        r"""The interval of real c around 0 and 1 where $\Lambda(ct)$ is finite.
+
+        It is a part of the interval from `LEFT` to `RIGHT`.
+        """
         grid, finite = POINTS, np.isfinite(self.on_points)
         inside = (grid >= 0.0) & (grid <= 1.0)
         if not finite[inside].all():
@@ -157,10 +159,10 @@ class Ray:
         return float(inside)
 
     def require_analytic(self) -> None:
-        """Raise NotAnalyticError unless the transform is an analytic function of the multiple.
+        r"""Raise NotAnalyticError unless $\Lambda(ct)$ is an analytic function of c.
 
-        Checks the Cauchy-Riemann equations at a few points, and that the transform is at most as
-        large off the real axis as on it.
+        Checks the Cauchy-Riemann equations at a few points, and that $\mathrm{Re}\,\Lambda(ct)$ is
+        at most $\Lambda(t\,\mathrm{Re}\,c)$.
         """
         try:
             low, high = self.domain
@@ -203,7 +205,7 @@ class Ray:
             )
 
     def _require_transform(self, inside: NDArray[np.bool_]) -> None:
-        """Raise NotAnalyticError unless the transform is 0 at 0, convex, and not too large."""
+        r"""Raise NotAnalyticError unless $\Lambda$ is 0 at 0, convex, and not too large."""
         at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
         if abs(at_zero) > _TOLERANCE * 1e-5:
             raise NotAnalyticError(

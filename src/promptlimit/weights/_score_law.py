@@ -1,13 +1,14 @@
 r"""The law of one token along a tilt: transforms of its score and of its value.
 
-A token z has the score $s=\langle t,z\rangle$ at the tilt t. With $x=e^{s+u}$ and a function f of
-the token, the transforms are
+A token z has the score $s=\langle t,z\rangle$ at the tilt t and the value Vz. With $x=e^{s+u}$ and
+a function f of the token, the transforms are
 
-$$\phi(u)=E\,e^{-x},\qquad F_k[f](u)=E[f\,x^ke^{-x}].$$
+$$\varphi(u)=E\,e^{-x},\qquad F_k[f](u)=E[f\,x^ke^{-x}].$$
 
-`_functional` integrates them over u. $\Lambda(t)=\log E\,e^{\langle t,z\rangle}$ is the log-Laplace
-transform. Brackets give shapes of arrays: u nodes, n lengths, e coordinates of a value, d
-coordinates of a token, and j places (`AbstractProducts`). Derived in docs/finite.md.
+Moments over prompts are integrals of these transforms over u (docs/finite.md).
+$\Lambda(t)=\log E\,e^{\langle t,z\rangle}$ is the log-Laplace transform, and $T=V\nabla\Lambda(t)$
+the limit of the output. Brackets give shapes of arrays: u nodes, n lengths, e coordinates of a
+value, d coordinates of a token, and j places (`AbstractProducts`).
 """
 
 import abc
@@ -38,7 +39,7 @@ Numbers = NDArray[Any]
 """An array of real or complex numbers."""
 
 _LARGEST_CENTRED = 30.0
-"""The largest mean of x at which exponents are measured from that mean."""
+r"""The largest $c$ for which $e^{-x}-e^{-c}$ is computed from $x-c$."""
 
 _ENTRIES_AT_ONCE = 2**18
 _ROUNDING = 2.0**-50
@@ -51,8 +52,8 @@ class Scores:
 
     Attributes:
         u: the nodes.
-        log_phi: $\log\phi$.
-        rounding: the rounding error of $\log\phi$.
+        log_phi: $\log\varphi$.
+        rounding: the rounding error of $\log\varphi$.
         mass: $F_1[1]$.
     """
 
@@ -71,15 +72,15 @@ class Scores:
 class PartitionMeans:
     r"""Means over one score at evenly spaced u, for moments of the log-partition function.
 
-    Here $\varphi=\phi$, $\ln x=s+u$ and $\bar x=E\,x$. The fields from `log_phi` on have shape [u].
+    $\bar x$ is $E\,x$. The fields from `log_phi` on have shape [u].
 
     Attributes:
         u: the nodes.
         log_mean: $\Lambda=\ln E\,e^s$.
         tilted_mean: $\Lambda'=E[s\,e^s]/E\,e^s$.
         log_phi: $\ln\varphi$.
-        excess: $\psi=\ln\varphi+\bar x$, never negative.
-        slope: $\psi'=\bar x-F_1[1]/\varphi$.
+        excess: $\eta=\ln\varphi+\bar x$, never negative.
+        slope: $\eta'=\bar x-F_1[1]/\varphi$.
         mass: $F_1[1]$.
         drift: $F_1[s-\Lambda']$, never positive.
         log_mass: $F_1[\ln x]$.
@@ -128,16 +129,17 @@ class SquareMeans:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractProducts(abc.ABC):
-    r"""$F_k[f]$ and $F_{k-1}[f]$ as sums over places j.
+    r"""$F_k[f]$ and $F_{k-1}[f]$ as sums over j of factors times the mean of f at a place j.
 
-    A place is an object over which the law can be averaged: a token of a list, a complex multiple c
-    of the tilt, or a score of one Gaussian part. $F_{k-1}$ is available only for functions f with
-    $E[f\,e^{(k-1)s}]=0$.
+    What a place is depends on the law. For a list it is a token, and the mean is the value of f.
+    For a Gaussian part it is a score, and the mean is that of f given this score. For a transform
+    on the complex ray it is a multiple c of the tilt, and the mean is $E[fe^{cs}]/E\,e^{cs}$.
+    $F_{k-1}$ is available only for functions f with $E[f\,e^{(k-1)s}]=0$.
 
     Attributes:
         density: $F_k[1]$, [u].
-        masses: the mean of 1 at each place, [j]. It is 1, except for long lists of tokens, for
-            which `readings` yields sums instead of means (`ManyAtoms`).
+        masses: the mean of 1 at each place, [j]. It is 1 except for long lists, which use sums
+            instead of means (`ManyAtoms`).
     """
 
     density: Array
@@ -145,13 +147,10 @@ class AbstractProducts(abc.ABC):
 
     @abc.abstractmethod
     def shares(self, weights: Array) -> tuple[Numbers, Array]:
-        r"""Return the factors of the means of f at the places in $\sum_uw(u)F_k[f](u)$.
+        r"""Return the factors in $\sum_uwF_k[f]$, and their rounding errors, [n, j] each.
 
         Args:
             weights: w, [n, u].
-
-        Returns:
-            The factors and their rounding errors, [n, j] each.
         """
 
     @abc.abstractmethod
@@ -173,7 +172,7 @@ class AbstractScoreLaw(abc.ABC):
 
     @abc.abstractmethod
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return the range of u in which neither $1-\phi^L$ nor $\phi^L$ is negligible.
+        r"""Return the range of u in which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
 
         The range is valid for all lengths L from `shortest` to `longest`.
         """
@@ -203,15 +202,16 @@ class AbstractScoreLaw(abc.ABC):
 
     @abc.abstractmethod
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
-        r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$.
+        r"""Return the limit T, [e], and the mean, [e], and covariance, [e, e], of a value Vz.
 
-        They are the limit, and the mean and covariance of the value Vz of a token.
+        They are $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$, the
+        derivatives at the two ends of the segment from 0 to t.
         """
 
     @property
     @abc.abstractmethod
     def offset(self) -> float:
-        """The score that `score_of` and `log_mean` subtract from all scores."""
+        """The number that all other methods subtract from scores."""
 
     @property
     @abc.abstractmethod
@@ -225,8 +225,8 @@ class AbstractScoreLaw(abc.ABC):
         r"""Yield the means and covariances of $Vz-T$ at the places, some places at a time.
 
         Args:
-            value: the value matrix V, [e, d].
-            limit: $T=V\nabla\Lambda(t)$, [e], the mean of $Vz$ under the tilted law.
+            value: V, [e, d].
+            limit: T, [e].
             products: the result of `products`, which determines the places.
 
         Yields:
@@ -236,7 +236,7 @@ class AbstractScoreLaw(abc.ABC):
 
 
 def require_near(low: float, high: float) -> tuple[float, float]:
-    """Return a window in u; raise AccuracyError if it is too wide to integrate over."""
+    """Return the window (low, high) in u; raise AccuracyError if it is too wide."""
     if not high - low <= _WIDEST:
         raise AccuracyError(
             "scores must lie within a few thousand of each other to be integrated over, got "
@@ -247,7 +247,7 @@ def require_near(low: float, high: float) -> tuple[float, float]:
 
 
 def listed_score_means(weights: Array, scores: Array, u: Array) -> PartitionMeans:
-    r"""Return the means for scores $s_i$ with probabilities $w_i$, as sums of terms of one sign."""
+    r"""Return `PartitionMeans` of scores $s_i$ with probabilities $w_i$."""
     masses = np.log(weights) + scores
     log_mean = float(np.logaddexp.reduce(masses))
     tilted_mean = float(np.exp(masses - log_mean) @ scores)
@@ -262,11 +262,11 @@ def assembled(
     sums: dict[str, Array],
     rounding: Array | float = _ROUNDING,
 ) -> PartitionMeans:
-    r"""Return the means of a law from means that are sums over its parts.
+    r"""Return `PartitionMeans`, computed from the means in `sums`.
 
-    With $\delta=1-\varphi$, $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$, and for small $\bar x$
-    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$. If `sums` contains `excess` and `slope`, $\psi$
-    and $\psi'$ follow from these (`_centred_sums`).
+    With $\delta=1-\varphi$, $\eta=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$, and for small $\bar x$
+    $\eta'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$. If `sums` contains the entries `excess` and
+    `slope` of `_centred_sums`, they are used instead.
 
     Args:
         u: the nodes, [u].
@@ -346,11 +346,11 @@ def _centred_sums(
     left: Array,
     centre: tuple[float, float],
 ) -> dict[str, Array]:
-    r"""Return three means as sums of terms of one sign, for all scores of a law.
+    r"""Return three means over all scores of a law, as sums of terms of one sign.
 
     `excess` is $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$,
-    and `drift` is $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$ with $x'=e^{u+\Lambda'}$. The latter equals
-    $F_1[s-\Lambda']$ because $E[(s-\Lambda')x]=0$.
+    and `drift` is $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$ with $x'=e^{u+\Lambda'}$. Since
+    $E[(s-\Lambda')x]=0$, `drift` is equal to $F_1[s-\Lambda']$.
     """
     mean, middle = (np.exp(np.minimum(u + level, LARGEST_EXPONENT)) for level in centre)
     off_mean, off_middle = (np.expm1(scores - level) for level in centre)
@@ -380,7 +380,7 @@ def blocks(rows: int, columns: int, entries: int) -> Iterator[slice]:
 def log_from(phi: Array, complement: Array) -> Array:
     r"""Return $\log\varphi$, computed from the smaller of $\varphi$ and $1-\varphi$."""
     small = complement < 0.5
-    logarithm = np.log(np.maximum(phi, SMALLEST))  # finite: the power 0 of it must be 1
+    logarithm = np.log(np.maximum(phi, SMALLEST))  # finite, because 0 times it must be 0
     return np.where(small, np.log1p(-np.where(small, complement, 0.0)), logarithm)
 
 

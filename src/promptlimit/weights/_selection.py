@@ -3,14 +3,9 @@ r"""Exact moments of the weights that a softmax head gives the components of a m
 Tokens come from $\sum_k\pi_kN(m_k,S)$, whose components have the same covariance, and the head has
 the tilt t. In component k a token has the score $\langle m_k,t\rangle+\sigma g$ with
 $\sigma^2=t'St$ and g standard normal. Let $p_l$ be the softmax weights, $N_k$ the sum of the
-weights of the tokens from component k, $\alpha_k$ the limit of $N_k$, and $B=\sum_lp_lg_l-\sigma$.
-The softmax mean $\sum_lp_lz_l$ minus its limit is
-
-    sum_k (N_k - alpha_k) m_k + S^{1/2} (e B + across),   e = S^{1/2} t / sigma,
-
-where, given the weights, `across` is normal with covariance $S_2(I-ee')$, $S_2=\sum_lp_l^2$. All
-first and second moments of this difference therefore follow from the moments of $N_k$, $B$ and
-$S_2$. The latter depend only on $\sigma$, $\langle m_k,t\rangle$, $\pi_k$ and L (derived here).
+weights of the tokens from component k, $\alpha_k$ the limit of $N_k$, $B=\sum_lp_lg_l-\sigma$ and
+$S_2=\sum_lp_l^2$. First and second moments of outputs follow from those of $N_k$ and B, and from
+$E\,S_2$ (docs/mixtures-theory.md).
 
 Let scores s be shifted such that $E\,e^s=1$, $x=e^{s+u}$, $\varphi(u)=E\,e^{-x}$ and
 $a_j[F]=E[F\,x^je^{-x}]$. For functions F and G of one token with mean zero under the tilted law,
@@ -18,9 +13,8 @@ $a_j[F]=E[F\,x^je^{-x}]$. For functions F and G of one token with mean zero unde
     E sum p F            = L int a_1[F] phi^{L-1} du
     E sum p F  sum p G   = L int a_2[FG] phi^{L-1} du + L(L-1) int a_1[F] a_1[G] phi^{L-2} du.
 
-Under the tilted law component k has mass $\alpha_k$, and $h=g-\sigma$ is standard normal in each
-component, so that $a_1[h]=-\sigma a_2[1]$ by Stein's lemma. `MixtureScore.drift` computes
-$a_1[1_k-\alpha_k]$ without loss of digits at any length; $1_k$ indicates tokens of component k.
+Two such functions are $h=g-\sigma$, with $a_1[h]=-\sigma a_2[1]$ by Stein's lemma, and
+$1_k-\alpha_k$, where $1_k$ is 1 for tokens of component k and 0 for other tokens.
 """
 
 import dataclasses
@@ -36,8 +30,7 @@ from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 _STEP = 1.0 / 3.0
 """The step in u, for a precision of 1e-10.
 
-Risks average over thousands of tilts, so speed matters: `prompt_integrals`, with the indicators of
-the components as values, takes 2.5 to 7 times as long per tilt."""
+Risks average over thousands of tilts: `prompt_integrals` would take 2.5 to 7 times as long."""
 
 SHARPEST = 40.0
 """The largest sharpness: exponents grow like its square."""
@@ -68,9 +61,8 @@ class Selection:
 def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
     r"""Return the moments of selection for a mixture with one covariance.
 
-    Moments are computed once for equal tilts, and for tilts that differ by an exchange of
-    components of equal weight. Risks average over symmetric lattices of queries, for which this is
-    three times faster (benchmarks/denoising.py).
+    Tilts that are equal up to an exchange of components of equal weight are computed once, which
+    makes averages over symmetric lattices three times faster (benchmarks/denoising.py).
 
     Args:
         sharpness: $\sigma$, [n].
@@ -100,7 +92,7 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
 
 @functools.lru_cache(maxsize=4)
 def _cached_moments(rows: bytes, weights: bytes, lengths: bytes) -> tuple[Array, ...]:
-    """Return the moments in the order of `Selection`; a row is a sharpness and its shifts."""
+    """Return the moments in the order of `Selection`; each row is a sharpness and the shifts."""
     masses, tokens = np.frombuffer(weights), np.frombuffer(lengths)
     kinds, size = masses.size, tokens.size
     table = np.frombuffer(rows).reshape(-1, 1 + kinds)
@@ -142,7 +134,7 @@ class _Tilt:
         return mean, products, -self.sharpness * mean, score, np.array(1.0)
 
     def prompts(self, lengths: Array) -> tuple[Array, ...]:
-        """Return the moments of prompts of at least two tokens, by trapezoidal rules."""
+        """Return the moments over prompts of at least two tokens."""
         sigma, (alpha, total) = np.full_like(self.shifts, self.sharpness), self.gates
         offsets = self.shifts - total - 0.5 * sigma**2
         low, high = mixture_window(offsets, sigma, float(lengths.max()), float(lengths.min()))

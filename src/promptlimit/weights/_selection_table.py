@@ -1,10 +1,9 @@
 r"""The moments of selection between two components, as differentiable functions inside jit.
 
-Selection is the total weight $N_k$ that a head gives to component k of a mixture (`_selection`).
-Training evaluates its moments at new tilts in every step. For two components and whitened tokens
-the moments depend on two numbers: the component a of the tilt along the line between the means, and
-the norm b of the orthogonal component, with $\sigma^2=a^2+b^2$. They are even in b and therefore
-smooth functions of $b^2$. The tables are quintic splines on a lattice that is fine near zero and
+Training evaluates the moments of `_selection` at new tilts in every step. For two components and
+whitened tokens they depend on two numbers: the coordinate a of the tilt along the difference of the
+means, and the norm b of the orthogonal part of the tilt, with $\sigma^2=a^2+b^2$. They are smooth
+functions of a and $b^2$, tabulated by quintic splines on a lattice that is fine near zero and
 coarse at large tilts.
 """
 
@@ -22,25 +21,25 @@ from promptlimit.weights._selection import Selection, selection
 _ORDER = 5
 _STEP = 0.2
 _WIDE = 2.0
-"""The separation of the means beyond which steps along a are finer: moments change faster there."""
+"""The separation of the means above which steps along a are finer."""
 
 _BEND = 3.0
-"""The size of a coordinate beyond which steps grow in proportion to it."""
+"""The size of a coordinate above which steps grow in proportion to it."""
 
 _BEYOND = 3
-"""Lattice points beyond the range on each side, which the splines need."""
+"""The number of lattice points outside the range at each end, which the splines need."""
 
 _PADDING = 12
-"""The number of extrapolated points at each end, so that the ends of a spline have no effect."""
+"""The number of extrapolated points at each end, which isolate a spline from its end conditions."""
 
 _TINY = 1e-16
 
 
 class SelectionNumbers(NamedTuple):
-    r"""Moments of the weight N of the first of two components, all smooth at a tilt of zero.
+    r"""Moments of the total weight N of the first of two components, smooth at a tilt of zero.
 
-    $\alpha$ is the limit of N, $B=\sum_lp_lg_l-\sigma$ with g the coordinate of a token along the
-    tilt, and $S_2=\sum_lp_l^2$.
+    $\alpha$ is the limit of N, $B=\sum_lp_lg_l-\sigma$ with $g_l$ the coordinate of token l along
+    the tilt, and $S_2=\sum_lp_l^2$.
 
     Attributes:
         participation: $E\,S_2$.
@@ -60,10 +59,10 @@ class SelectionNumbers(NamedTuple):
 class SelectionTable(eqx.Module):
     r"""The moments of selection at one length, as functions of a and $b^2$.
 
-    For $a^2+b^2$ above the square of `max_sharpness` all values are NaN.
+    All values are NaN for $a^2+b^2$ above the square of `max_sharpness`.
 
     Attributes:
-        coefficients: the coefficients of the splines, [5, points along, points across].
+        coefficients: the coefficients of the splines, [5, points in a, points in b].
         max_sharpness: the largest sharpness.
         step: the step of the lattice in a.
     """
@@ -113,7 +112,7 @@ def _basis(place: Array, size: int) -> tuple[Array, Array]:
     """Return the six lattice points around a place, and the values of their quintic B-splines."""
     first = jnp.clip(jnp.floor(jnp.nan_to_num(place)).astype(jnp.int32) - 2, 0, size - 6)
     offset = place - first.astype(place.dtype) - 2.0
-    # The cardinal spline by its truncated powers: sum_k (-1)^k C(6,k) (y - k)_+^5 / 5!.
+    # The cardinal spline is sum_k (-1)^k C(6,k) (y - k)_+^5 / 5!.
     shifts = jnp.arange(6, dtype=place.dtype)
     arguments = offset + 5.0 - shifts
     knots = jnp.arange(7, dtype=place.dtype)
@@ -167,7 +166,7 @@ def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
 
 
 def _ratios_at_zero(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
-    """Return `_ratios` at a tilt of zero, extrapolated as even functions of the tilt."""
+    """Return `_ratios` at a tilt of zero, extrapolated from small tilts as even functions."""
     small = np.array([0.02, 0.04])
     moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
     near, far = np.moveaxis(_ratios(moments, small), 1, 0)
@@ -192,7 +191,7 @@ def selection_tables(
     Args:
         separation: $|m_1-m_2|$ divided by the standard deviation of a token within its component.
         weights: the probabilities $\pi_1$ and $\pi_2$ of the components.
-        lengths: finite; the tables of several lengths take as long as the slowest of them.
+        lengths: L, finite; several lengths take as long as the slowest of them.
         max_sharpness: the largest sharpness.
     """
     tables = _coefficients(float(separation), weights, lengths, float(max_sharpness))

@@ -1,8 +1,8 @@
 r"""The exact law of a softmax mean of scalars over L tokens: three moments, and tail probabilities.
 
 A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law. The
-softmax mean over L tokens is $f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$. Scores are normalised such that
-$E\,e^s=1$, so that the limit is $f=E\,ve^s$. The cost does not depend on L. Derived here.
+softmax mean over L tokens is $f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$. Scores are shifted such that
+$E\,e^s=1$, so the limit is $f=E\,ve^s$. The cost does not depend on L (docs/finite.md, section 8).
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from promptlimit.weights._functional import nodes_of
 from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 
 _FIRST_STEP, _LAST_STEP = 0.34, 0.04
-"""Steps in the logarithm of the frequency: of the first rule and of the finest one."""
+r"""The first step in $\log\omega$, and the step below which it is not halved again."""
 
 _NOISE = 0.1
-"""The standard deviation of the noise in `upper_tails`, in units of the slope of values."""
+r"""$\epsilon$ in `upper_tails`, divided by the slope $\beta_k$."""
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
 
@@ -75,7 +75,7 @@ class ScoredValues:
 
     @property
     def hull(self) -> tuple[float, float]:
-        """The range outside which a value, and thus a mean, has a negligible probability."""
+        """The range outside which values, and thus their softmax means, are negligibly likely."""
         spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
@@ -92,7 +92,7 @@ class ScoredValues:
 def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
     r"""Return $E(f_L-f)^j$ for j = 1, 2, 3, [lengths, 3].
 
-    With $y=v-f$, $\phi(u)=E\exp(-e^{s+u})$ and $A_{kj}(u)=E\,y^je^{k(s+u)}\exp(-e^{s+u})$,
+    With $y=v-f$, $\varphi(u)=E\exp(-e^{s+u})$ and $A_{kj}(u)=E\,y^je^{k(s+u)}\exp(-e^{s+u})$,
 
         E(f_L-f)   = L ∫ A_11 φ^(L-1) du
         E(f_L-f)^2 = L ∫ A_22 φ^(L-1) + (L-1) A_11^2 φ^(L-2) du
@@ -117,10 +117,10 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
 
 
 def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array, Array, Array]:
-    r"""Return $A_{11}$, $A_{22}$, $A_{33}$ and $\log\phi$, [u] each.
+    r"""Return $A_{11}$, $A_{22}$, $A_{33}$ and $\log\varphi$, [u] each.
 
-    In a component, y is $a+\beta h$ plus noise of variance $\rho$, with $h=g-\sigma$ and a constant
-    a. By Stein's lemma $E[hxe^{-x}]=-\sigma E[x^2e^{-x}]$, $x=e^{s+u}$.
+    In a component, y is $a+\beta h$ plus noise of variance $\rho$, with a constant a and
+    $h=g-\sigma$. By Stein's lemma $E[hxe^{-x}]=-\sigma E[x^2e^{-x}]$ with $x=e^{s+u}$.
     """
     score = MixtureScore.of(tokens.weights, tokens.scores, tokens.sharpness, u)
     gates = tokens.weights * np.exp(tokens.scores + 0.5 * tokens.sharpness**2)
@@ -137,9 +137,9 @@ def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array,
 
 
 def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:
-    """Return thresholds c from below the hull to above it.
+    """Return thresholds c that cover the hull, evenly spaced in asinh((c - mean) / spread).
 
-    They are evenly spaced in asinh((c - mean) / spread), and the mean is one of them.
+    The mean is one of them.
     """
     ends = [math.asinh((end - mean) / spread) / step for end in hull]
     return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))
@@ -150,16 +150,14 @@ def upper_tails(
 ) -> tuple[Array, Array]:
     r"""Return $P(f_L>c)$ at each threshold, and its numerical error.
 
-    $f_L>c$ if and only if $\sum_ie^{s_i}(v_i-c)>0$. This is a sum of independent terms, so that by
-    the inversion formula of Gil-Pelaez
+    The inversion formula of Gil-Pelaez for $\sum_ie^{s_i}(v_i-c)>0$ is
 
         P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)).
 
-    The integral is a trapezoidal rule in $\log\omega$. For L = 1 no integral is necessary: $f_1$ is
-    a mixture of Gaussians. If a value is a function of the score ($\rho_k=0$), the law of one term
-    has an edge and $\psi_c$ falls as slowly as $\omega^{-1/2}$. The tail is then computed for
-    values with additional noise of standard deviation $\epsilon$ and $\epsilon/2$. It is an even
-    function of $\epsilon$ and is extrapolated to $\epsilon=0$.
+    The integral is a trapezoidal rule in $\log\omega$. If a value is almost a function of the score
+    ($\rho_k\approx0$), $\psi_c$ decreases as slowly as $\omega^{-1/2}$. The tail is then computed
+    for values with additional noise of standard deviation $\epsilon$ and $\epsilon/2$, and
+    extrapolated to $\epsilon=0$ as an even function of $\epsilon$.
 
     Args:
         tokens: the scores and values of a token.
@@ -200,11 +198,11 @@ def _gil_pelaez(
 ) -> tuple[Array, Array]:
     r"""Return $P(f_L>c)$ and its measured error, [m] each.
 
-    The difference of two rules shifted by half a step is the error of either rule. The mean of the
-    two is the rule of half the step, whose error is far smaller. The step is halved for the
-    thresholds at which the two rules differ by more than `agreement`.
+    The difference of a rule and the rule shifted by half a step measures the error of both. Their
+    mean is the rule of half the step, whose error is far smaller. The step is halved again at
+    thresholds where the difference is larger than `agreement`.
     """
-    contour = _Contour.below(tokens, thresholds)
+    contour = _Contour.of(tokens, thresholds)
     tails, distance = np.full_like(thresholds, 0.5), np.full_like(thresholds, np.inf)
     unsure, step = np.arange(thresholds.size), _FIRST_STEP
     sums = _frequency_sum(contour, length, step, 0.0)
@@ -221,15 +219,14 @@ def _gil_pelaez(
 def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
     r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over all nodes $u_j=\log\omega_j$, [m]."""
     middle = math.exp(shift) / (length * contour.size)
-    upward = _one_way(contour, length, middle, step)
-    return upward + _one_way(contour, length, middle * math.exp(-step), -step)
+    upward = _one_sided_sum(contour, length, middle, step)
+    return upward + _one_sided_sum(contour, length, middle * math.exp(-step), -step)
 
 
-def _one_way(contour: "_Contour", length: float, first: float, step: float) -> Array:
-    r"""Return the sum over frequencies from the first one on: up if `step` is positive, else down.
+def _one_sided_sum(contour: "_Contour", length: float, first: float, step: float) -> Array:
+    r"""Return the sum over frequencies from `first` upwards, or downwards for a negative `step`.
 
-    The sum upwards ends where $\psi_c^L$ is negligible, the sum downwards where $\psi_c^L$ is
-    linear in the frequency.
+    The first sum ends where $\psi_c^L$ is negligible, the second where it is linear in $\omega$.
     """
     frequency, total = first, np.zeros(contour.terms.shape[0])
     active = np.arange(total.size)
@@ -239,7 +236,7 @@ def _one_way(contour: "_Contour", length: float, first: float, step: float) -> A
         total[active] += imaginary
         size = np.abs(power) if step > 0.0 else np.abs(imaginary)
         left = (size > (_NEGLIGIBLE if step > 0.0 else _LINEAR)) & (frequency < _HIGHEST)
-        if step < 0.0:  # the terms left out are linear in the frequency: a geometric sum
+        if step < 0.0:  # the remaining terms are linear in the frequency: a geometric sum
             total[active[~left]] += imaginary[~left] / math.expm1(-step)
         if not left.all():
             active, contour = active[left], contour.rows(left)
@@ -251,10 +248,10 @@ def _one_way(contour: "_Contour", length: float, first: float, step: float) -> A
 class _Contour:
     r"""The integrand of $\psi_c$ along the contour $g+i\eta(g)$, for m thresholds and n nodes.
 
-    For $\beta>0$ the phase $e^s(v-c)$ of a component falls in g up to $g_1=(c-\mu)/\beta-1/\sigma$
-    and rises from there on. $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ has the sign of
-    the slope of the phase. The exponential therefore decays along the contour instead of
-    oscillating.
+    For $\beta>0$ the phase $e^s(v-c)$ of a component decreases in g up to
+    $g_1=(c-\mu)/\beta-1/\sigma$ and increases after it. The sign of
+    $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ is that of the slope of the phase, so the
+    exponential decays along the contour instead of oscillating.
 
     Attributes:
         masses: the complex weights of the nodes, [m, n].
@@ -269,7 +266,7 @@ class _Contour:
     size: float
 
     @staticmethod
-    def below(tokens: ScoredValues, thresholds: Array) -> "_Contour":
+    def of(tokens: ScoredValues, thresholds: Array) -> "_Contour":
         g, normal = tokens.nodes(2.0)
         c = thresholds[:, None, None]
         sigma, beta = tokens.sharpness[:, None], tokens.slopes[:, None]
@@ -298,7 +295,7 @@ class _Contour:
         exponents = 1j * frequency * self.terms - 0.5 * frequency**2 * self.squares
         change = np.einsum("mn,mn->m", self.masses, np.expm1(exponents))
         squared = change.real * (2.0 + change.real) + change.imag**2  # |1 + change|^2 - 1
-        # np.log1p of a complex number rounds its modulus first, which L would multiply.
+        # np.log1p of a complex number would round its modulus, and L multiplies this error.
         modulus = 0.5 * np.log1p(np.maximum(squared, np.finfo(np.float64).eps - 1.0))
         phase = np.arctan2(change.imag, 1.0 + change.real)
         return np.exp(length * (modulus + 1j * phase))

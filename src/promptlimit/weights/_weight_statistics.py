@@ -1,11 +1,8 @@
 r"""Exact statistics of softmax weights over prompts of any length.
 
 For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
-independent standard normal $g_l$. The moments of the output over a finite prompt therefore follow
-from a few numbers that depend on the sharpness $\sigma$ and the length L alone. These numbers are
-one-dimensional integrals at a cost that does not depend on L (derived in docs/finite.md).
-`prompt_integrals` returns moments of up to two weights; moments of up to four weights are integrals
-of products of up to four transforms (`_brackets`).
+independent standard normal $g_l$. Moments of up to four weights depend only on the sharpness
+$\sigma$ and the length L, and are integrals whose cost does not depend on L (`_brackets`).
 """
 
 from collections.abc import Collection
@@ -36,7 +33,7 @@ MAX_OUTPUT_SHARPNESS = 128.0
 """The largest sharpness if only statistics in `_OF_OUTPUTS` are requested."""
 
 TOLERANCE = 1e-10
-"""The largest measured relative error; a larger one raises AccuracyError."""
+"""The relative error above which AccuracyError is raised."""
 
 _LENGTHS_AT_ONCE = 64
 _SAFETY = 4.0
@@ -54,17 +51,18 @@ STATISTICS = (
     "spread_participation",
     "coupling",
 )
-"""The names of the statistics, which are fields of `WeightStatistics`."""
+"""The fields of `WeightStatistics` that are statistics."""
 
 _OF_OUTPUTS = {"participation", "shrinkage", "mean_score", "score_error"}
 _OF_POWERS = {"cubic_participation", "participation_square", "coupling"}
-"""Statistics that need few transforms of a score; they take less than half the time of all."""
+"""Statistics that need few transforms: they take less than half the time of all statistics."""
 
 
 class WeightStatistics(Result):
     r"""Means over prompts of functions of the softmax weights, one array per function.
 
-    With $p$ the weights, $S_k=\sum_lp_l^k$, $A=\sum_lp_lg_l$ and $m=\sum_lp_l(g_l-A)^2-1$:
+    With $p$ the weights, $S_k=\sum_lp_l^k$, $A=\sum_lp_lg_l$ and $m=\sum_lp_l(g_l-A)^2-1$. The
+    scores of the tokens are $\sigma g_l$ with independent standard normal $g_l$.
 
     Attributes:
         sharpness: $\sigma$, the standard deviation of the scores.
@@ -77,9 +75,8 @@ class WeightStatistics(Result):
         participation_square: $E\,S_2^2$.
         spread_error: $E\,m^2$, the mean squared error of the softmax variance along the tilt.
         residual: $E\rho$ with $\rho=\sum_lp_l^2(g_l-A)^2$.
-        spread_participation: $E[m\,S_2]$, the only one that changes sign.
-        coupling: $E\,\mathrm{tr}\,W^2$ with $W=\mathrm{diag}(p)-pp^\top$, that is
-            $S_2-2S_3+S_2^2$.
+        spread_participation: $E[m\,S_2]$, the only statistic that changes sign.
+        coupling: $E\,\mathrm{tr}\,W^2=E(S_2-2S_3+S_2^2)$ with $W=\mathrm{diag}(p)-pp^\top$.
         kind: "limit" when all lengths are infinite, else "exact".
         relative_error: four times the largest measured relative error of all statistics; 0 for
             closed forms. The error of `spread_participation` is relative to
@@ -115,7 +112,7 @@ class WeightStatistics(Result):
 
     @property
     def errors(self) -> dict[str, Array]:
-        """The errors of all statistics by name, each in the units of its statistic."""
+        """The absolute errors of all statistics, by name."""
         statistics = {name: getattr(self, name) for name in STATISTICS}
         scales = {name: _scale(name, statistics) for name in STATISTICS}
         return {name: absolute(self.relative_error, scale) for name, scale in scales.items()}
@@ -132,8 +129,8 @@ class WeightStatistics(Result):
 def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 
-    They give the exact mean and mean squared error of attention over L Gaussian tokens:
-    $E\,T_L=Vm+(1-E\,S_2)\,V\Gamma Uz$, and the error along the tilt is $E(A-\sigma)^2$.
+    They determine the exact moments of attention over L Gaussian tokens $N(m,\Gamma)$; for
+    example, $E\,T_L=Vm+(1-E\,S_2)\,V\Gamma Uz$ with $1-E\,S_2$ the `shrinkage`.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, any shape.
@@ -160,7 +157,10 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
 def some_statistics(
     names: Collection[str], sharpness: ArrayLike, lengths: ArrayLike
 ) -> dict[str, Array]:
-    """Return some statistics and "relative_error" by name, faster than `weight_statistics`."""
+    """Return the statistics in `names`, and "relative_error", by name.
+
+    It is faster than `weight_statistics` if they need few transforms.
+    """
     counts = checked_lengths(lengths, name="lengths")
     sigma = checked_sharpness(sharpness, max_sharpness(names))
     values = _values(names, *np.broadcast_arrays(sigma, counts))
@@ -189,7 +189,7 @@ def max_sharpness(names: Collection[str]) -> float:
 
 
 def _highest(names: Collection[str]) -> tuple[int, int]:
-    """Return the largest k and j of the transforms $a_{k,j}$ that statistics need."""
+    """Return the largest k and j of the transforms $a_{k,j}$ that the statistics need."""
     if _OF_OUTPUTS.issuperset(names):
         return 2, 2
     return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
@@ -209,10 +209,9 @@ def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> A
 
 
 def _closed_forms(sigma: Array, length: Array) -> dict[str, Array]:
-    r"""Return the values at L = 1, at sigma = 0 and at L = inf; other entries are placeholders.
+    r"""Return the values at L = 1, sigma = 0 and L = inf; other entries are placeholders.
 
-    At L = 1: p = 1, A = g, m = -1. At sigma = 0: p = 1/L, and L(m + 1) has the chi-squared law with
-    L - 1 degrees of freedom. At L = inf: A = sigma, m = 0.
+    At sigma = 0 the weights are 1/L, and L(m + 1) is chi-squared with L - 1 degrees of freedom.
     """
     inverse = 1.0 / length
     left = 1.0 - inverse
@@ -233,7 +232,7 @@ def _closed_forms(sigma: Array, length: Array) -> dict[str, Array]:
 
 
 def _by_quadrature(sigma: float, lengths: Array, highest: tuple[int, int]) -> dict[str, Array]:
-    """Return statistics and their error by name, [length], at increasing lengths above 1."""
+    """Return statistics and their relative error by name, for increasing lengths above 1."""
     u = nodes_of([score_window(0.0, sigma, lengths[-1], lengths[0])])
     transforms = score_transforms(sigma, u, highest)
     pieces = [
@@ -246,7 +245,7 @@ def _by_quadrature(sigma: float, lengths: Array, highest: tuple[int, int]) -> di
 def _integrated(
     u: Array, transforms: ScoreTransforms, lengths: Array, highest: tuple[int, int]
 ) -> dict[str, Array]:
-    """Return the statistics and their error by name, from transforms up to indices `highest`."""
+    """Return the statistics that the transforms determine, and their relative error, by name."""
     formulas = [output_statistics, identities]
     formulas += [power_statistics] * (highest[0] == HIGHEST[0])
     if highest == HIGHEST:
@@ -265,10 +264,9 @@ def _integrated(
 
 
 def _choose_spread_forms(statistics: dict[str, Array], value: dict[str, Array]) -> Array:
-    r"""Choose the form of $E\,m^2$ and $E[mS_2]$ with the smaller terms, in place.
+    r"""Choose the formulas for $E\,m^2$ and $E[mS_2]$ with the smaller terms, in place.
 
-    Returns the relative rounding error. Terms whose absolute values have the sum s cause a rounding
-    error of about s times the machine precision.
+    Returns the relative rounding error, from the sums of the absolute values of the terms.
     """
     frozen = {
         "spread_error": 1 - 2 * value["variance"] + value["variance_square"],
@@ -289,7 +287,7 @@ def _choose_spread_forms(statistics: dict[str, Array], value: dict[str, Array]) 
 
 
 def _scale(name: str, statistics: dict[str, Array]) -> Array:
-    """Return the number to which the relative error of a statistic refers."""
+    """Return the scale to which the relative error of a statistic refers."""
     if name == "spread_participation":
         return np.asarray(np.sqrt(statistics["spread_error"] * statistics["participation_square"]))
     return statistics[name]
@@ -298,7 +296,7 @@ def _scale(name: str, statistics: dict[str, Array]) -> Array:
 def _measured_error(
     statistics: dict[str, Array], value: dict[str, Array], rules: dict[str, Array]
 ) -> Array:
-    """Return the largest relative error of the mass, Stein's identities and the quadrature."""
+    """Return the largest relative error of the integrals of known value and of the quadrature."""
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),
