@@ -1,4 +1,4 @@
-"""Claims of studies, the checks that decide them, and the folders in which they are stored.
+"""Results of studies: claims, the checks that decide them, figures, and folders that store them.
 
 This package does not use jax.
 """

@@ -1,4 +1,4 @@
-"""Claims of studies with their checks and verdicts, and claims and figures as they are stored."""
+"""Checks, claims with their verdicts, and the contents of a report folder."""
 
 import math
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class Check:
     Attributes:
         name: a description of the number.
         value: the number.
-        relation: the comparison that must hold between the value and the tolerance.
-        tolerance: the number that the value is compared with.
-        role: "statement" checks the claim as the paper states it; "amended" checks a corrected
-            statement, used if the original fails; a "control" is a case where the statement
-            is known to be false, and passes when the test detects that.
-        error: the standard error of the value, if it was simulated.
-        basis: the origin of the tolerance: theory, rounding error, a significance level or a
+        relation: "<=" if the value must be at most the tolerance, ">=" if at least.
+        tolerance: the number with which the value is compared.
+        role: "statement" for a check of the claim as the paper states it; "amended" for a check of
+            a corrected statement, which counts if the original fails; "control" for a case in which
+            the statement is known to be false: the check passes if the test detects this.
+        error: the standard error of a simulated value; None for other values.
+        basis: the reason for the tolerance: theory, rounding error, a significance level or a
             stated margin.
         false_alarm: the probability that this check fails by chance although the statement is
             true; 0 for a deterministic check.
@@ -61,7 +61,7 @@ class Check:
         return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
     def distance(self) -> float:
-        """Return how far the value is from the tolerance, as a share of the larger of the two."""
+        """Return |value - tolerance| divided by the larger of |value| and |tolerance|."""
         scale = max(abs(self.value), abs(self.tolerance))
         gap = abs(self.value - self.tolerance)
         return gap / scale if 0.0 < scale < math.inf else 0.0 if gap == 0.0 else math.inf
@@ -87,9 +87,9 @@ def at_most(
         name: a description of the number.
         value: the number.
         bound: the largest value that passes.
-        basis: the origin of the bound: theory, rounding error, a level or a stated margin.
+        basis: the reason for the bound; see `Check`.
         error: the standard error of the value, if it was simulated.
-        false_alarm: the probability that the check fails by chance.
+        false_alarm: the probability that the check fails by chance although the statement is true.
     """
     return Check(name, value, "<=", bound, basis=basis, error=error, false_alarm=false_alarm)
 
@@ -110,7 +110,7 @@ def at_least(
 def control_at_most(name: str, value: float, bound: float, *, basis: str = "") -> Check:
     """Return a negative control that passes if the value is at most the bound.
 
-    The value comes from a case in which the statement is known to be false, and passing means that
+    The value comes from a case in which the statement is known to be false. The control passes if
     the test detects this.
 
     >>> control_at_most("share of heads of a loaded coin", 0.1, 0.4).role
@@ -120,12 +120,15 @@ def control_at_most(name: str, value: float, bound: float, *, basis: str = "") -
 
 
 def control_at_least(name: str, value: float, bound: float, *, basis: str = "") -> Check:
-    """Return a negative control that passes if the value is at least the bound."""
+    """Return a negative control that passes if the value is at least the bound.
+
+    See `control_at_most`.
+    """
     return Check(name, value, ">=", bound, role="control", basis=basis)
 
 
 def amended(check: Check) -> Check:
-    """Return the check with the role "amended": it tests the corrected statement."""
+    """Return the check with the role "amended", for a corrected statement."""
     return replace(check, role="amended")
 
 
@@ -142,11 +145,11 @@ class ClaimResult:
     Attributes:
         number: the claim's number in the study.
         name: a short name for the command line.
-        statement: the statement that is claimed.
-        reference: the place in the paper that claims it.
-        expected: the verdict on record.
+        statement: the statement that the checks test.
+        reference: the place of the statement in the paper.
+        expected: the expected verdict, which the code of the study records.
         checks: the checks that decide the claim; empty if quick mode left it undecided.
-        evidence: the reasons for a verdict on record other than "holds".
+        evidence: the reasons for an expected verdict other than "holds".
     """
 
     number: int
@@ -162,9 +165,10 @@ class ClaimResult:
     def verdict(self) -> Verdict:
         """The verdict that follows from the checks.
 
-        A claim without checks was not decided in quick mode. If a control fails, the verdict is
-        "not decidable here", because the checks would not detect a false statement. It is also the
-        verdict if no check has the role "statement".
+        Without checks it is "not decided in quick mode". If a control fails, or if no check has the
+        role "statement", it is "not decidable here". Otherwise the claim "holds" if all checks of
+        the statement pass, and "holds with a change" if there are amended checks and all of them
+        pass.
         """
         if not self.checks:
             return "not decided in quick mode"
@@ -184,8 +188,8 @@ class ClaimResult:
     def deciding(self) -> Check | None:
         """The check that determines the verdict; None for a claim that was not decided.
 
-        It is the check closest to its tolerance if the verdict follows from checks that pass, and
-        the check farthest from its tolerance if the verdict follows from checks that fail.
+        If several checks lead to the verdict, it is the closest to its tolerance for checks that
+        pass, and the farthest from its tolerance for checks that fail.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -201,7 +205,7 @@ class ClaimResult:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the verdict is the one on record, or quick mode left the claim undecided."""
+        """Whether the verdict is the expected one, or quick mode left the claim undecided."""
         return self.verdict in (self.expected, "not decided in quick mode")
 
     @property
@@ -243,7 +247,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class StoredStudy:
-    """The description of a study on the pages of a report.
+    """The description of a study in a report.
 
     Attributes:
         name: the name of its folder.
@@ -252,8 +256,8 @@ class StoredStudy:
         link: the address of the paper.
         summary: the findings, in a few sentences.
         key_figure: the name of the figure that represents the study on the first page.
-        order: the position in a report, where studies of lower order come first.
-        claims: the number of its claims.
+        order: the sort key of studies in a report; lower numbers come first.
+        claims: the number of claims.
     """
 
     name: str
@@ -291,7 +295,7 @@ class StoredFigure:
         caption: the text below the figure.
         reference: the figure of the paper, or the result that the figure illustrates; may be empty.
         section: "paper" if the paper contains the figure, otherwise "beyond".
-        arrays: the numbers that it shows.
+        arrays: the numbers that the figure shows, by name.
         origin: the origin of the arrays.
         drawn_by: the hash of the code that drew the pictures; empty without pictures.
         pictures: the file endings of the pictures.
@@ -310,7 +314,7 @@ class StoredFigure:
 
     @property
     def place(self) -> tuple[bool, bool, tuple[int, ...], str]:
-        """The sort key: figures of the paper first, those with numbers before the others."""
+        """The sort key: first by section ("paper" first), then numbered figures before others."""
         numbers = figure_numbers(self.reference)
         return self.section == "beyond", not numbers, numbers, self.name
 
@@ -335,7 +339,7 @@ class StoredReport:
 
 
 def figure_numbers(reference: str) -> tuple[int, ...]:
-    """Return the numbers of the figures that a reference names, ranges filled in.
+    """Return the numbers of the figures that a reference names, with ranges expanded.
 
     >>> figure_numbers("Lemma 3 and Figures 1 and 5 to 8")
     (1, 5, 6, 7, 8)

@@ -5,9 +5,8 @@
     DIR/STUDY/claims/NAME.json
     DIR/STUDY/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
 
-Files are written atomically, the .json file of a figure after its arrays. Files are validated when
-they are read: a damaged file raises an error, and so does a verdict that does not follow from the
-checks.
+Files are written atomically; the .json file of a figure is written after its arrays. Reading
+validates files: a damaged file, or a verdict that does not follow from its checks, raises an error.
 """
 
 import contextlib
@@ -53,14 +52,14 @@ _BEGINNINGS = {"png": b"\x89PNG\r\n", "svg": b"<?xml "}
 
 
 class ReportFolder:
-    """A folder with the results of studies, as typed objects."""
+    """A folder that stores the results of studies."""
 
     def __init__(self, path: Path):
         self.path = path
         self._provenance = path / "provenance.json"
 
     def runs(self, engine: str) -> Path:
-        """Return the folder of the trajectories and training runs of code with this hash."""
+        """Return the folder of runs computed by code with the hash `engine`, from `engine_hash`."""
         return self.path / "runs" / engine
 
     def save_study(self, study: StoredStudy) -> None:
@@ -73,48 +72,49 @@ class ReportFolder:
         write_json(self._file(claim.study, "claims", claim.name), content)
 
     def save_figure(self, figure: StoredFigure) -> None:
-        """Write the arrays of a figure, then its text, which marks the figure as complete."""
-        words = self._file(figure.study, "figures", figure.name)
-        words.unlink(missing_ok=True)
+        """Write the arrays of a figure, then its .json file, which marks the figure as complete."""
+        file = self._file(figure.study, "figures", figure.name)
+        file.unlink(missing_ok=True)
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **pack_nonfinite(figure.arrays))
-        write_bytes(words.with_suffix(".npz"), buffer.getvalue())
-        self._save_words(figure)
+        write_bytes(file.with_suffix(".npz"), buffer.getvalue())
+        self._save_json(figure)
 
     def save_pictures(
         self, figure: StoredFigure, pictures: Mapping[str, bytes], drawn_by: str
     ) -> StoredFigure:
         """Write the pictures of a stored figure, by file ending; return the figure with them.
 
-        Pictures with other endings belong to an earlier drawing and are deleted.
+        Pictures with other endings belong to an earlier drawing and are deleted. `drawn_by` is the
+        hash of the code that drew the pictures.
         """
-        words = self._file(figure.study, "figures", figure.name)
+        file = self._file(figure.study, "figures", figure.name)
         for ending in set(_PICTURES) - set(pictures):
-            words.with_suffix(f".{ending}").unlink(missing_ok=True)
+            file.with_suffix(f".{ending}").unlink(missing_ok=True)
         for ending, content in pictures.items():
-            write_bytes(words.with_suffix(f".{ending}"), content)
-        figure = replace(figure, drawn_by=drawn_by, pictures=_pictures(words))
-        self._save_words(figure)
+            write_bytes(file.with_suffix(f".{ending}"), content)
+        figure = replace(figure, drawn_by=drawn_by, pictures=_pictures(file))
+        self._save_json(figure)
         return figure
 
-    def _save_words(self, figure: StoredFigure) -> None:
+    def _save_json(self, figure: StoredFigure) -> None:
         keys = ("name", "title", "caption", "reference", "section", "drawn_by")
         content = {key: getattr(figure, key) for key in keys} | _origin_json(figure.origin)
         write_json(self._file(figure.study, "figures", figure.name), content)
 
     def save_pages(self, pages: Mapping[str, str]) -> Path:
-        """Write pages, by their paths in the folder; return the path of `index.html`."""
+        """Write HTML pages, given by their paths in the folder; return the path of `index.html`."""
         for place, text in pages.items():
             write_bytes(self.path / place, text.encode())
         return self.path / "index.html"
 
     def claim(self, study: str, name: str) -> StoredClaim | None:
-        """Return a stored claim, or None without a file; raise an error if the file is damaged."""
+        """Return a stored claim, or None if it has no file; raise an error if it is damaged."""
         path = self._file(study, "claims", name)
         return _read_claim(study, path) if path.exists() else None
 
     def figure(self, study: str, name: str) -> StoredFigure | None:
-        """Return a stored figure, or None without files; raise an error if they are damaged."""
+        """Return a stored figure, or None if it has no file; raise an error if it is damaged."""
         path = self._file(study, "figures", name)
         return _read_figure(study, path) if path.exists() else None
 
@@ -125,7 +125,7 @@ class ReportFolder:
         return {path.name for path in self.path.iterdir() if _is_study(path)}
 
     def picture(self, figure: StoredFigure, ending: Literal["png", "svg"]) -> bytes:
-        """Return the content of a stored picture of a figure; empty without a valid picture."""
+        """Return a stored picture of a figure as bytes; empty if it is missing or not valid."""
         path = self._file(figure.study, "figures", figure.name).with_suffix(f".{ending}")
         try:
             content = limited_bytes(path, _LARGEST_PICTURE)
@@ -134,21 +134,17 @@ class ReportFolder:
         return content if content.startswith(_BEGINNINGS[ending]) else b""
 
     def holds(self, study: str, kind: str, name: str, digest: str) -> bool:
-        """Return whether a claim or figure is stored with this hash, without reading all of it.
+        """Return whether a claim or figure is stored with the hash `digest`.
 
-        Args:
-            study: the name of the study.
-            kind: "claims" or "figures".
-            name: the name of the item.
-            digest: the hash of everything that determines the item.
+        `kind` is "claims" or "figures". Only the .json file is read.
         """
         try:
-            return _object(self._file(study, kind, name)).get("hash") == digest
+            return _read_object(self._file(study, kind, name)).get("hash") == digest
         except InputFileError:
             return False
 
     def read(self) -> StoredReport:
-        """Return all stored items; raise an error with one line for each damaged file."""
+        """Return all stored results; raise an error with one line for each damaged file."""
         if not self.path.is_dir():
             raise InputFileError(
                 f"{self.path} must be a folder of results, but it does not exist. "
@@ -157,12 +153,14 @@ class ReportFolder:
         self.require_layout()
         problems: list[str] = []
         names = sorted(self.studies())
-        words = ((name, self.path / name / "study.json") for name in names)
-        studies = [_kept(problems, _read_study, *where) for where in words]
-        claims = [_kept(problems, _read_claim, *where) for where in self._entries(names, "claims")]
+        study_files = ((name, self.path / name / "study.json") for name in names)
+        studies = [_try_read(problems, _read_study, *where) for where in study_files]
+        claims = [
+            _try_read(problems, _read_claim, *where) for where in self._entries(names, "claims")
+        ]
         drawn = self._entries(names, "figures")
-        figures = [_kept(problems, _read_figure, *where) for where in drawn]
-        provenance = _kept(problems, _read_provenance, self._provenance)
+        figures = [_try_read(problems, _read_figure, *where) for where in drawn]
+        provenance = _try_read(problems, _read_provenance, self._provenance)
         if problems:
             raise InputFileError("\n".join(problems))
         if not claims and not figures:
@@ -197,11 +195,11 @@ class ReportFolder:
         """Write `provenance.json`, unless nothing new was computed.
 
         Args:
-            items: all items of the run.
-            fresh: the items of the run that were computed, not read from disk.
+            items: all claims and figures of the run.
+            fresh: the items that the run computed rather than read from disk.
             facts: the date, the machine and the versions.
-            whole: whether the run reproduces all studies. The provenance of a later, partial run is
-                added to that of the whole one.
+            whole: whether the run reproduces all studies. A later, partial run adds its provenance
+                to that of the complete run.
         """
         name = run_name({"items": sorted(item.origin.digest for item in items)})
         try:
@@ -257,8 +255,8 @@ def _is_study(path: Path) -> bool:
     return (path / "claims").is_dir() or (path / "figures").is_dir()
 
 
-def _kept(problems: list[str], read: Any, *where: Any) -> Any:
-    """Return the result of reading, or add the message of its error to the problems."""
+def _try_read(problems: list[str], read: Any, *where: Any) -> Any:
+    """Return `read(*where)`; if it raises an error, append the message to `problems`."""
     try:
         return read(*where)
     except InputFileError as problem:
@@ -269,8 +267,8 @@ def _kept(problems: list[str], read: Any, *where: Any) -> Any:
 def _read_study(name: str, path: Path) -> StoredStudy:
     if not path.exists():
         return StoredStudy(name, name.replace("_", " ").capitalize())
-    content = _object(path)
-    with _refusing(path, "contain the description of a study"):
+    content = _read_object(path)
+    with _as_input_error(path, "contain the description of a study"):
         text = ("title", "citation", "link", "summary", "key_figure")
         numbers = {"order": 1, "claims": 0} | content
         study = StoredStudy(
@@ -285,8 +283,8 @@ def _read_study(name: str, path: Path) -> StoredStudy:
 
 
 def _read_claim(study: str, path: Path) -> StoredClaim:
-    content = _object(path)
-    with _refusing(path, "contain a claim"):
+    content = _read_object(path)
+    with _as_input_error(path, "contain a claim"):
         result = ClaimResult(
             number=whole_of(content, "number", 1),
             name=text_of(content, "name"),
@@ -322,8 +320,8 @@ def _check(content: object) -> Check:
 
 
 def _read_figure(study: str, path: Path) -> StoredFigure:
-    content = _object(path)
-    with _refusing(path, "contain the description of a figure"):
+    content = _read_object(path)
+    with _as_input_error(path, "contain the description of a figure"):
         figure = StoredFigure(
             study=study,
             name=path.stem,
@@ -337,7 +335,7 @@ def _read_figure(study: str, path: Path) -> StoredFigure:
             pictures=_pictures(path),
         )
     arrays = path.with_suffix(".npz")
-    with _refusing(arrays, "contain the arrays of a figure"):
+    with _as_input_error(arrays, "contain the arrays of a figure"):
         content = limited_bytes(arrays, _LARGEST_ARRAYS)
         return replace(figure, arrays=unpack_nonfinite(numbers_in_archive(arrays, content)))
 
@@ -350,8 +348,8 @@ def _pictures(path: Path) -> tuple[str, ...]:
 def _read_provenance(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    content = _object(path)
-    with _refusing(path, "contain the provenance of the results"):
+    content = _read_object(path)
+    with _as_input_error(path, "contain the provenance of the results"):
         if "seconds" in content:
             content["seconds"] = number_of(content, "seconds")
     return content
@@ -379,8 +377,8 @@ def _origin_json(origin: Origin) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _refusing(path: Path, must: str) -> Generator[None]:
-    """Raise `InputFileError` with a message that names the file for a `ValueError` in the block."""
+def _as_input_error(path: Path, must: str) -> Generator[None]:
+    """Turn a `ValueError` in the block into an `InputFileError` that names the file."""
     try:
         yield
     except ValueError as problem:
@@ -389,6 +387,6 @@ def _refusing(path: Path, must: str) -> Generator[None]:
         raise InputFileError(f"{path} must {must}, but {problem}. {again}") from None
 
 
-def _object(path: Path) -> dict[str, Any]:
-    with _refusing(path, "contain a JSON object"):
+def _read_object(path: Path) -> dict[str, Any]:
+    with _as_input_error(path, "contain a JSON object"):
         return json_object(path)

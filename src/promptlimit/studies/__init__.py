@@ -1,6 +1,6 @@
-"""Studies: statements decided by computation, each with negative controls, and their figures.
+"""Studies: claims that are decided by computation, with negative controls, and figures.
 
-`STUDY = Study(...)` in a module or package collects decorated functions, the claims and figures.
+A module or package defines `STUDY = Study(...)` and registers its claims and figures by decorators.
 `promptlimit reproduce` finds the study and writes a report. Only the command line imports this
 package, and importing it does not load jax.
 """

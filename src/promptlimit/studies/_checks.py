@@ -1,9 +1,7 @@
-r"""Checks of simulated numbers: each has a level, the probability of failing by chance.
+r"""Checks of simulated numbers, which fail by chance with probability at most `LEVEL`.
 
-A reproduction draws its prompts, starts and batches from its seed. Verdicts must not depend on this
-seed, so a check of a simulated number fails only if the number contradicts the statement at
-`LEVEL`. The levels of all checks of a run add up to less than 1e-4 (`tests/studies` counts them).
-Negative controls show that the checks detect false statements.
+A reproduction draws its prompts, starts and batches from a seed, and verdicts must not depend on
+it. The levels of all checks of a run add up to less than 1e-4 (`tests/studies` counts them).
 """
 
 import math
@@ -14,7 +12,7 @@ import numpy as np
 from promptlimit._arrays import ArrayLike
 from promptlimit.claims import Check, at_least, at_most
 
-# studies import these checks from here
+# imported from here by studies
 from promptlimit.claims import amended as amended  # noqa: PLC0414
 from promptlimit.claims import control_at_least as control_at_least  # noqa: PLC0414
 from promptlimit.claims import control_at_most as control_at_most  # noqa: PLC0414
@@ -27,9 +25,9 @@ LEVEL_FORMULA = f"$10^{{{math.log10(LEVEL):.0f}}}$"
 SKEWNESS = 10.0
 """Allowance for skewness: checks use normal quantiles at `LEVEL / SKEWNESS`.
 
-For n numbers of skewness g, divide the error of the mean by its estimated standard error. This
-ratio exceeds z with a probability that is larger than for normal numbers, by a factor of about
-exp(g z^3 / (3 sqrt n)). For n = 4,000, g = 2.5 and z = 5.3 this factor is 7.
+For the mean of n draws of skewness g, the error divided by its estimated standard error exceeds z
+more often than for normal draws, by a factor of about exp(g z^3 / (3 sqrt n)). This factor is 7 for
+n = 4,000, g = 2.5 and z = 5.3.
 """
 
 
@@ -45,7 +43,7 @@ def critical_distance(looks: int = 1) -> float:
 
 
 def distance_in_errors(draws: ArrayLike, expected: ArrayLike) -> np.ndarray:
-    """Return how far the mean of draws is above its expectation, in standard errors of that mean.
+    """Return (mean of the draws - expectation) / standard error of the mean.
 
     Args:
         draws: independent draws, along the first axis.
@@ -61,8 +59,8 @@ def within_errors(name: str, distances: ArrayLike) -> Check:
 
     Args:
         name: a description of the means.
-        distances: the distances of the means from their expectations, each in its own standard
-            error, which must come from thousands of independent draws; see `distance_in_errors`.
+        distances: the distance of each mean from its expectation, in standard errors. The standard
+            errors must come from thousands of independent draws; see `distance_in_errors`.
     """
     looks = np.abs(np.asarray(distances, dtype=np.float64)).ravel()
     return at_most(
@@ -76,10 +74,10 @@ def within_errors(name: str, distances: ArrayLike) -> Check:
 
 
 def beyond_errors(name: str, distance: float | np.ndarray) -> Check:
-    """Return a control that passes if a wrong value is at twice the critical distance or more.
+    """Return a control that passes if a wrong value is at least twice the critical distance away.
 
-    The distance has a standard deviation of about one, so this margin makes the probability that
-    the control fails by chance far smaller than `LEVEL`.
+    The distance has a standard deviation of about one, so the factor of two makes a failure by
+    chance far less likely than `LEVEL`.
 
     Args:
         name: a description of the comparison.
@@ -99,8 +97,8 @@ def beyond_errors(name: str, distance: float | np.ndarray) -> Check:
 def share_at_least(name: str, successes: ArrayLike, share: float) -> Check:
     """Return a check that passes unless the number of successes contradicts a share at `LEVEL`.
 
-    The value of the check is the upper end of the one-sided Clopper-Pearson interval: the largest
-    probability of success at which this few successes have the probability `LEVEL`.
+    The value of the check is the upper end of the one-sided Clopper-Pearson interval: the success
+    probability at which at most this number of successes occurs with probability `LEVEL`.
 
     Args:
         name: a description of the trials that count as a success.
@@ -122,7 +120,7 @@ def rejected(check: Check) -> Check:
     """Return a control that passes if a check of a share fails.
 
     Args:
-        check: the result of `share_at_least` for trials whose share is known to be smaller.
+        check: the result of `share_at_least` in a case whose share is known to be smaller.
     """
     relation = "<=" if check.relation == ">=" else ">="
     return replace(check, relation=relation, role="control")

@@ -1,4 +1,4 @@
-"""Find studies: the studies of this library, of installed packages, and at a path."""
+"""Find studies in this library, in installed packages, and at a path."""
 
 import importlib
 import importlib.util
@@ -19,9 +19,9 @@ def studies() -> tuple[Study, ...]:
     """Return the studies of this library and of installed packages, by order and then by name.
 
     A package provides a study through an entry point of the group `promptlimit.studies`, such as
-    `coins = "my_package.coins:STUDY"`. An entry point that cannot be loaded is left out, with a
-    warning. The studies of this library are found by listing the modules of this package, so a new
-    study in a source tree is found without installing the library again.
+    `coins = "my_package.coins:STUDY"`. An entry point that cannot be loaded is skipped with a
+    warning. The studies of this library are the public modules of this package, so a new study in a
+    source tree is found without reinstalling the library.
     """
     places = importlib.import_module(_GROUP).__path__
     names = [module.name for module in pkgutil.iter_modules(places)]
@@ -59,10 +59,9 @@ def _warn(entry: EntryPoint, reason: str) -> None:
 
 
 def study_at(path: str | Path) -> Study:
-    """Return the study of a Python file, or of a package folder, anywhere on disk.
+    """Return the study that a Python file or a package folder defines.
 
-    The parent folder is added to the end of Python's search path, so the study can import the
-    modules in it.
+    The parent folder is appended to Python's search path, so the study can import modules from it.
 
     Args:
         path: `my_study.py` or `my_study/`.
@@ -90,7 +89,7 @@ def study_at(path: str | Path) -> Study:
 
 
 def _is_free(name: str, file: Path) -> bool:
-    """Return whether no module but this file has a name, and no study of this library has it."""
+    """Return whether the name belongs to no study of this library and to no other module."""
     if importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
         return False
     spec = importlib.util.find_spec(name)
@@ -98,6 +97,6 @@ def _is_free(name: str, file: Path) -> bool:
 
 
 def find_study(address: str) -> Study:
-    """Return the study with a name, or at a path."""
+    """Return the study with this name or at this path."""
     by_name = {study.name: study for study in studies()}
     return by_name[address] if address in by_name else study_at(Path(address))

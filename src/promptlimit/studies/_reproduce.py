@@ -46,9 +46,9 @@ def reproduce(
     *,
     whole: bool,
 ) -> list[Outcome]:
-    """Return the outcomes of claims and figures, in their order, read from disk or computed now.
+    """Return the outcomes of claims and figures, in their order; compute those that are not stored.
 
-    Outcomes of parts that failed come last.
+    The outcomes of failed parts (computations that claims and figures share) come last.
 
     Args:
         chosen: studies, each with the claims and figures to reproduce.
@@ -68,7 +68,7 @@ def reproduce(
 
     wanted = [work(study, item) for study, items in chosen for item in items]
     missing = [piece for piece in wanted if not piece.is_stored(folder)]
-    waiting_for_parts = {piece.study for piece in missing if _after_parts(piece)}
+    waiting_for_parts = {piece.study for piece in missing if _needs_parts(piece)}
     parts = [
         work(study, part)
         for study, _ in chosen
@@ -80,29 +80,29 @@ def reproduce(
     listener.plan(_plan(order, setting, folder), durations)
     cores = min(usable_cores(), len(parts) + len(missing))
     if cores < 2:
-        outcomes = {piece.key: _here(piece, folder, listener) for piece in order}
+        outcomes = {piece.key: _run_here(piece, folder, listener) for piece in order}
     else:
-        outcomes = _side_by_side(order, folder, listener, cores)
+        outcomes = _run_in_parallel(order, folder, listener, cores)
     failed = [outcomes[part.key] for part in parts if outcomes[part.key].problem]
     return [outcomes[piece.key] for piece in wanted] + failed
 
 
-def _after_parts(work: Work) -> bool:
+def _needs_parts(work: Work) -> bool:
     return isinstance(work.item, Claim | Figure) and work.item.after_parts
 
 
 def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
-    """Return a description of what is going to be computed."""
+    """Return a description of the planned work."""
     counts = Counter(work.kind for work in order)
     kinds = [kind for kind in _DURATIONS if counts[kind]]
     items = ", ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in kinds)
     return f"{items}, {'quick, ' * setting.quick}{setting.protocol} protocol, into {folder.path}"
 
 
-def _side_by_side(
+def _run_in_parallel(
     order: Sequence[Work], folder: ReportFolder, listener: Listener, cores: int
 ) -> dict[tuple[str, str, str], Outcome]:
-    """Compute everything on several cores, each piece of work after the parts that it needs."""
+    """Return all outcomes by key, computed on several cores; work starts after its parts."""
     outcomes: dict[tuple[str, str, str], Outcome] = {}
     waiting = sorted(order, key=lambda work: work.kind != "part")
     running: dict[Future[Outcome], Work] = {}
@@ -123,7 +123,7 @@ def _side_by_side(
                     running[future] = work
                     future.add_done_callback(end)
             for work in here:
-                outcomes[work.key] = _here(work, folder, listener)
+                outcomes[work.key] = _run_here(work, folder, listener)
             left = [future for future, work in running.items() if work.key not in outcomes]
             if left and not here:
                 listener.at(", ".join(running[future].label for future in left[:cores]))
@@ -132,7 +132,7 @@ def _side_by_side(
     return outcomes
 
 
-def _here(work: Work, folder: ReportFolder, listener: Listener) -> Outcome:
+def _run_here(work: Work, folder: ReportFolder, listener: Listener) -> Outcome:
     """Compute one piece of work in this process."""
     listener.at(work.label)
     result = outcome(replace(work, setting=replace(work.setting, report=listener.at)), folder)
@@ -148,9 +148,7 @@ def _report_end(label: str, result: Outcome, listener: Listener) -> None:
 def run_facts(setting: Setting, began: float) -> dict[str, Any]:
     """Return the versions, device, setting and duration of a command that ends now.
 
-    Args:
-        setting: the setting of the command.
-        began: the value of `time.monotonic()` at its beginning.
+    `began` is the value of `time.monotonic()` at its beginning.
     """
     device, seconds = jax.devices()[0], time.monotonic() - began
     started = datetime.fromtimestamp(time.time() - seconds, UTC)
@@ -170,9 +168,9 @@ class SeedVerdicts:
     Attributes:
         study: the name of its study.
         name: the name of the claim.
-        expected: the verdict on record.
+        expected: the expected verdict, which the code of the study records.
         verdicts: the verdict by seed; "failed" if deciding the claim raised an error.
-        differing: the reason for each verdict other than the one on record, by seed.
+        differing: the reason for each verdict that differs from the expected one, by seed.
     """
 
     study: str
@@ -183,7 +181,7 @@ class SeedVerdicts:
 
     @property
     def decided(self) -> bool:
-        """Whether the claim was decided at any seed; quick mode leaves some claims out."""
+        """Whether the claim was decided at any seed; quick mode skips some claims."""
         return set(self.verdicts.values()) != {"not decided in quick mode"}
 
 
@@ -222,12 +220,11 @@ def decide_at_seeds(
 ) -> list[SeedVerdicts]:
     """Return the verdicts of claims at several seeds, one process per core.
 
-    Each seed has its own report folder, so that an interrupted command resumes from the stored
-    results.
+    Each seed has a report folder, from which an interrupted command resumes.
 
     Args:
         chosen: studies, each with the claims to decide.
-        setting: the setting, whose seed is replaced by each of the seeds.
+        setting: the setting; its seed is replaced by each of `seeds`.
         seeds: the seeds.
         out: the folder of the reports; the report of seed 3 is `out/seeds/3`.
         listener: the object that receives the progress.

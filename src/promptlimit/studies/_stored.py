@@ -1,11 +1,10 @@
 """Stored results: the hashes of the code that computed them, and the pages that show them.
 
-The hash of a result covers all code of this library except the command line, the reporting and the
-other studies. It covers every file of the study, without the functions decorated with `.drawing`:
-after a change of such a function, the figure is drawn again from its stored arrays. A function that
-a drawing calls counts as code that computes. Versions of jax and of other libraries change results
-by rounding only, so the hash does not cover them; `environment.json` and `provenance.json` record
-them.
+The hash of a result covers every file of its study except functions decorated with `.drawing`, and
+all code of this library except the command line, `reporting` and other studies. After a change of a
+drawing function, the figure is drawn again from its stored arrays. The hash includes helpers that a
+drawing function calls. It does not include versions of jax and other libraries, which change
+results by rounding only; `environment.json` and `provenance.json` record them.
 
 This module does not import jax. It imports a study only to draw one of its figures again.
 """
@@ -44,10 +43,9 @@ def drawing_hash(study: Study) -> str:
 
 
 def engine_hash() -> str:
-    """Return the hash of the code that computes flows and training runs.
+    """Return the hash of the code that computes flows and training runs, without studies.
 
-    The hash does not cover studies. A stored run has the name of its configuration, so a claim
-    whose code has changed can reuse it.
+    A stored run is named after its configuration, so a claim whose code has changed can reuse it.
     """
     return _library_hash(studies_too=False)
 
@@ -71,7 +69,7 @@ def _library_hash(*, studies_too: bool) -> str:
 def _study_hash(source: Path, *, with_drawings: bool) -> str:
     """Return the hash of a file, or of all files of a folder.
 
-    The first hash is cached: later changes of the files do not affect the code that was imported.
+    It is cached, because later changes of the files do not affect code that is already imported.
     """
     sources = {}
     for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
@@ -113,15 +111,11 @@ def drawn_figure(
 ) -> tuple[StoredFigure, bytes]:
     """Return a stored figure with its pictures on disk, and the SVG for the page.
 
-    The figure is drawn again if its pictures are missing or were drawn by other code. It is also
-    drawn again if the stored SVG could not have been written by this library.
+    The figure is drawn again if its pictures are missing, were drawn by other code, or include an
+    SVG that this library cannot have written.
 
-    Args:
-        study: the study of the figure.
-        figure: the stored figure.
-        folder: the report folder with its pictures.
-        drawn_by: the hash of the current code that draws, from `drawing_hash`.
-        formats: the formats of the pictures, "svg" among them.
+    `drawn_by` is the hash of the current code that draws, from `drawing_hash`. The formats must
+    include "svg".
     """
     if figure.drawn_by == drawn_by and set(formats) <= set(figure.pictures):
         svg = folder.picture(figure, "svg")
@@ -137,12 +131,13 @@ def write_pages(
     known: Iterable[Study] = (),
     drawings: Mapping[tuple[str, str], bytes] | None = None,
 ) -> tuple[Path, StoredReport, list[str]]:
-    """Write the pages of a folder; return the first page, the results, and a list of problems.
+    """Write the pages of a folder; return the path of `index.html`, the results, and problems.
 
     Args:
         folder: the folder of the results. Its files are read and validated again.
-        known: studies given by a path, which draw figures whose stored pictures cannot be used.
-        drawings: the contents of SVG files, by study and name, of figures that were just drawn.
+        known: studies given by a path, in addition to those that `studies()` finds. Studies redraw
+            figures whose stored SVG is missing or not valid.
+        drawings: the SVG of each figure that was just drawn, by study and name.
     """
     report = folder.read()
     shown, problems = dict(drawings or {}), []

@@ -1,4 +1,4 @@
-"""Studies: claims with the numbers that decide them, and figures with the arrays they show.
+"""Studies: claims with their checks, and figures with their arrays.
 
 A study is a Python module, or a package whose public submodules each register claims and figures:
 
@@ -57,7 +57,7 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of a reproduction, which its claims and figures receive.
+    """The settings of a reproduction, passed to every claim and figure.
 
     Attributes:
         seed: the seed of all random numbers.
@@ -65,8 +65,8 @@ class Setting:
             draws.
         protocol: "exact" computes gradient flows and a few runs of gradient descent; "full" also
             runs the whole training protocol of a paper.
-        folder: the folder of trajectories and training runs, which figures and claims share and
-            from which an interrupted command resumes; None keeps them in memory.
+        folder: the folder of trajectories and training runs, which figures and claims share. An
+            interrupted command resumes from it. None keeps runs in memory.
         report: a function that receives a short description of the current computation.
     """
 
@@ -83,17 +83,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement and the function that computes the numbers deciding it.
+    """A statement and the function that computes the checks that decide it.
 
     Attributes:
         number: the number of the claim in its study, from 1 to 999.
         name: a short name for the command line.
-        statement: the statement that is claimed.
-        reference: the place where it is claimed.
+        statement: the statement that the checks test.
+        reference: the place of the statement in the paper.
         decide: a function that returns or yields checks, at least one of them a negative control.
-        expected: the verdict on record; `promptlimit reproduce` fails if it finds another one.
-        evidence: the reasons for a verdict on record other than "holds", in a few sentences.
-        after_parts: whether the claim uses results of the parts of the study.
+        expected: the expected verdict; `promptlimit reproduce` fails if the verdict differs.
+        evidence: the reasons for an expected verdict other than "holds", in a few sentences.
+        after_parts: whether the claim uses results of the parts of the study (see `Part`).
         quick: whether quick mode decides the claim. If not, quick mode does not call `decide`, and
             the verdict is "not decided in quick mode".
     """
@@ -127,8 +127,8 @@ class Figure:
         compute: a function that returns the arrays.
         section: "paper" if the paper contains this figure, "beyond" if it does not.
         reference: the number of the figure in the paper, or the place that defines the quantity.
-        after_parts: whether the figure uses results of the parts of the study.
-        draw: a function that returns the Matplotlib figure of the arrays.
+        after_parts: whether the figure uses results of the parts of the study (see `Part`).
+        draw: a function of the arrays that returns a Matplotlib figure.
     """
 
     name: str
@@ -144,7 +144,7 @@ class Figure:
         _require_name(self.name)
 
     def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Register the function that draws this figure: a decorator.
+        """Decorate the function that draws this figure from its arrays.
 
         One function can draw several figures: stack their decorators.
         """
@@ -156,14 +156,14 @@ class Figure:
 class Part:
     """A computation that several claims and figures share and that is stored in `Setting.folder`.
 
-    Parts only save time: they run first, in parallel processes. A claim or figure must be able to
-    compute what it needs without them.
+    Parts only save time: they run first, in parallel processes. A claim or figure must also work
+    without them.
 
     Attributes:
         name: a short description.
         compute: a function that computes and stores the results.
-        stage: the order of the part, which starts when all parts of lower stages have ended.
-        accelerated: whether it runs on an accelerator if there is one.
+        stage: the part starts when all parts of lower stages have ended.
+        accelerated: whether the part runs on an accelerator if there is one.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Study:
         link: an address that starts with https://; optional.
         summary: the findings, in a few sentences.
         key_figure: the name of the figure that represents the study on the first page.
-        order: the position in a report, where studies of lower order come first.
+        order: the sort key of studies in a report; lower numbers come first.
         module: the name of the module that defines the study; by default the module that is being
             imported.
     """
@@ -233,7 +233,7 @@ class Study:
 
     @property
     def description(self) -> StoredStudy:
-        """Title, citation and other text that the pages show."""
+        """The title, citation and other text that a report shows."""
         return StoredStudy(
             name=self.name,
             title=self.title,
@@ -256,15 +256,15 @@ class Study:
         quick: bool = True,
         name: str | None = None,
     ) -> Callable[[Callable[[Setting], Iterable[Check]]], Claim]:
-        """Register a function as a claim: a decorator.
+        """Return a decorator that registers a function of a `Setting` as a claim.
 
         The function returns or yields checks. Its docstring is the statement.
 
         Args:
             number: the number of the claim in the study; `Claim` describes all arguments.
-            reference: the place where it is claimed.
-            expected: the verdict on record.
-            evidence: the reasons for a verdict on record other than "holds".
+            reference: the place of the statement in the paper.
+            expected: the expected verdict.
+            evidence: the reasons for an expected verdict other than "holds".
             after_parts: whether the claim uses results of the parts of the study.
             quick: whether quick mode decides the claim.
             name: the name for the command line; by default that of the function, with dashes.
@@ -298,9 +298,10 @@ class Study:
         name: str | None = None,
         caption: str | None = None,
     ) -> Callable[[Callable[[Setting], Arrays]], Figure]:
-        """Register a function that computes the arrays of a figure: a decorator.
+        """Return a decorator that registers a function of a `Setting` as a figure.
 
-        Decorate the function that draws them with `NAME.drawing`, where NAME is the figure.
+        The function returns the arrays of the figure, by name. Decorate the function that draws
+        them with `NAME.drawing`, where NAME is the name of the decorated function.
 
         Args:
             title: the subject of the figure; `Figure` describes all arguments.
@@ -322,7 +323,7 @@ class Study:
         return register
 
     def parts(self, function: Callable[[Setting], Iterable[Part]]) -> Callable:
-        """Register a function that returns the parts of the study: a decorator."""
+        """Decorate the function of a `Setting` that returns the parts of the study."""
         self._parts = function
         return function
 
@@ -333,13 +334,13 @@ class Study:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Every claim, by number."""
+        """All claims, sorted by number."""
         self._import_all()
         return tuple(sorted(self._claims, key=lambda claim: claim.number))
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """Every figure, sorted by name: first the figures of the paper, then the others."""
+        """All figures: first those of the paper, then the others, each sorted by name."""
         self._import_all()
         return tuple(
             sorted(self._figures, key=lambda figure: (figure.section == "beyond", figure.name))
@@ -394,7 +395,7 @@ class Study:
             )
 
     def _import_all(self) -> None:
-        """Import the public submodules of a package, once, so that they register their items."""
+        """Import the public submodules of the package once, which registers their items."""
         if self._complete:
             return
         places: list[str] = [*getattr(sys.modules.get(self.module), "__path__", ())]
@@ -404,12 +405,7 @@ class Study:
 
 
 def import_for_study(name: str, place: Path) -> ModuleType:
-    """Import and return a module; raise `InputFileError` if its code raises an error.
-
-    Args:
-        name: the name of the module.
-        place: its file or folder, for the error message.
-    """
+    """Import and return a module; raise `InputFileError` that names `place` if the import fails."""
     try:
         return importlib.import_module(name)
     except InputFileError:
@@ -441,7 +437,7 @@ def _name_of(function: Callable) -> str:
 
 
 def _module_being_imported() -> str:
-    """Return the name of the module whose top-level code is running, the innermost one."""
+    """Return the name of the innermost module whose top-level code is running."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The work of a reproduction: each claim, figure or part is read from disk or computed."""
+"""Read each claim, figure or part of a reproduction from disk, or compute it."""
 
 import time
 import traceback
@@ -19,16 +19,16 @@ from promptlimit.studies._study import Claim, Figure, Item, Part, Setting, Study
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """One piece of work: a claim, figure or part of a study, in a setting.
+    """A claim, figure or part to compute in a setting.
 
-    It is pickled as the names of the study and of the item, which worker processes look up, because
-    a decorated function cannot be pickled.
+    Pickling stores the names of the study and the item, which worker processes look up, because
+    decorated functions cannot be pickled.
 
     Attributes:
         study: the study.
         item: the claim, figure or part.
         setting: the setting.
-        label: a name that is unique among all work of a command.
+        label: the name in progress messages, unique within a command.
     """
 
     study: Study
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The names of the study, of the kind and of the item."""
+        """The name of the study, the kind and the name of the item."""
         return self.study.name, self.kind, self.item.name
 
     @property
@@ -57,12 +57,12 @@ class Work:
 
     @property
     def needs_accelerator(self) -> bool:
-        """Whether it must run in the parent process, because it uses an accelerator."""
+        """Whether the work uses an accelerator and must therefore run in the parent process."""
         accelerated = isinstance(self.item, Part) and self.item.accelerated
         return accelerated and jax.default_backend() != "cpu"
 
     def needs(self, other: "Work") -> bool:
-        """Return whether this work must wait for another piece of work."""
+        """Return whether this work must wait until `other` has ended."""
         if self.study is not other.study or not isinstance(other.item, Part):
             return False
         if isinstance(self.item, Part):
@@ -90,11 +90,11 @@ class Outcome:
     """The result of one piece of work.
 
     Attributes:
-        stored: the claim or figure as it is on disk; None for a part or a failure.
-        fresh: whether the result was computed now, not read from disk.
+        stored: the stored claim or figure; None for a part or a failure.
+        fresh: whether the result was computed rather than read from disk.
         seconds: the duration.
         svg: the drawing of a figure, for the page.
-        note: a sentence about a damaged file that was written again; usually empty.
+        note: the reason why a damaged file was computed again; usually empty.
         problem: the reason for a failure; empty if there was none.
     """
 
@@ -107,7 +107,7 @@ class Outcome:
 
     @property
     def summary(self) -> str:
-        """A few words about the outcome, such as the verdict of a claim."""
+        """A short description, such as the verdict of a claim."""
         if self.problem:
             return "failed"
         if isinstance(self.stored, StoredClaim):
@@ -120,9 +120,10 @@ class Outcome:
 
 
 def outcome(work: Work, folder: ReportFolder) -> Outcome:
-    """Return the outcome of one piece of work, read from disk if it is stored, else computed.
+    """Return the outcome of a piece of work: read from disk if it is stored, otherwise computed.
 
-    An exception in the code of a study becomes the outcome's problem and does not stop other work.
+    An exception in the code of a study is reported in `Outcome.problem` and does not stop other
+    work.
     """
     began = time.monotonic()
     try:
@@ -149,7 +150,7 @@ def _outcome(work: Work, folder: ReportFolder) -> Outcome:
 def _claim_outcome(work: Work, claim: Claim, folder: ReportFolder) -> Outcome:
     stored, note = _stored(folder.claim, work)
     if stored is not None and stored.result == _result(claim, stored.result.checks):
-        return Outcome(stored, fresh=False)  # stored with the current statement
+        return Outcome(stored, fresh=False)
     began = time.monotonic()
     result = decide(claim, work.setting)
     fresh = StoredClaim(work.study.name, result, _origin(work, began))
@@ -174,14 +175,17 @@ def _figure_outcome(work: Work, figure: Figure, folder: ReportFolder) -> Outcome
             origin=_origin(work, began),
         )
         folder.save_figure(stored)
-        stored = folder.figure(study.name, figure.name) or stored  # as later drawings read it
+        stored = folder.figure(study.name, figure.name) or stored  # a redrawing reads the same file
     formats = QUICK_FORMATS if work.setting.quick else FORMATS
     stored, svg = drawn_figure(study, stored, folder, drawing_hash(study), formats)
     return Outcome(stored, fresh, svg=svg, note=note)
 
 
 def _stored(read: Any, work: Work) -> tuple[Any, str]:
-    """Return the stored item if its hash is that of the work, and a note if its file is damaged."""
+    """Return the stored item or None, and a note if its file is damaged.
+
+    The item is None if it is not stored or has another hash than the work.
+    """
     try:
         item = read(work.study.name, work.item.name)
     except InputFileError as problem:
@@ -199,7 +203,7 @@ def _origin(work: Work, began: float) -> Origin:
 
 
 def decide(claim: Claim, setting: Setting) -> ClaimResult:
-    """Return a claim with the numbers that decide it, computed in double precision."""
+    """Return a claim with its checks, computed in double precision."""
     if setting.quick and not claim.quick:
         return _result(claim, ())
     checks = in_double_precision(lambda given: tuple(claim.decide(given)), setting)
@@ -224,7 +228,7 @@ def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:
 
 
 def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> Any:
-    """Call a function with jax in double precision, on the CPU by default; return its result."""
+    """Return `compute(setting)`, evaluated with jax in double precision, by default on the CPU."""
     with jax.enable_x64(True), on_cpu():
         return compute(setting)
 
@@ -240,5 +244,5 @@ def on_cpu() -> AbstractContextManager:
 
 
 def on_accelerator() -> AbstractContextManager:
-    """Return a context in which jax computes on its default device, an accelerator if any."""
+    """Return a context in which jax computes on an accelerator if there is one."""
     return nullcontext() if jax.default_backend() == "cpu" else jax.default_device(None)

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 
 _ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",  # the memory of an accelerator belongs to the parent process
+    "JAX_PLATFORMS": "cpu",  # the parent process uses the memory of an accelerator
     "NPROC": "1",  # one thread of XLA, because there is a process per core
     "OMP_NUM_THREADS": "1",  # one thread of the linear algebra of NumPy and SciPy
     "OPENBLAS_NUM_THREADS": "1",
@@ -32,9 +32,8 @@ class WorkerLostError(OSError):
 def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
     """Yield a pool of `count` processes; leaving the block ends them, even while they compute.
 
-    The workers share jax's cache of compiled programs, in a temporary folder, so each program is
-    compiled once. Except on Windows, only the parent process receives Ctrl-C. Workers must write
-    files atomically, because leaving the block can end them at any moment.
+    Workers must therefore write files atomically. They share jax's cache of compiled programs in a
+    temporary folder. Except on Windows, only the parent process receives Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="promptlimit-") as cache:
         pool = ProcessPoolExecutor(
@@ -78,7 +77,7 @@ def _end_with_parent(cache: str) -> None:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Generator[None]:
-    """Block Ctrl-C in this block, so that processes started in it never receive it."""
+    """Block Ctrl-C within the context, so that processes started in it never receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return

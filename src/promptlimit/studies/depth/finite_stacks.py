@@ -1,8 +1,9 @@
 r"""A claim on softmax stacks over finite prompts.
 
-A layer $(r,u,v)$ in one dimension maps a query $z$ to $rz+vA_L(z)$, with softmax attention $A_L$
-over $L$ tokens at the tilt $uz$, and the tokens alike. The output of a stack differs from its limit
-by the mean over the tokens $y$ of their *influence* $K(y)$, the first order, and a remainder $R$.
+A layer $(r,u,v)$ in one dimension maps the query and every token $z$ to $rz+vA_L(z)$, where $A_L$
+is softmax attention over $L$ tokens at the tilt $uz$. The output of a stack minus its limit is the
+*first order*, which is the mean over the tokens $y$ of their influence $K(y)$, plus a remainder
+$R$.
 """
 
 import math
@@ -66,17 +67,18 @@ def outputs(
 
 
 def first_orders(stack: GaussianStack, tokens: Array, query: float) -> dict[str, Array]:
-    """Return mean influences of the tokens of the prompts `tokens`, [n, L], [n] each.
+    """Return first orders of the prompts `tokens`, [n, L], by name, [n] each.
 
-    A token influences the output directly, and through p other tokens whose error it changes and
-    which pass the error on in later layers. "whole" is the whole influence and "direct" the direct
-    one. "causal" is the influence under a causal mask, which multiplies the part with p tokens by
-    the number of paths that the mask allows from the token's place.
+    A token influences the output directly, and through p other tokens whose values it changes and
+    which influence the output in later layers. The first order "whole" is the mean of all
+    influences, and "direct" that of direct influences. "causal" is the mean under a causal mask,
+    where the influence through p other tokens is multiplied by a factor that depends on the
+    position of the token.
     """
     count, length = tokens.shape
     influence = InfluenceFunction.of(stack, np.array([query]))
     parts = [part.reshape(count, length) for part in influence.by_steps(tokens.reshape(-1, 1))]
-    later = np.cumsum(1.0 / np.arange(length, 0, -1.0))[::-1]  # sum of 1/j over the places from i
+    later = np.cumsum(1.0 / np.arange(length, 0, -1.0))[::-1]  # sum of 1/j over positions j >= i
     masked = sum(part * later**p / math.factorial(p) for p, part in enumerate(parts))
     columns = {"whole": sum(parts), "direct": parts[0], "causal": masked}
     return {name: np.mean(column, axis=1) for name, column in columns.items()}
@@ -85,8 +87,8 @@ def first_orders(stack: GaussianStack, tokens: Array, query: float) -> dict[str,
 def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float:
     """Return E K^2, from the output of the stack over the nodes of a quadrature rule.
 
-    The influence of a node is the derivative of the output in its weight, by an imaginary step,
-    which has no cancellation.
+    The influence of a node is the derivative of the output in the weight of the node, computed by
+    an imaginary step, which avoids cancellation.
     """
     points, weights = normal_gauss(nodes)
     moved = weights + 1e-30j * (np.eye(nodes) - weights)
@@ -121,22 +123,25 @@ _CHUNK = 2**22
 _PROMPTS = 20_000
 """The number of prompts at each length.
 
-With 20,000 prompts the levels of checks allow for a skewness of 6; that of L R is about 3.
+It is so large that the levels of checks hold up to a skewness of 6. The skewness of L R is about 3.
 """
 _FALL = 0.8
-"""A ratio of √L |R| at four times the length that separates right from wrong first orders.
+"""A bound on the ratio of √L |R| at four times the length to that at the length.
 
 The ratio tends to 1/2 for the right first order and to 1 for a wrong one.
 """
 _CLOSER = 2 / 3
 """The share of prompts whose output must be closer to the right first order than to a wrong one.
 
-It tends to 1 for long prompts, and would be 1/2 for two first orders that are equally wrong.
+The share tends to 1 for long prompts. It would be 1/2 for two first orders that are equally wrong.
 """
 
 
 def left_over(length: int, prompts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return L times the remainders of outputs after each first order, [prompts] each."""
+    """Return L times the outputs minus their limit and minus a first order, [prompts] each.
+
+    The names state which outputs (with or without a causal mask) and which first order are used.
+    """
     limit = _STACK.output(np.array([_QUERY]))[0]
     chunk = max(1, _CHUNK // length**2)
     columns: dict[str, list[np.ndarray]] = {}
@@ -159,14 +164,16 @@ def left_over(length: int, prompts: int, rng: np.random.Generator) -> dict[str, 
 
 @STUDY.claim(10, reference="derived here")
 def finite_stacks(setting: Setting) -> Iterator[Check]:
-    r"""About its limit, a softmax stack over $L$ Gaussian tokens has covariance $C/L$ and bias
-    $b/L$ to leading order, with $C$ and $b$ in closed form. Under a causal mask, a pair of paths
-    along which tokens pass on errors $p$ and $q$ times counts $\binom{p+q}{p}$ times in $C$.
+    r"""To leading order, the output of a softmax stack over $L$ Gaussian tokens has the covariance
+    $C/L$ and the bias $b/L$, with $C$ and $b$ in closed form. Here $C$ is a sum over pairs of paths
+    through layers, along which a token influences the output through $p$ and $q$ other tokens.
+    Under a causal mask, the term of such a pair is multiplied by $\binom{p+q}{p}$. Tested for one
+    stack of three layers in one dimension.
     """
-    # Over L tokens a stack returns its limit, a first order F with L Var F = C, and a remainder R.
-    # √L R falls like 1/√L, so it halves at four times the length. Under a mask the first tokens
-    # attend to few others, and powers of ln L slow the fall of R. There, F is compared with the
-    # first order without a mask. A wrong first order leaves a remainder as large as itself.
+    # The output is its limit plus a first order F with L Var F = C plus a remainder R. √L R falls
+    # like 1/√L, so it halves at four times the length. Under a mask, powers of ln L slow this,
+    # because the first tokens attend to few others; there, F is compared with the first order
+    # without a mask. If F is wrong, the remainder is of the same order as F.
     rng, query = np.random.default_rng([setting.seed, 10]), np.array([_QUERY])
     variance = float(fluctuation_cov(_STACK, query)[0, 0])
     masked = float(fluctuation_cov(_STACK, query, causal=True)[0, 0])
@@ -183,7 +190,8 @@ def finite_stacks(setting: Setting) -> Iterator[Check]:
     )
     closer = f"prompts of {lengths[1]} tokens whose output is closer to the first order"
     yield at_most(
-        "$L$ times the variance compared with weighted atoms: relative difference",
+        "$L$ times the variance compared with a numerical derivative in the weights of quadrature "
+        "nodes: relative difference",
         abs(variance / atoms_variance(_STACK, _QUERY) - 1.0),
         1e-9,
         basis="quadrature of 40 nodes, and rounding error of $10^{-13}$; margin $10^4$",
@@ -211,7 +219,7 @@ def finite_stacks(setting: Setting) -> Iterator[Check]:
     )
     yield rejected(
         _share(
-            f"first order without what tokens pass on: {falls}",
+            f"first order of direct influences only: {falls}",
             _FALL * np.abs(short["without passing on"]),
             np.abs(long["without passing on"]) / 2.0,
             0.5,
@@ -298,11 +306,11 @@ def _bias(setting: Setting) -> dict[str, np.ndarray]:
 def finite_stack_curves(setting: Setting) -> dict[str, np.ndarray]:
     r"""Left: $L$ times the variance of the output after each layer of a stack over $L$ Gaussian
     tokens. Lines: the closed form, with and without a causal mask. Circles: stacks simulated at $L
-    = 200$. Most of the variance comes from errors that tokens pass on to one another from layer to
-    layer; the dotted line omits them. Right: $L$ times the bias of two layers whose tokens attend
-    to themselves (scores $0.6\,zy$ in the first layer). The leading order in $1/L$ (dashed) has the
-    wrong sign at every realistic length. The line computes the error of each token within its own
-    prompt exactly, and follows the simulated stacks.
+    = 200$. Most of the variance is due to influences of tokens on one another in earlier layers;
+    the dotted line omits these. Right: $L$ times the bias of two layers in which a token has a
+    large weight in its own output (scores $0.6\,zy$ in the first layer). The leading order in $1/L$
+    (dashed) has the wrong sign at every realistic length. The line, for which the error of each
+    token as a query of its prompt is exact, agrees with the simulated stacks.
     """
     setting.report("stacks at finite length")
     return _spread(setting) | _bias(setting)
@@ -315,18 +323,18 @@ def draw_finite_stacks(data: Mapping[str, np.ndarray]) -> Figure:
     spread, bias = figure.subplots(1, 2)
     depths = data["depths"]
     for name, simulated, colour, label in (
-        ("spread", "simulated", LIMIT, "all tokens see all"),
+        ("spread", "simulated", LIMIT, "no mask"),
         ("masked_spread", "masked_simulated", CONTRAST, "causal mask"),
     ):
         spread.plot(depths, data[name], color=colour, label=label)
         error = data["spread_error"] * data[simulated]
         spread.errorbar(depths, data[simulated], error, fmt="o", color=colour, markersize=4)
-    spread.plot(depths, data["direct_spread"], ":", color=INK, label="nothing passed on")
+    spread.plot(depths, data["direct_spread"], ":", color=INK, label="direct influence only")
     spread.set(yscale="log", xticks=depths)
     spread.set_xlabel("layers")
     spread.set_ylabel("$L$ × variance")
     spread.legend(loc="upper left")
-    bias.plot(data["fine_lengths"], data["semi_exact"], color=LIMIT, label="own errors exact")
+    bias.plot(data["fine_lengths"], data["semi_exact"], color=LIMIT, label="errors of tokens exact")
     level = float(data["leading"][0])
     bias.axhline(level, color=INK, dashes=(4, 2), linewidth=0.9, label="leading order")
     bias.errorbar(

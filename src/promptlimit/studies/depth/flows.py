@@ -36,8 +36,8 @@ def random_symmetric(rng: np.random.Generator, eigenvalues: Matrix) -> Matrix:
 def random_head(rng: np.random.Generator, dim: int) -> tuple[Matrix, Matrix]:
     r"""Return U and a covariance $G_0$ whose flow blows up at depth 1.
 
-    $C=\sqrt{G_0}(U+U^\top)\sqrt{G_0}$ has the eigenvalue 1, and the others are between -1 and 1/2.
-    U also has an antisymmetric part, which the flow does not depend on when V = I.
+    $C=\sqrt{G_0}(U+U^\top)\sqrt{G_0}$ has one eigenvalue 1, and its other eigenvalues are between
+    -1 and 1/2. U also has an antisymmetric part, on which the flow does not depend if V = I.
     """
     G = random_covariance(rng, dim)
     rates = random_symmetric(rng, np.append(rng.uniform(-1.0, 0.5, dim - 1), 1.0))
@@ -67,7 +67,7 @@ def flow(
 
 
 def closed_form(key_query: Matrix, covariance: Matrix, time: float) -> Matrix:
-    r"""Return the closed form of $G(t)$ for V = I, $G_0(I-t(U+U^\top)G_0)^{-1}$."""
+    r"""Return $G(t)=G_0(I-t(U+U^\top)G_0)^{-1}$, the closed form for V = I."""
     symmetric = key_query + key_query.T
     return covariance @ np.linalg.inv(np.eye(len(covariance)) - time * symmetric @ covariance)
 
@@ -83,8 +83,8 @@ def closed_covariance(setting: Setting) -> Iterator[Check]:
     continuous depth, their covariance at depth $t$ is $G(t) = G_0\,(I - t\,(U + U^\top)\,G_0)^{-1}$
     (derived here from the equation of Castin et al.).
     """
-    # V = −I has the flow of −U. In one dimension its variance is that of V = I multiplied by
-    # (1 − t)/(1 + t), so at t = 0.3 the relative distance is 6/13.
+    # The flow for V = −I is that of −U. In one dimension its variance is that of V = I multiplied
+    # by (1 − t)/(1 + t), so at t = 0.3 the relative distance is 6/13.
     rng = np.random.default_rng(setting.seed)
     apart, other = [], []
     times = [0.3, 0.6, 0.9]
@@ -121,8 +121,8 @@ def blow_up(setting: Setting) -> Iterator[Check]:
     $\sqrt{G_0}\,ee^\top\sqrt{G_0}/\lambda_{\max}(C)$, where $e$ is the leading eigenvector of $C$
     (derived here).
     """
-    # C has the eigenvalue 1, the others are at most 1/2, and those of G₀ are between 1/2 and 2. At
-    # t = 1 − ε the other eigenvalues of (I − tC)⁻¹ are at most 2, and the bounds below follow.
+    # One eigenvalue of C is 1 and the others are at most 1/2; those of G₀ are between 1/2 and 2. At
+    # t = 1 − ε all eigenvalues of (I − tC)⁻¹ but the largest are at most 2, which gives the bounds.
     rng = np.random.default_rng(setting.seed)
     early, directions, seconds, grown = [], [], [], []
     dims = (2, 3) if setting.quick else (2, 3, 4, 6)
@@ -179,9 +179,9 @@ def low_rank_limits(setting: Setting) -> Iterator[Check]:
     is $\lceil d/2 \rceil$ if $U = K^\top Q$ with $K = {-Q}$ of rank $\lfloor d/2 \rfloor$. If $B$
     is negative definite, then $t\,G(t)$ tends to $({-B})^{-1}$ for every such $G_0$ (derived here).
     """
-    # Singular values of Q and eigenvalues of G₀ are between 1/2 and 2, so that the eigenvalues of
-    # √G₀B√G₀ that are not zero are at most -1/4. At t = 10⁸ the factors (1 - tλ)⁻¹ of
-    # G(t) = √G₀(I - t√G₀B√G₀)⁻¹√G₀ for these eigenvalues λ are at most 4e-8.
+    # Singular values of Q and eigenvalues of G₀ are between 1/2 and 2, so the nonzero eigenvalues λ
+    # of √G₀B√G₀ are at most -1/4. At t = 10⁸ the eigenvalues (1 - tλ)⁻¹ in
+    # G(t) = √G₀(I - t√G₀B√G₀)⁻¹√G₀ are therefore at most 4e-8.
     rng = np.random.default_rng(setting.seed)
     wrong, apart, inverses, missed = 0.0, [], [], []
     for dim in (3, 4) if setting.quick else (3, 4, 5, 6):
@@ -232,9 +232,9 @@ def low_rank_limits(setting: Setting) -> Iterator[Check]:
 @STUDY.claim(4, reference="Alcalde, Ji and Zuazua 2026, abstract")
 def constant_rank(setting: Setting) -> Iterator[Check]:
     r"""The covariance of the tokens has the same rank at every finite depth of the flow."""
-    # U and V have norm 1, and the eigenvalues of G₀ that are not zero are between 1/2 and 2. Then
-    # ‖G‖ stays below 3.4 to t = 0.1, for ‖G‖' ≤ 2‖G‖², and the least of these eigenvalues stays
-    # above e^(−0.68)/2 = 0.25: seven hundredths of the largest.
+    # U and V have norm 1, and the nonzero eigenvalues of G₀ are between 1/2 and 2. Since
+    # ‖G‖' ≤ 2‖G‖², ‖G‖ stays below 3.4 until t = 0.1, and the least nonzero eigenvalue stays above
+    # e^(−0.68)/2 = 0.25, which is seven hundredths of the largest.
     rng = np.random.default_rng(setting.seed)
     changed = 0.0
     for dim, rank in ((3, 2), (4, 1)) if setting.quick else ((3, 2), (4, 1), (5, 3), (6, 5)):
@@ -267,7 +267,7 @@ def constant_rank(setting: Setting) -> Iterator[Check]:
 def _errors(
     key_query: np.ndarray, cov: np.ndarray, time: float, counts: Sequence[int]
 ) -> np.ndarray:
-    """Return the distance of stacks of thin layers from the flow, for each number of layers."""
+    """Return distances between covariances after stacks of thin layers and the flow, [count]."""
     target, law = flow(key_query, cov, [time]).cov[0], Gaussian(np.zeros(len(cov)), cov)
     errors = []
     for count in counts:
@@ -282,8 +282,8 @@ def thin_layers(setting: Setting) -> Iterator[Check]:
     r"""A stack of $K$ residual layers of step $T/K$ approximates the flow at depth $T$ with an
     error of order $1/K$.
     """
-    # With B = U + U', a step of size h has the error h²(GBGBG − GUGU'G) to leading order. For some
-    # U it vanishes, but not for a symmetric U with an eigenvalue 0.15 and none of larger modulus.
+    # With B = U + U', a step of size h has the error h²(GBGBG − GUGU'G) to leading order. It can
+    # vanish, but not for a symmetric U whose eigenvalue of largest modulus is 0.15.
     rng = np.random.default_rng(setting.seed)
     counts = (40, 80) if setting.quick else (40, 80, 160)
     ratios = []
@@ -304,7 +304,7 @@ def thin_layers(setting: Setting) -> Iterator[Check]:
         basis="theory: the next order has relative size $1/K$, 0.05 in the ratio; margin 2",
     )
     yield control_at_least(
-        "steps not divided by $K$: ratio of the error with $2K$ layers to that with $K$",
+        "step $0.005$ for every $K$: ratio of the error with $2K$ layers to that with $K$ layers",
         kept,
         1.5,
         basis="theory: the depth doubles, so an error of order 1 is divided by one of order $1/K$",
@@ -313,9 +313,10 @@ def thin_layers(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(6, reference="Castin et al. 2025, blow-up of the limit")
 def no_finite_blow_up(setting: Setting) -> Iterator[Check]:
-    r"""At depth $t$ no token is larger than $e^{{\|V\|}t}$ times the largest token at the start,
-    because attention returns a point of the convex hull of the values. A finite prompt therefore
-    passes the depth $t^*$ at which its limit diverges (derived here).
+    r"""At depth $t$ no token is larger than $e^{{\|V\|}t}$ times the largest token at $t = 0$,
+    because attention returns a point of the convex hull of the values. The tokens of a finite
+    prompt are therefore finite at every depth, also from the depth $t^*$ on at which the
+    infinite-prompt limit diverges (derived here). Tested for $d = 1$.
     """
     rng = np.random.default_rng(setting.seed)
     lengths = (20, 100) if setting.quick else (50, 500)
@@ -329,14 +330,14 @@ def no_finite_blow_up(setting: Setting) -> Iterator[Check]:
         finite.append(float(past.cov[0, 0, 0] / bound**2))
     law = depth_flow(head, Gaussian([0.0], [[1.0]]), [0.9999])
     yield at_most(
-        r"largest token at $t = 2t^*$ over $e^{{\|V\|}t}$ times the largest at $t = 0$",
+        r"largest token at $t = 2t^*$, divided by $e^{{\|V\|}t}$ times the largest at $t = 0$",
         max(reached),
         1.0 + 1e-5,
         basis="theory: 1; the solver's $10^{-6}$, margin 10",
     )
     yield at_most(
-        r"variance of the tokens at $t = 2t^*$ over the square of $e^{{\|V\|}t}$ times the "
-        "largest token at $t = 0$",
+        r"variance of the tokens at $t = 2t^*$, divided by the square of $e^{{\|V\|}t}$ times "
+        "the largest token at $t = 0$",
         max(finite),
         1.0 + 1e-5,
         basis="theory: 1, since no token is larger; the solver's $10^{-6}$, margin 10",
@@ -356,9 +357,9 @@ def no_finite_blow_up(setting: Setting) -> Iterator[Check]:
 )
 def blow_up_curves(setting: Setting) -> dict[str, np.ndarray]:
     r"""Variance of the tokens in continuous depth $t$ under softmax attention, $d = 1$, $U = 1/2$,
-    $V = 1$. The infinite-prompt limit $1/(1 - t)$ diverges at $t = 1$ (vertical line); finite
-    prompts of any length pass this depth. Longer prompts follow the limit for longer, but none
-    follows it to the end.
+    $V = 1$. The infinite-prompt limit $1/(1 - t)$ diverges at $t = 1$ (vertical line). Over finite
+    prompts the variance is finite at every depth. It agrees with the limit up to depths that grow
+    with the length, but not up to $t = 1$.
     """
     rng = np.random.default_rng(setting.seed)
     lengths = np.array([20, 100]) if setting.quick else np.array([50, 200, 800])

@@ -36,13 +36,8 @@ def descent_stack(
 ) -> Stack:
     r"""Return a stack of layers $U=\mathrm{diag}(aI,0)$, $V=\mathrm{diag}(0,-\beta_l/a)$.
 
-    The last layer also changes the sign of the label, so that the output is the prediction.
-
-    Args:
-        steps: the sizes $\beta_l$ of the steps.
-        dim: $d$, the number of covariates.
-        kernel: the kernel of the heads.
-        sharpness: $a$; the infinite-prompt limit does not depend on it.
+    The `steps` are $\beta_l$, and `sharpness` is $a$, on which the infinite-prompt limit does not
+    depend. The last layer also changes the sign of the label, so that the output is the prediction.
     """
     key_query = np.diag([sharpness] * dim + [0.0])
     layers = []
@@ -66,10 +61,10 @@ def softmax_errors(
 ) -> NDArray[np.float64]:
     r"""Return squared errors of softmax stacks on the same simulated prompts, [stack, prompt].
 
-    A stack is given by the steps of its layers. The errors exclude the noise of the query's label.
-    Covariates do not change from layer to layer, so all layers have the same softmax weights. They
-    smooth the labels with one matrix, the Nadaraya-Watson estimator with the kernel
-    $e^{a\langle x,x'\rangle}$.
+    Each stack is a list of steps $\beta_l$, and $a$ is `sharpness`. The errors exclude the noise of
+    the query's label. Covariates do not change from layer to layer, so all layers smooth the labels
+    with the same softmax weights (a Nadaraya-Watson estimator with kernel
+    $e^{a\langle x,x'\rangle}$).
     """
     weights = np.sqrt(prior_variance) * rng.normal(size=(prompts, dim, 1))
     x = rng.normal(size=(prompts, length + 1, dim))
@@ -93,9 +88,10 @@ def softmax_errors(
     7, reference="Bordelon, Letey and Pehlevan 2025, read in summaries; Hankel system derived here"
 )
 def depth_in_the_limit(setting: Setting) -> Iterator[Check]:
-    r"""Over infinite prompts that all have the same covariance, a single layer solves the
-    regression and depth is useless. If the covariance is rotated from prompt to prompt, as many
-    layers as it has distinct eigenvalues solve the regression, and fewer do not.
+    r"""If all infinite prompts have the same covariance, a single layer solves the regression, and
+    more layers do not help. If the covariance is rotated from prompt to prompt, the number of
+    layers that solve the regression is the number of its distinct eigenvalues, and fewer layers do
+    not solve it. Tested for three distinct eigenvalues.
     """
     rng = np.random.default_rng(setting.seed)
     spectrum = [1.0, 0.5, 0.25]
@@ -109,14 +105,15 @@ def depth_in_the_limit(setting: Setting) -> Iterator[Check]:
     solved = [float(best.mse) - 0.1 for best in optima]
     two = float(linear_optimum(rotated, math.inf, depth=2).mse)
     yield at_most(
-        "one covariance: larger excess of the best single layer and the best three layers",
+        "one covariance: excess of the best single layer and of the best three layers, the larger "
+        "of the two",
         max(solved),
         1e-12,
         basis="rounding error: $10^{-16}$ times condition numbers of at most 4; margin 1000",
     )
     yield at_most(
-        "rotated covariance with spectrum $(1, 1/2, 1/4)$: larger excess of the best three linear "
-        "layers and of three softmax layers",
+        "rotated covariance with spectrum $(1, 1/2, 1/4)$: excess of the best three linear layers "
+        "and of three softmax layers, the larger of the two",
         max(solving),
         1e-24,
         basis="rounding error, squared: residuals of $10^{-15}$; margin 1000 before squaring",
@@ -142,17 +139,17 @@ def residual_flow(start: Sequence[float], times: np.ndarray) -> np.ndarray:
 
 
 def _slope(start: Sequence[float], times: np.ndarray) -> float:
-    """Return the slope of the risk at the last two times in a log-log plot."""
+    """Return the log-log slope of the risk between the last two times."""
     risks = 0.5 * residual_flow(start, times).prod(axis=0) ** 2
     return float(np.diff(np.log(risks[-2:]))[0] / np.diff(np.log(times[-2:]))[0])
 
 
 @STUDY.claim(8, reference="Bordelon, Letey and Pehlevan 2025 for the setting")
 def tied_layers(setting: Setting) -> Iterator[Check]:
-    r"""Let layer $l$ take a step $\beta_l$ over tokens whose covariance has the single eigenvalue
-    $\lambda$, and let $e_l = 1 - \lambda\beta_l$. Gradient flow on the steps of $K$ layers
-    conserves $e_l^2 - e_k^2$: from equal steps the risk falls like $t^{-K/(K-1)}$, from unequal
-    steps exponentially (derived here).
+    r"""Consider $K$ layers with steps $\beta_l$ over infinite prompts whose covariance is
+    $\lambda I$, and let $e_l = 1 - \lambda\beta_l$. Gradient flow on the steps conserves $e_l^2 -
+    e_k^2$. From equal steps the risk falls like $t^{-K/(K-1)}$, from unequal steps exponentially
+    (derived here). Tested for $K = 2$, and for $K = 3$ equal steps.
     """
     late = np.array([0.0, 1e5, 1e6])
     untied = residual_flow([0.9, 0.5], np.array([0.0, 5.0, 20.0, 40.0]))
@@ -203,13 +200,15 @@ def tied_layers(setting: Setting) -> Iterator[Check]:
     9,
     reference="Ahn et al. 2023 and von Oswald et al. 2023 for the layers; optimum derived here",
     expected="holds with a change",
-    evidence="The best polynomial of degree $K$ in the second moment of the prompt approaches "
-    "ridge regression, and without noise it has real roots, each of which is a layer. With "
-    r"noise the target is $c/(\lambda + c)$, where $\lambda$ is an eigenvalue of that moment; "
-    r"its logarithm is convex in $\lambda$, whereas that of a product of real factors is concave "
-    "between its zeros. From depth 5 on ($d = 5$, $L = 40$) the roots are therefore complex, "
-    "the best real steps coincide in pairs, and the stack stays above the Bayes risk: by a few "
-    "thousandths of the Bayes risk above the noise at $L = 40$, and by a twentieth at $L = 10$.",
+    evidence="$K$ linear layers apply a polynomial of degree $K$ with real roots to the second "
+    "moment of the prompt, one root per layer. The best polynomial approaches ridge regression, "
+    "and without noise its roots are real. With noise, ridge regression corresponds to the "
+    r"function $c/(\lambda + c)$ of an eigenvalue $\lambda$ of the second moment. Its logarithm is "
+    "convex, whereas the logarithm of a product of real factors is concave between its zeros. "
+    "From depth 5 on ($d = 5$, $L = 40$) some roots of the best polynomial are therefore complex, "
+    "the best real steps coincide in pairs, and the risk of the stack stays above the Bayes risk. "
+    "Relative to the Bayes risk minus the noise, the difference is a few thousandths at $L = 40$ "
+    "and a twentieth at $L = 10$.",
 )
 def depth_and_ridge(setting: Setting) -> Iterator[Check]:
     r"""At every length, the best stack of linear layers approaches ridge regression, which is the
@@ -243,7 +242,7 @@ def depth_and_ridge(setting: Setting) -> Iterator[Check]:
             "to the Bayes risk above the noise",
             max(polynomials),
             0.02,
-            basis="stated: a third of what is allowed for the layers",
+            basis="stated: a third of the tolerance for the layers",
         )
     )
     yield amended(
@@ -279,12 +278,12 @@ _AHN = 20
     "What more linear layers are worth", reference="Ahn et al. 2023; optimum derived here"
 )
 def depth_and_length(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Everything is exact; no prompt is drawn. Left: the least mean squared error of $K$ linear
-    layers, minus the noise, on the regression of Boursier and Boyer ($d = 5$, noise 0.1), against
-    the depth $K$. Dashed: the Bayes predictor (ridge regression) at the same length. Dotted: the
-    best polynomial of degree $K$, which layers with real steps miss at large depth. Right: the
-    protocol of Ahn et al. ($d = 5$, 20 tokens, no noise) for layers that update the labels alone
-    and for layers that also update the covariates (GD++).
+    r"""Left: the least mean squared error of $K$ linear layers, minus the noise variance, on the
+    regression of Boursier and Boyer ($d = 5$, noise variance 0.1), against the depth $K$. Dashed:
+    the Bayes predictor (ridge regression) at the same length. Dotted: the best polynomial of degree
+    $K$, which layers with real steps do not reach at large depth. Right: the protocol of Ahn et al.
+    ($d = 5$, 20 tokens, no noise) for layers that update the labels only, and for layers that also
+    update the covariates (GD++). All numbers are exact.
     """
     depths = np.arange(1, 5 if setting.quick else 9)
     lengths = np.array([10.0, 40.0]) if setting.quick else np.array([10.0, 40.0, 160.0, 640.0])
@@ -360,10 +359,11 @@ _SHARPNESS = 0.35
     reference="von Oswald et al. 2023 for the layers; limit derived here",
 )
 def softmax_stacks(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error, minus the noise, of softmax stacks that take gradient steps in context
-    ($d = 5$, noise 0.1), on the same simulated prompts and with one standard error; dashed, their
-    exact infinite-prompt limits. The steps were chosen by hand: 0.9; 0.5, 0.4; and 0.5, 0.4, 0.6,
-    0.3. Depth helps at short prompts, where several small steps smooth more than one large step.
+    r"""Mean squared error minus the noise variance of softmax stacks whose layers take gradient
+    steps in context ($d = 5$, noise variance 0.1), on the same simulated prompts, with one standard
+    error. Dashed: their exact infinite-prompt limits. The steps were chosen by hand: 0.9; 0.5, 0.4;
+    and 0.5, 0.4, 0.6, 0.3. Depth helps at short prompts, where several small steps smooth more than
+    one large step.
     """
     rng = np.random.default_rng(setting.seed)
     lengths = np.array([25, 100]) if setting.quick else np.array([25, 50, 100, 200, 400])

@@ -25,9 +25,9 @@ def generic_problem(
 ) -> tuple[SoftmaxAttention, Gaussian, np.ndarray]:
     r"""Return a head, a law of the tokens and a query $z$ without symmetries.
 
-    The problem is not random: entries are sines and cosines of whole numbers, and the covariance
-    $\Gamma$ of the tokens has entries $2^{-|i-j|}$. U is scaled so that the scores have the
-    standard deviation $\sigma$, the sharpness: $\langle Uz,\Gamma Uz\rangle=\sigma^2$.
+    Nothing is random: entries are sines and cosines of whole numbers, and the covariance $\Gamma$
+    of the tokens has entries $2^{-|i-j|}$. The scale of $U$ is such that the scores have the
+    standard deviation `sharpness`, $\sigma$: $\langle Uz,\Gamma Uz\rangle=\sigma^2$.
     """
     numbers = np.arange(1.0, 1.0 + dim * dim).reshape(dim, dim)
     index = np.arange(dim)
@@ -51,7 +51,7 @@ def random_parameters(
 def random_gaussian(
     rng: np.random.Generator, dim: int, *, rank: int | None = None, centred: bool = False
 ) -> Gaussian:
-    """Return a Gaussian with a random covariance of the given rank, and a random mean or none."""
+    """Return a Gaussian with a random covariance of rank `rank`, and a random or zero mean."""
     factor = rng.normal(size=(dim, dim if rank is None else rank)) / dim**0.5
     mean = np.zeros(dim) if centred else rng.normal(size=dim)
     return Gaussian(mean, factor @ factor.T)
@@ -60,7 +60,7 @@ def random_gaussian(
 def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
     """Return the prompt of the first `count` tokens.
 
-    It keeps the other tokens with weight 0, so that all counts share one compiled program.
+    The other tokens have the weight 0, so that all counts share one compiled program.
     """
     weights = np.zeros(len(tokens))
     weights[:count] = 1.0 / count
@@ -68,7 +68,7 @@ def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
 
 
 def local_slopes(values: np.ndarray, lengths: np.ndarray | Sequence[Number]) -> np.ndarray:
-    """Return log-log slopes between neighbouring lengths, which are the last axis of `values`."""
+    """Return log-log slopes between adjacent lengths, which are the last axis of `values`."""
     return np.diff(np.log(values)) / np.diff(np.log(np.asarray(lengths, dtype=np.float64)))
 
 

@@ -1,7 +1,4 @@
-"""Drawing functions that the figures of Boursier and Boyer's paper share.
-
-They draw curves and dots along training, with one colour per prompt length, and one panel per law.
-"""
+"""Drawing functions that several figures share: one colour per prompt length, one panel per law."""
 
 from collections.abc import Mapping
 
@@ -23,7 +20,7 @@ HEADS = (("softmax", SOFTMAX), ("linear", LINEAR))
 
 
 def laws_in(data: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the laws of the arrays of a figure, in the order of `LAWS`."""
+    """Return the laws that the names of the arrays contain, in the order of `LAWS`."""
     return [law for law in LAWS if any(name.startswith(f"{law}.") for name in data)]
 
 
@@ -40,7 +37,7 @@ def length_colours(lengths: np.ndarray) -> dict[int, str]:
 
 
 def plain_lengths(axis: Axes) -> None:
-    """Label the horizontal axis with lengths as plain numbers."""
+    """Make the horizontal axis a logarithmic axis of lengths, labelled with plain numbers."""
     axis.set_xscale("log")
     axis.set_xticks([10, 30, 100, 300, 1000], ["10", "30", "100", "300", "1000"])
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -48,7 +45,7 @@ def plain_lengths(axis: Axes) -> None:
 
 
 def plain_steps(axis: Axes) -> None:
-    """Label the horizontal axis with steps as plain numbers."""
+    """Make the horizontal axis a logarithmic axis of steps, labelled with plain numbers."""
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -58,9 +55,9 @@ def plain_steps(axis: Axes) -> None:
 def draw_curves(
     axis: Axes, steps: np.ndarray, arrays: Mapping[str, np.ndarray], values: np.ndarray
 ) -> None:
-    """Draw `values`, [length, start, time], against the steps: one line per length and start.
+    """Draw `values`, [length, start, time], against the steps: one curve per length and start.
 
-    The line of the start `arrays["shown"]` is thick, the others are thin.
+    Curves of the start `arrays["shown"]` are thick, the others are thin.
     """
     for length, rows in zip(arrays["lengths"], values, strict=True):
         colour = length_colours(arrays["lengths"])[int(length)]
@@ -78,7 +75,7 @@ def draw_curves(
 
 
 def draw_dots(axis: Axes, arrays: Mapping[str, np.ndarray], values: np.ndarray) -> None:
-    """Draw `values`, [length, time], of training runs as dots, at lengths that have a colour."""
+    """Draw `values`, [length, time], of training runs as dots, if the length has a colour."""
     colours = length_colours(arrays["lengths"])
     for length, row in zip(arrays["trained_lengths"], values, strict=True):
         if int(length) in colours:
@@ -101,7 +98,7 @@ def length_legend(axis: Axes, arrays: Mapping[str, np.ndarray], converged: np.nd
 
 
 def plain_errors(axis: Axes) -> None:
-    """Label the vertical axis with mean squared errors as plain numbers."""
+    """Make the vertical axis a logarithmic axis of errors, labelled with plain numbers."""
     axis.set_yscale("log")
     axis.set_yticks([0.1, 0.2, 0.4, 0.8])
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,18 +1,16 @@
 r"""Distance between softmax and linear attention at one random start (Figure 1).
 
-Both heads have the same factors and the same prompt. Given the regression weights w and the query,
-a token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, with $g$ and $\xi$ independent
-and standard normal. Let $p_l$ be the weight that softmax attention gives to token l. With the mean
-score $A=\sum_lp_lg_l$, the variance $\mathrm{Var}_p$ of the $g_l$ under these weights, their power
-sums $S_k=\sum_lp_l^k$ and $M=\frac1L\sum_lg_l^2$, the difference of the predictions is
-$\alpha(A-\sigma M)+\beta\sum_l(p_l-\sigma g_l/L)\xi_l$, and
+Both heads have the same factors and the same prompt of $L$ tokens. Given the regression weights and
+the query, a token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, where $g$ and $\xi$
+are independent and standard normal. Let $p_l$ be the softmax weights, $A$ and $\mathrm{Var}_p$ the
+mean and variance of $g$ under them, and $S_k=\sum_lp_l^k$. The mean squared difference of the
+predictions is
 
-$$E(\cdot)^2=\alpha^2\Big(E(A-\sigma)^2-\tfrac{2\sigma}L(E\,A+\sigma\,E\,\mathrm{Var}_p)
-+\tfrac{2\sigma^2}L\Big)+\beta^2\Big(E\,S_2-\tfrac{2\sigma}LE\,A+\tfrac{\sigma^2}L\Big).$$
+$$\alpha^2\Big(E(A-\sigma)^2-\tfrac{2\sigma}L(E\,A+\sigma\,E\,\mathrm{Var}_p)
++\tfrac{2\sigma^2}L\Big)+\beta^2\Big(E\,S_2-\tfrac{2\sigma}LE\,A+\tfrac{\sigma^2}L\Big),$$
 
-The covariance of $A$ and $M$ follows from Stein's identity,
-$L\,E[A(M-1)]=E\sum_lg_l\partial_lA=E\,A+ \sigma\,E\,\mathrm{Var}_p$, and
-$E\,\mathrm{Var}_p=1+\sigma^2(2E\,S_3-E\,S_2)-E(A-\sigma)^2$.
+where $E\,\mathrm{Var}_p=1+\sigma^2(2E\,S_3-E\,S_2)-E(A-\sigma)^2$; docs/reproduction.md explains
+the derivation.
 """
 
 import functools
@@ -37,7 +35,7 @@ _GRID = 16
 
 
 class Gap(NamedTuple):
-    """A squared gap at each length, and its standard error."""
+    """A squared gap and its standard error, at one or several lengths."""
 
     value: np.ndarray
     error: np.ndarray
@@ -57,12 +55,8 @@ def squared_output_gap(
 ) -> Gap:
     r"""Return $E(T^{soft}_L-T^{lin}_L)^2$ of the predictions over prompts and queries, exactly.
 
-    Args:
-        task: the law of prompts and queries.
-        start: the factors that both heads share.
-        lengths: $L$, several.
-        points: the number of quadrature points over regression weights and queries. The error
-            is the standard error over four point sets.
+    Both heads have the factors of `start`. The points are those of a quadrature over regression
+    weights and queries, and the error is the standard error over four point sets.
     """
     merged = start.merged()
     replicates = []
@@ -90,14 +84,14 @@ def _mean_gap(
 
 
 def _statistics(sigma: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what multiplies α² and β² in the gap, [length, point], by splines in σ."""
+    """Return the coefficients of α² and β² in the gap, [length, point], interpolated in σ."""
     along, across = _splines(float(np.ceil(sigma.max())), tuple(lengths))
     return along(sigma).T, across(sigma).T
 
 
 @functools.cache
 def _splines(largest: float, lengths: tuple[int, ...]) -> tuple[CubicSpline, CubicSpline]:
-    """Return what multiplies α² and β² in the gap, as functions of σ from 0 to `largest`."""
+    """Return the coefficients of α² and β² in the gap, as functions of σ from 0 to `largest`."""
     grid = np.linspace(0.0, largest, 1 + _GRID * int(largest))[:, None]
     L = np.asarray(lengths, dtype=np.float64)
     weights = weight_statistics(grid, L)
@@ -113,17 +107,14 @@ def population_gradient_gap(
 ) -> Gap:
     r"""Return $\|\nabla R^{soft}_L-\nabla R^{lin}_L\|^2$ over all factors, exactly.
 
-    Args:
-        task: the law of prompts and queries.
-        starts: the factors as a softmax and as a linear head.
-        length: $L$.
-        points: the number of quadrature points in each of eight replicates.
+    `starts` are a softmax head and a linear head with the same factors. There are `points`
+    quadrature points in each of eight replicates.
     """
     softmax, linear = (risk_gradient(start, task, length, points=points) for start in starts)
     difference = [softmax.value[name] - linear.value[name] for name in softmax.value]
     errors = list(softmax.error.values())
-    # The square of a noisy difference is too large by its variance. Errors of eight replicates are
-    # widened to about two standard errors (`student_factor`), so their square is divided by 4.
+    # The expected square of a noisy difference exceeds the squared difference by the variance of
+    # the noise. `error` is about two standard errors (`student_factor`), hence the division by 4.
     noise = sum(float((error**2).sum()) / 4 for error in errors)
     square = sum(float((part**2).sum()) for part in difference)
     pairs = zip(difference, errors, strict=True)
@@ -142,13 +133,7 @@ def batch_gradients(
 ) -> np.ndarray:
     """Return the gradients of the risk on batches that all heads share, [head, batch, parameter].
 
-    Args:
-        task: the law of prompts and queries.
-        heads: the heads at which the gradient is taken.
-        length: $L$.
-        key: randomness.
-        batch: the number of prompts in a batch.
-        batches: the number of batches.
+    There are `batches` batches of `batch` prompts.
     """
     keys = jax.random.split(key, batches)
     rows = [_gradients_on_batch(task, list(heads), length, one, batch) for one in keys]
@@ -159,7 +144,7 @@ def batch_gradients(
 def _gradients_on_batch(
     task: LinearRegression, heads: list[Factored], length: int, key: PRNGKeyArray, batch: int
 ) -> list[Array]:
-    """Return the gradients of R on one batch, one per head; compiled once per length."""
+    """Return the gradient of the risk on one batch for each head; compiled once per length."""
 
     def loss(head: Factored, key: PRNGKeyArray) -> Array:
         law_key, prompt_key, query_key = jax.random.split(key, 3)
@@ -186,13 +171,8 @@ def same_batch_gradient_gap(
 ) -> BatchGap:
     r"""Return the mean squared distance between the gradients of both heads on the same batch.
 
-    Args:
-        task: the law of prompts and queries.
-        starts: the factors as a softmax and as a linear head.
-        length: $L$.
-        key: randomness.
-        batch: the number of prompts in a batch.
-        batches: the number of batches, over which the standard error is taken.
+    `starts` are a softmax head and a linear head with the same factors. Standard errors are those
+    over `batches` batches of `batch` prompts.
     """
     softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)

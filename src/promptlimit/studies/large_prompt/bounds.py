@@ -1,4 +1,4 @@
-"""Claims on elementary bounds of outputs and tokens, and on the formulas of gradients."""
+"""Claims on elementary bounds of outputs and tokens, and on formulas of gradients."""
 
 from collections.abc import Iterator
 
@@ -86,14 +86,14 @@ def _token_ratios(scale: float, log_two: float) -> list[float]:
 
 
 def _distance_outside(kernel: type, rng: np.random.Generator, key: jax.Array) -> float:
-    """Return the largest distance of outputs outside the hull of the values; negative inside."""
+    """Return the largest signed distance of outputs from the convex hull; negative inside."""
     worst = -np.inf
     law = Gaussian(np.zeros(_DIM), np.eye(_DIM))
     for own in jax.random.split(key, 20):
         u, v = random_parameters(rng, _DIM)
         tokens = law.sample(12, key=own)
         hull = ConvexHull(np.asarray(tokens) @ v.T)
-        query = 20 * rng.normal(size=_DIM)  # linear outputs grow with the query, the hull does not
+        query = 20 * rng.normal(size=_DIM)  # large, so that linear outputs leave the hull
         output = np.asarray(kernel(2 * u, v)(Empirical(tokens), query))
         worst = max(worst, float((hull.equations @ np.append(output, 1.0)).max()))
     return worst
@@ -104,7 +104,8 @@ def elementary_bounds(setting: Setting) -> Iterator[Check]:
     r"""For centred $\sigma$-sub-Gaussian tokens of law $\mu$, softmax attention satisfies
     ${|T[\mu](z)|} \le 2\sigma^2{\|V\|}\,{\|U\|}\,{|z|}$, and the largest of $L$ tokens satisfies
     $\mathbb{E}\max_{i\le L}{|z_i|}^2 \le 4\sigma^2(\ln L + \frac{d}{2}\ln 2)$. The outputs of
-    softmax attention lie in the convex hull of the values.
+    softmax attention over a finite prompt are in the convex hull of the values. The first bound is
+    tested for five laws, the rest for standard normal tokens.
     """
     seed = setting.seed
     rng, key = np.random.default_rng(seed), jax.random.key(seed)

@@ -1,8 +1,8 @@
-r"""How fast the infinite-prompt flow converges: a rate, and a Polyak-Lojasiewicz inequality.
+r"""Rates of convergence of the infinite-prompt flow, and a Polyak-Lojasiewicz inequality.
 
 From a block start $U=\mathrm{diag}(A,0)$, $V=\mathrm{diag}(0,b)$, the risk $R$ over an infinite
-prompt falls to its minimum $R^*$. At the end of the flow $R-R^*$ falls like $e^{-2\lambda t}$, and
-along the whole flow $|\nabla R|^2\ge\mu(R-R^*)$; see `dynamics.flow_rate`.
+prompt falls to its minimum $R^*$. The inequality $|\nabla R|^2\ge\mu(R-R^*)$ holds along the whole
+flow, and $R-R^*$ falls like $e^{-2\lambda t}$ as $t\to\infty$; see `dynamics.flow_rate`.
 """
 
 import functools
@@ -23,8 +23,8 @@ from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.tasks import LinearRegression
 
 _TIMES = np.linspace(0.0, 23.0, 93)
-r"""Times in units of $1/2\lambda$. At the last one, terms of the next order have fallen to
-$10^{-5}$, and the excess risk is still far above rounding error."""
+r"""Times in units of $1/2\lambda$. At the last time, terms of the next order are below $10^{-5}$,
+and the excess risk is still far above rounding error."""
 
 
 class Case(NamedTuple):
@@ -42,12 +42,12 @@ class Followed(NamedTuple):
     Attributes:
         times: the recorded times.
         excess: $R-R^*$ at these times.
-        slopes: $|\nabla R|^2/(R-R^*)$ at these times, which is minus the slope of $\ln(R-R^*)$.
+        slopes: $|\nabla R|^2/(R-R^*)=-\frac{d}{dt}\ln(R-R^*)$ at these times.
         rate: $2\lambda$.
         pl_constant: $\mu$.
-        fixed_rate: $2\tau^2c^2\ell^3$, the rate of a flow that holds $b$ at its limit $c$. Here
+        fixed_rate: $2\tau^2c^2\ell^3$, the rate of a flow in which $b$ stays at its limit $c$; here
             $\tau^2$ is the variance of the regression weights and $\ell$ the least eigenvalue of
-            $\Sigma$.
+            the covariance $\Sigma$ of the covariates.
     """
 
     times: np.ndarray
@@ -72,7 +72,7 @@ _CASES = (
 
 
 def cases(setting: Setting) -> tuple[Case, ...]:
-    """Return the cases: all four, or in quick mode those with distinct variances."""
+    """Return the cases: all four, or in quick mode the first two."""
     return _CASES[:2] if setting.quick else _CASES
 
 
@@ -108,10 +108,12 @@ def followed(setting: Setting) -> list[Followed]:
 def exponential_convergence(setting: Setting) -> Iterator[Check]:
     r"""From a small block start the risk $R$ over an infinite prompt, with minimum $R^*$, satisfies
     a Polyak-Łojasiewicz inequality ${|\nabla R|}^2 \ge \mu(R - R^*)$ along the whole flow, so that
-    it converges exponentially. One can take $\mu = 2\tau^2\ell^3b_*^2$ with the least nonzero
-    eigenvalue $\ell$ of $\Sigma$ and $b_*^2 = (\frac12\mathrm{tr}\,\Sigma - (R(0) -
-    R^*)/\tau^2)/{\|\Sigma^2\|}_F$ if this is positive, and in the end $R - R^*$ falls at the rate
-    $2\lambda$ of the curvature (both derived here).
+    $R$ converges exponentially. Let $\Sigma$ be the covariance of the covariates, $\ell$ its least
+    nonzero eigenvalue and $\tau^2$ the variance of the regression weights. Then $\mu =
+    2\tau^2\ell^3b_*^2$ is possible with $b_*^2 = (\frac12\mathrm{tr}\,\Sigma - (R(0) -
+    R^*)/\tau^2)/{\|\Sigma^2\|}_F$ if this is positive, and for large times $R - R^*$ falls at the
+    rate $2\lambda$, which the curvature at the end of the flow determines (both derived here).
+    Tested on four flows.
     """
     flows = followed(setting)
     for case, flow in zip(cases(setting), flows, strict=True):
@@ -133,23 +135,23 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
     half = _TIMES.size // 2
     falls = [(flow.slopes[-1] - flow.rate) / (flow.slopes[half] - flow.rate) for flow in flows]
     yield at_most(
-        r"difference of ${|\nabla R|}^2/(R - R^*)$ from $2\lambda$: largest ratio of its value at "
-        rf"the end of these flows, $\lambda t = {_TIMES[-1] / 2:g}$, to that at half the time",
+        r"difference of ${|\nabla R|}^2/(R - R^*)$ from $2\lambda$: largest ratio over these flows "
+        rf"of its value at the last time, $\lambda t = {_TIMES[-1] / 2:g}$, to that at half of it",
         float(np.abs(falls).max()),
         2 * math.exp(-0.25 * _TIMES[-1]),
         basis=r"theory: the next order falls like $e^{-\lambda t}$; twice the fall over this time",
     )
     first = flows[0]
     yield control_at_least(
-        f"{_CASES[0].name}: relative difference of this ratio from $2\\tau^2c^2\\ell^3$, the "
-        "rate with $b$ held fixed",
+        f"{_CASES[0].name}: relative difference of ${{|\\nabla R|}}^2/(R - R^*)$ at the last time "
+        "from $2\\tau^2c^2\\ell^3$, the rate if $b$ stays at its limit $c$",
         abs(float(first.slopes[-1]) / first.fixed_rate - 1),
         0.5 * abs(first.rate / first.fixed_rate - 1),
         basis="half of the difference between the two formulas",
     )
     yield control_at_most(
-        r"smallest ${|\nabla R|}^2/(R - R^*)$ along a flow over $1.1 \times 2\lambda$, a constant "
-        "that is too large: largest value over these flows",
+        r"constant $1.1 \times 2\lambda$ in place of $\mu$, which is too large: smallest ratio of "
+        r"${|\nabla R|}^2/(R - R^*)$ to it along a flow, largest over these flows",
         max(float(flow.slopes.min()) / (1.1 * flow.rate) for flow in flows),
         1.0,
         basis=r"theory: the ratio tends to $2\lambda$",
@@ -158,12 +160,12 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
 
 @STUDY.figure("How fast the infinite-prompt flow converges", reference="Appendix F.3")
 def convergence_rates(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Risk above its limit along the infinite-prompt flow from block starts, for several
-    covariances of the covariates. Left: $R - R^*$ relative to its start, against the time in units
-    of $1/2\lambda$. Dotted lines are the bounds $e^{-\mu t}$ of the Polyak-Łojasiewicz inequality,
-    and the dashed line has the slope $-2\lambda$ of the curvature. Right: the rate
-    ${|\nabla R|}^2/(R - R^*)$ at which the risk falls, over $2\lambda$. It tends to 1 and stays
-    above the bound $\mu/2\lambda$ (dotted).
+    r"""Risk $R$ above its limit $R^*$ along the infinite-prompt flow from block starts, for several
+    covariances of the covariates. Left: $R - R^*$ divided by its initial value, against the time in
+    units of $1/2\lambda$. Dotted lines are the bounds $e^{-\mu t}$ of the Polyak-Łojasiewicz
+    inequality, and the dashed line has the slope $-2\lambda$ of the theory. Right: the rate
+    ${|\nabla R|}^2/(R - R^*)$ at which the risk falls, divided by $2\lambda$. It tends to 1 and
+    stays above the bound $\mu/2\lambda$ (dotted).
     """
     flows = followed(setting)
     return {

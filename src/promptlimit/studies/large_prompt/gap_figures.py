@@ -45,9 +45,9 @@ def _simulated(
 @STUDY.figure("The exact gap of a finite prompt", reference="finite.md")
 def exact_gap(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared error of softmax attention over $L$ standard normal tokens, relative to the
-    squared limit, for several values of the sharpness $\sigma$. Lines are exact, computed by
-    quadrature at a cost that does not depend on $L$; points are simulated prompts with two standard
-    errors. Above the dashed line, where $\sigma^2 > 2\ln L$, a few tokens take all the weight.
+    squared limit, for several values of the sharpness $\sigma$. Lines are exact; points are means
+    over simulated prompts with two standard errors. Above the dashed line, where $\sigma^2 > 2\ln
+    L$, a few tokens have almost all the weight.
     """
     seed, samples = setting.seed, 2000
     keys = jax.random.split(jax.random.key(seed), len(SHARPNESSES))
@@ -119,9 +119,9 @@ _CURVE_SIMULATED = np.array([2.0, 5.0, 20.0, 100.0, 500.0, 2000.0])
 @STUDY.figure("One gap, in every kind", reference="Proposition 3.1")
 def gap_curve(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared gap between finite and infinite prompts, for standard normal tokens and queries
-    in five dimensions and $U = 0.4\,I$: the exact gap; its leading order in $1/L$; the explicit
-    bound, which is proved but loose; and simulated prompts, whose prefixes are the prompts of all
-    lengths.
+    in five dimensions and $U = 0.4\,I$: the exact gap; its leading order in $1/L$; an explicit
+    bound, which is proved but loose; and means over simulated prompts, where shorter prompts are
+    the beginnings of longer ones.
     """
     problem = standard_problem(5, 0.4)
     lengths = _CURVE_LENGTHS[::3] if setting.quick else _CURVE_LENGTHS
@@ -151,12 +151,12 @@ _PLACES = (1e4, 1e29)
 
 @STUDY.figure("How fast a prompt becomes infinite", reference="Proposition 3.1, made sharp")
 def sharp_exponent(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Averaged over standard normal queries, the squared gap falls like $L^{-\kappa}$. Proposition
-    3.1 gives $\kappa$ the form $c/\sigma^2$ and leaves the constant open. The sharp exponent is $1$
-    up to $\tau^2 = 1/2$ and $\sqrt{1/\tau^2 + 1/4} - 1/2$ beyond; the bound proved in
-    docs/bounds.md has $\min(1, 1/(4\tau^2))$. Dots are minus the slopes of exact gaps: at ten
-    thousand tokens, where a simulation would measure them, and at $10^{29}$, where they have almost
-    reached the exponent.
+    r"""For standard normal tokens and $U = \tau I$, the squared gap averaged over standard normal
+    queries falls like $L^{-\kappa}$. Proposition 3.1 bounds it with an exponent $c/\sigma^2$, where
+    the constant $c$ is not given. The sharp exponent is $\kappa = 1$ up to $\tau^2 = 1/2$ and
+    $\kappa = \sqrt{1/\tau^2 + 1/4} - 1/2$ beyond; the bound proved in docs/bounds.md has the
+    exponent $\min(1, 1/(4\tau^2))$. Markers are minus the slopes of exact gaps: at $L = 10^4$,
+    which simulations can reach, and at $L = 10^{29}$, where they have almost reached $\kappa$.
     """
     measured = _MEASURED[::10] if setting.quick else _MEASURED
     return {
@@ -174,7 +174,7 @@ def _exponent(tau: float) -> float:
 
 
 def _slope(tau: float, near: float) -> float:
-    """Return minus the slope of the exact squared gap over two decades around a length."""
+    """Return minus the slope of the exact squared gap from length `near`/10 to 10 `near`."""
     lengths = np.array([near / 10, near * 10])
     return float(-local_slopes(output_gap(*standard_problem(1, tau), lengths).value, lengths)[0])
 
@@ -216,9 +216,9 @@ _FINE_GRID = (66, 114)
 def phase_diagram(setting: Setting) -> dict[str, np.ndarray]:
     r"""Exact relative gap $\sqrt{\mathbb{E}{|T_L - T|}^2/\mathbb{E}{|T|}^2}$ of softmax attention
     over $L$ standard normal tokens at standard normal queries, against the length and the standard
-    deviation $\tau$ of the scores. Below $\tau^2 = 1/2$ the squared gap falls like $1/L$; above it,
-    rare sharp queries slow it down. Beyond $\tau^2 = 2\ln L$ a few tokens take all the weight even
-    at a typical query.
+    deviation $\tau$ of the scores. Below $\tau^2 = 1/2$ the squared gap falls like $1/L$. Above, it
+    falls more slowly, because of rare queries with a large sharpness. Above $\tau^2 = 2\ln L$ a few
+    tokens have almost all the weight even at a typical query.
     """
     sharpnesses = np.geomspace(0.15, 4.0, 4 if setting.quick else 11)
     lengths = np.logspace(0, 12, 7 if setting.quick else 19).round()
@@ -303,9 +303,10 @@ TOLERANCE = 0.01
 @STUDY.figure("How long a prompt must be", reference="Proposition 3.1, made sharp")
 def required_lengths(setting: Setting) -> dict[str, np.ndarray]:
     r"""The smallest length from which the relative gap stays below one per cent, for standard
-    normal tokens and queries in one dimension, against the sharpness $\tau$ of the scores. It is
-    computed from the exact gap; from its leading order in $1/L$, which diverges at $\tau^2 = 1/2$;
-    and from the proved bound, which soon exceeds the range of the figure and reaches $10^{30}$.
+    normal tokens and queries in one dimension, against the sharpness $\tau$ of the scores, computed
+    in three ways: from the exact gap; from its leading order in $1/L$, which diverges at $\tau^2 =
+    1/2$; and from the proved bound, which soon leaves the range of the figure and reaches
+    $10^{30}$.
     """
     sharpnesses = _SHARPNESSES[::4] if setting.quick else _SHARPNESSES
     answers = [required_length(*standard_problem(1, tau), TOLERANCE) for tau in sharpnesses]
@@ -328,7 +329,7 @@ _STYLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @required_lengths.drawing
 def draw_required_lengths(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure without infinite lengths."""
+    """Return the figure; infinite lengths are omitted."""
     figure = Figure(figsize=(6.6, 4.2), layout="constrained")
     axis = figure.subplots()
     for kind, (label, style) in _STYLES.items():

@@ -1,9 +1,9 @@
-r"""Claims on gaps: how fast outputs and gradients approach their limits.
+r"""Claims on gaps: rates at which outputs and gradients approach their limits.
 
-The gap is the mean squared distance between the value over $L$ tokens and its limit. The sharpness
+The gap is the mean squared distance between a value over $L$ tokens and its limit. The sharpness
 $\sigma$ is the standard deviation of the scores at one query. For $U=\tau I$ and standard normal
-tokens and queries, the gap of the output falls like $L^{-\kappa(\tau)}$ on average over queries.
-Slopes are those of log-log plots against $L$.
+tokens and queries, the gap of the output averaged over queries falls like $L^{-\kappa}$, where
+$\kappa$ depends on $\tau$. Slopes are those of log-log plots against $L$.
 """
 
 import functools
@@ -68,7 +68,7 @@ def _simulation_distances(seed: int, prompts: Simulated) -> np.ndarray:
 
 
 def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
-    """Return the distance of the slope of the gap near L = 1e30 from minus κ, for each τ."""
+    """Return |slope + κ| for each τ, with the slope of the gap from L = 1e28 to 1e30."""
     distances = []
     for tau in taus:
         problem = standard_problem(1, tau)
@@ -80,9 +80,7 @@ def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
 def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
     """Return the largest ratio of the exact gap to its explicit bound, over Gaussian queries.
 
-    Args:
-        wrt: the matrix in which gradients are taken; None for the gap of the output.
-        problems: dimensions and τ.
+    The gap is that of gradients in the matrix `wrt`, or of the output if `wrt` is None.
     """
     worst = 0.0
     for dim, tau in problems:
@@ -106,10 +104,10 @@ def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
 
 @STUDY.claim(4, reference="Proposition 3.1")
 def output_gap(setting: Setting) -> Iterator[Check]:
-    r"""The mean squared distance between the outputs over $L$ tokens and over the infinite prompt
-    falls polynomially in $L$, more slowly for sharper heads. Averaged over Gaussian queries it
-    falls like $L^{-\kappa}$: for standard normal tokens and queries and $U = \tau I$, $\kappa = 1$
-    up to $\tau^2 = 1/2$, and $\kappa$ is smaller beyond.
+    r"""Over Gaussian tokens, the mean squared distance between the outputs over $L$ tokens and over
+    the infinite prompt falls polynomially in $L$, more slowly for sharper heads. Averaged over
+    Gaussian queries it falls like $L^{-\kappa}$. For standard normal tokens and queries and $U =
+    \tau I$, $\kappa = 1$ up to $\tau^2 = 1/2$, and $\kappa = \sqrt{1/\tau^2 + 1/4} - 1/2$ beyond.
     """
     seed = setting.seed
     at_one = library_output_gap(*standard_problem(1, 1.0), [1]).value[0]
@@ -164,7 +162,7 @@ def output_gap(setting: Setting) -> Iterator[Check]:
         "sharpness 8, beyond the freezing length: slope from $L = 10^3$ to $10^4$",
         float(local_slopes(frozen, np.array([1e3, 1e4]))[0]),
         -0.5,
-        basis="half of the slope that is claimed",
+        basis="half of the slope $-1$ that is claimed",
     )
 
 
@@ -172,7 +170,7 @@ _QUERY_LENGTHS = np.array([1e5, 1e6])
 
 
 def _slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
-    """Return the slopes of the exact gap with the query outside and inside the prompt."""
+    """Return the slopes of the exact gap without and with the query in the prompt."""
     attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
 
     def gap(query: float, inside: bool) -> np.ndarray:
@@ -184,16 +182,13 @@ def _slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float
 def slopes_over_queries(
     gap: Callable[[float, bool], np.ndarray], lengths: np.ndarray, nodes: int
 ) -> tuple[float, float]:
-    """Return the slopes of a gap with the query outside and inside the prompt.
+    """Return the slopes of a gap without and with the query in the prompt.
 
-    The gap is averaged over standard normal queries by the midpoint rule, which converges
-    geometrically. For broad queries inside the prompt the rule is accurate to about one digit.
+    The midpoint rule averages the gap over standard normal queries. It converges geometrically, but
+    has about one correct digit if queries in the prompt are much broader than its tokens.
 
-    Args:
-        gap: a function of a query, and of whether it is inside the prompt, that returns the gap at
-            both lengths.
-        lengths: two lengths.
-        nodes: the number of queries.
+    The function `gap` returns the gap at both lengths, given a query and whether the query is in
+    the prompt. `nodes` is the number of queries.
     """
     queries = 7.0 / nodes * (np.arange(nodes) + 0.5)
     density = np.exp(-(queries**2) / 2)
@@ -206,8 +201,9 @@ def slopes_over_queries(
 
 @STUDY.claim(6, reference="Remark 3.2")
 def query_in_the_prompt(setting: Setting) -> Iterator[Check]:
-    r"""If queries have the law of the tokens, including the query among the tokens of its own
-    prompt does not change the rate of convergence.
+    r"""If queries have the law of the tokens, including the query among the tokens of its prompt
+    does not change the rate at which the output converges. Tested for standard normal tokens and
+    queries in one dimension and $U = 1/2$.
     """
     nodes = 28 if setting.quick else 56
     outside, inside = _slopes(0.5, 1.0, nodes)
@@ -220,7 +216,7 @@ def query_in_the_prompt(setting: Setting) -> Iterator[Check]:
         basis="theory: the query adds terms of relative order $1/L = 10^{-5}$; margin",
     )
     yield at_most(
-        "slope with the query in the prompt: distance from $-1$",
+        "distance of the slope with the query in the prompt from $-1$",
         abs(inside + 1),
         0.1,
         basis=r"theory: at $\tau = 1/2$ the correction is of order $1/L$, and $L = 10^5$; "
@@ -283,7 +279,7 @@ def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> lis
 
 
 def _without_the_tilt() -> float:
-    r"""Return the relative distance of the gap in U from $|z|^2$ times the gap in V."""
+    r"""Return the relative distance of the gap for U from $|z|^2$ times the gap for V."""
     attention, law, query = generic_problem(SHARPNESS)
     by_u = gradient_moments(attention, law, query, 100, wrt="key_query").value
     by_v = gradient_moments(attention, law, query, 100, wrt="value").value
@@ -324,14 +320,15 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
 def simulated_gradients(
     seed: int, prompts: Simulated = PROMPTS, lengths: np.ndarray = _FEW_LENGTHS
 ) -> list[Check]:
-    """Return the checks of the gradient in V, one of them against simulated prompts."""
+    """Return the checks of the gradient in V; one of them compares it with simulated prompts."""
     return _checks("value", seed, prompts, lengths)
 
 
 @STUDY.claim(5, reference="Proposition 3.4")
 def gradient_gap(setting: Setting) -> Iterator[Check]:
     r"""The gradients of softmax attention with respect to the value matrix $V$ and the key-query
-    matrix $U$ converge to those of the infinite prompt polynomially in the length $L$.
+    matrix $U$ converge to those of the infinite prompt, and the gap falls polynomially in the
+    length $L$. Tested for Gaussian tokens, at one query and averaged over Gaussian queries.
     """
     seed = setting.seed
     effort = (FEW_PROMPTS, _FEW_LENGTHS) if setting.quick else (PROMPTS, _GRADIENT_LENGTHS)
@@ -341,8 +338,8 @@ def gradient_gap(setting: Setting) -> Iterator[Check]:
     yield from _over_queries("value", bounded)
     yield from _over_queries("key_query", bounded)
     yield control_at_least(
-        "relative difference of the gap for $U$ from ${|z|}^2$ times the gap for $V$, which "
-        "would confuse the two",
+        "gap for $U$ compared with ${|z|}^2$ times the gap for $V$, a wrong formula: relative "
+        "difference",
         _without_the_tilt(),
         0.05,
         basis="far above rounding error",

@@ -1,7 +1,8 @@
-r"""The assumptions on moments, and the lemmas of Appendix C that other claims do not decide.
+r"""A claim on the assumptions on moments and on the lemmas of Appendix C about moments.
 
-$T_L$ is the output over $L$ tokens and $T$ its limit. Scores have the standard deviation $\sigma$
-at one query. Averages over queries are for $U=\tau I$ and standard normal tokens and queries.
+$T_L$ is the output over $L$ tokens and $T$ its limit. The sharpness $\sigma$ is the standard
+deviation of the scores at one query. Averages over queries are for $U=\tau I$ and standard normal
+tokens and queries.
 """
 
 import math
@@ -36,7 +37,7 @@ from promptlimit.studies.large_prompt._ensembles import (
 from promptlimit.weights import weight_moments
 
 _SHARP, _MILD = 0.5, 0.3
-"""Values of $\\tau$. The fourth moment falls like $L^{-2}$ for $\\tau\\le1/\\sqrt6$ only."""
+"""Values of $\\tau$. The fourth moment falls like $L^{-2}$ only up to $\\tau=1/\\sqrt6$."""
 
 _FAR = np.array([1e20, 1e24])
 _LENGTH, _SHARPNESS = 50, 0.5
@@ -51,7 +52,8 @@ _STEP, _REACH = 0.1, 20.0
 def fourth_weight_moments(sharpness: float, lengths: np.ndarray) -> np.ndarray:
     r"""Return $E\,B^4$, $E[B^2S_2]$ and $E\,S_2^2$ at lengths above 1, [3, length].
 
-    $B$ is the error $A-\sigma$ of the mean score $A$, and $S_2=\sum p_l^2$ for weights $p_l$.
+    $B=\sum_lp_lg_l-\sigma$ is the error of the mean of the standardised scores $g_l$ under the
+    weights $p_l$, and $S_2=\sum_lp_l^2$.
     """
     found = weight_moments(("BBBB", "BBS", "SS"), sharpness, lengths)
     return np.stack([moment.value for moment in found.values()])
@@ -62,10 +64,10 @@ def fourth_moment(
 ) -> float:
     r"""Return $E|T_L(z)-T(z)|^4$ at one query.
 
-    Let $e$ be the unit vector along $\Gamma^{1/2}Uz$, with $\Gamma$ the covariance of the tokens,
-    $p=V\Gamma^{1/2}e$ and $Q=V\Gamma^{1/2}(I-ee^\top)\Gamma^{1/2}V^\top$. With B and $S_2$ of
-    `fourth_weight_moments`, the error is $Bp$ plus a vector that is Gaussian of covariance $S_2Q$
-    given the weights, so that
+    Let $\Gamma$ be the covariance of the tokens, $e$ the unit vector along $\Gamma^{1/2}Uz$,
+    $p=V\Gamma^{1/2}e$ and $Q=V\Gamma^{1/2}(I-ee^\top)\Gamma^{1/2}V^\top$. With $B$ and $S_2$ of
+    `fourth_weight_moments`, $T_L-T$ is $Bp$ plus a vector that, given the weights, is Gaussian with
+    covariance $S_2Q$. Therefore
 
     $$E|T_L-T|^4=|p|^4E\,B^4+(2|p|^2\mathrm{tr}\,Q+4p^\top Qp)\,E[B^2S_2]
     +\big((\mathrm{tr}\,Q)^2+2\,\mathrm{tr}\,Q^2\big)E\,S_2^2.$$
@@ -90,7 +92,7 @@ def fourth_moment(
 def mean_fourth_moment(tau: float, lengths: np.ndarray) -> np.ndarray:
     r"""Return $E|T_L-T|^4$ for tokens and queries $N(0,1)$, $U=\tau$, $V=1$, [length].
 
-    The midpoint rule over queries converges geometrically.
+    The average over queries uses the midpoint rule, which converges geometrically.
     """
     queries = _STEP * (np.arange(round(_REACH / _STEP)) + 0.5)
     density = 2 * _STEP * np.exp(-(queries**2) / 2) / np.sqrt(2 * np.pi)
@@ -101,8 +103,8 @@ def mean_fourth_moment(tau: float, lengths: np.ndarray) -> np.ndarray:
 def gaussian_constant(p: int, q: int, dim: int, scale: float) -> float:
     r"""Return $M_{p,q}=E|z|^q|\xi+kz|^p$ for even p and standard normal $\xi,z$ in $\mathbb R^d$.
 
-    Given z, $|\xi+kz|^2$ is non-central chi-square; with $n=p/2$ its n-th moment is a polynomial in
-    $k^2|z|^2$, and
+    Given $z$, $|\xi+kz|^2$ has a non-central chi-square law. Its moment of order $n=p/2$ is a
+    polynomial in $k^2|z|^2$, so that
 
     $$M_{p,q}=\sum_{j\le n}\binom nj\Big(\frac{k^2}2\Big)^j2^{n+q/2+j}\,
     \frac{\Gamma(n+\frac d2)\,\Gamma(\frac{d+q}2+j)}{\Gamma(j+\frac d2)\,\Gamma(\frac d2)}.$$
@@ -148,19 +150,19 @@ def _simulated_fourth(seed: int) -> np.ndarray:
 
 
 def fourth_exponent(tau: float) -> float:
-    r"""Return the exponent of the fourth moment in $1/L$, $\min(2,\sqrt{1/\tau^2+1/4}-1/2)$."""
+    r"""Return the exponent $\min(2,\sqrt{1/\tau^2+1/4}-1/2)$ of the fourth moment in $1/L$."""
     return min(2.0, math.sqrt(1 / tau**2 + 0.25) - 0.5)
 
 
 @STUDY.claim(24, reference="Assumptions 3.3 and 4.2(iii), Lemmas C.2, C.5, C.6, C.8 and C.9")
 def moment_lemmas(setting: Setting) -> Iterator[Check]:
-    r"""The moments in Assumptions 3.3 and 4.2(iii) and Lemmas C.5 and C.8 are finite for
-    every sub-Gaussian law, with constants $M_{p,q} = \mathbb{E}\,{|z|}^q\,{|\xi + kz|}^p$ for
-    standard normal tokens $\xi$, queries $z$ and $U = kI$, so that the assumptions exclude none of
-    the laws in the paper. Lemma C.2 holds with the constant 1 in place of 3. From $L = 2$ on, the
-    second and fourth moments of Lemmas C.6 and C.9 fall polynomially. Over standard normal tokens
-    and queries and for $U = \tau I$, the fourth falls like $L^{-2}$ up to $\tau^2 = 1/6$, and like
-    $L$ to the power $1/2 - (1/\tau^2 + 1/4)^{1/2}$ beyond (derived here).
+    r"""The moments in Assumptions 3.3 and 4.2(iii) and Lemmas C.5 and C.8 are finite for every
+    sub-Gaussian law, so that the assumptions exclude none of the laws in the paper. For standard
+    normal tokens $\xi$ and queries $z$ and $U = kI$, the only case tested here, they are $M_{p,q} =
+    \mathbb{E}\,{|z|}^q\,{|\xi + kz|}^p$. Lemma C.2 holds with the constant 1 in place of 3. From $L
+    = 2$ on, the second and fourth moments of Lemmas C.6 and C.9 fall polynomially. For standard
+    normal tokens and queries and $U = \tau I$, the fourth moment falls like $L^{-2}$ up to $\tau^2
+    = 1/6$, and like $L$ to the power $1/2 - (1/\tau^2 + 1/4)^{1/2}$ beyond (derived here).
     """
     errors = [
         abs(gaussian_constant(p, q, 2, 0.5) / _by_quadrature(p, q, 0.5) - 1) for p, q in _POWERS
@@ -203,8 +205,8 @@ def moment_lemmas(setting: Setting) -> Iterator[Check]:
     )
     second = output_gap(*standard_problem(1, _SHARP), _FAR).value
     yield at_least(
-        rf"Lemmas C.6 and C.9, $\tau = {_SHARP}$: slope of the root of the fourth moment minus "
-        "slope of the second, which the Cauchy-Schwarz steps of Appendix E lose",
+        rf"Lemmas C.6 and C.9, $\tau = {_SHARP}$: slope of the square root of the fourth moment "
+        "minus slope of the second moment, the loss of the Cauchy-Schwarz steps of Appendix E",
         slopes[_SHARP] / 2 - float(local_slopes(second, _FAR)[0]),
         0.2,
         basis=f"theory: the limit is ${1 - fourth_exponent(_SHARP) / 2:.4f}$; margin",
@@ -220,7 +222,7 @@ def moment_lemmas(setting: Setting) -> Iterator[Check]:
         "moment plus 2",
         slopes[_SHARP] + 2,
         0.2,
-        basis="two hundred times the tolerance at the smaller sharpness",
+        basis=rf"two hundred times the tolerance at $\tau = {_MILD}$",
     )
     yield control_at_least(
         "two-sided exponential tokens, which are not sub-Gaussian, $k = 1/2$: share of "
@@ -237,14 +239,14 @@ _FINE = np.sort(np.append(np.geomspace(0.2, 2.0, 60), np.sqrt([1 / 6, 0.5])))
 
 @STUDY.figure("Fourth moments converge more slowly than second moments", reference="Lemma C.9")
 def fourth_moments(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Second and fourth moments of the error of softmax attention over $L$ standard normal tokens,
-    averaged over standard normal queries. Left: the ratio
-    $\mathbb{E}{|T_L - T|}^4/(\mathbb{E}{|T_L - T|}^2)^2$, exactly; it stays bounded up to
-    $\tau^2 = 1/6$ and grows like a power of $L$ beyond. Right: the exponent of the second moment
-    (Lemma C.6) and half of that of the fourth (Lemma C.9). Between $\tau^2 = 1/6$ and
-    $\tau^2 = 1/2$ the second moment falls like $1/L$, but the root of the fourth falls more slowly.
-    This is the rate that the Cauchy-Schwarz steps of Appendix E lose. Dots are minus half the
-    slopes of the exact fourth moment at $L = 10^{22}$.
+    r"""Second and fourth moments of the error $T_L - T$ of softmax attention over $L$ standard
+    normal tokens with $U = \tau I$, averaged over standard normal queries. Left: the exact ratio
+    $\mathbb{E}{|T_L - T|}^4/(\mathbb{E}{|T_L - T|}^2)^2$. It stays bounded up to $\tau^2 = 1/6$ and
+    grows like a power of $L$ beyond. Right: the exponent of the second moment (Lemma C.6) and half
+    of that of the fourth moment (Lemma C.9). Between $\tau^2 = 1/6$ and $\tau^2 = 1/2$ the second
+    moment falls like $1/L$, but the square root of the fourth moment falls more slowly, which is
+    the loss of the Cauchy-Schwarz steps of Appendix E. Dots are minus half the slopes of the exact
+    fourth moment at $L = 10^{22}$.
     """
     lengths = np.logspace(1, 12, 4 if setting.quick else 23).round()
     taus = _TAUS.tolist()[1:3] if setting.quick else _TAUS.tolist()

@@ -1,6 +1,6 @@
 """Training over prompts of one length L and testing over prompts of other lengths L'.
 
-Trained heads are the heads of smallest risk over prompts of length L in the setting of the
+A trained head is the head of smallest risk over prompts of length L in the setting of the paper's
 experiments.
 """
 
@@ -33,7 +33,7 @@ from promptlimit.tasks import TrainTestRisk, linear_optimum, risk, train_test_ri
 _TRAIN = (10, 20, 40, 100, 1000)
 _TEST = (10, 40, 100, 1000, 1e6, math.inf)
 CROSSING = 1410
-"""The test length from which softmax attention, trained over ten tokens, has the smaller risk."""
+"""The test length from which softmax attention has the smaller risk after training at L = 10."""
 
 _LONG = 10**6
 
@@ -54,7 +54,10 @@ def ratios(train: tuple[Number, ...], test: tuple[Number, ...]) -> np.ndarray:
 
 
 def without_division(length: Number, test: Number) -> float:
-    r"""Return the excess of linear attention without its factor $1/L$, trained at one length."""
+    r"""Return the excess at a test length of linear attention without its factor $1/L$.
+
+    The head is trained at `length`; without the factor its output is multiplied by `test / length`.
+    """
     task = protocol_task("identity")
     best = linear_optimum(task, length)
     with jax.enable_x64(True):
@@ -66,11 +69,12 @@ def without_division(length: Number, test: Number) -> float:
     21,
     reference="Introduction and Section 6",
     expected="holds with a change",
-    evidence="In the setting of the experiments the statement is true for training over very short "
-    "prompts only. Trained over 10 tokens, softmax attention has the smaller risk from $L' = 1410$ "
-    "on, because over finite prompts it shrinks its output by itself and so learns a scale nearer "
-    "to the one of an infinite prompt. Trained over 20 tokens or more, linear attention with its "
-    "factor $1/L$ has the smaller risk at every length.",
+    evidence="In the setting of the experiments the statement is true only after training over "
+    "very short prompts. After training over 10 tokens, softmax attention has the smaller risk "
+    "from test length $L' = 1410$ on: a finite prompt shrinks the output of softmax attention, so "
+    "that it learns a scale closer to the best scale for an infinite prompt. After training over "
+    "20 tokens or more, linear attention with its factor $1/L$ has the smaller risk at every test "
+    "length.",
 )
 def longer_prompts(setting: Setting) -> Iterator[Check]:
     r"""Softmax attention generalises better than linear attention to prompts that are longer than
@@ -121,8 +125,8 @@ def longer_prompts(setting: Setting) -> Iterator[Check]:
         )
     )
     yield control_at_least(
-        "linear attention without its $1/L$, training at $L = 40$: excess at $L' = 1000$ over "
-        "that at $L' = 40$",
+        "linear attention without its factor $1/L$, training at $L = 40$: excess at $L' = 1000$ "
+        "divided by the excess at $L' = 40$",
         without_division(40, 1000) / without_division(40, 40),
         100.0,
         basis="theory: the output grows like $L'/L$",
@@ -131,10 +135,11 @@ def longer_prompts(setting: Setting) -> Iterator[Check]:
 
 @STUDY.figure("Trained at one length, tested at another", reference="Introduction")
 def train_and_test(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error above the noise of the best softmax head (left) and the best linear head
-    (right) in the setting of the experiments: trained over prompts of $L$ tokens (rows), tested
-    over prompts of $L'$ tokens (columns). All numbers are exact. Frames mark where softmax
-    attention has the smaller error: after training over 10 tokens, on long prompts only.
+    r"""Mean squared error minus the noise variance, for softmax attention (left) and linear
+    attention (right) in the setting of the experiments. Each head is the best over prompts of $L$
+    tokens (rows) and is tested over prompts of $L'$ tokens (columns). All numbers are exact. Frames
+    mark where softmax attention has the smaller error: only on long prompts, after training over 10
+    tokens.
     """
     train = _TRAIN[::2] if setting.quick else _TRAIN
     task = protocol_task("identity")
@@ -152,7 +157,7 @@ def train_and_test(setting: Setting) -> dict[str, np.ndarray]:
 
 @train_and_test.drawing
 def draw_train_and_test(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return two matrices with one scale of colours."""
+    """Return two tables with a common colour scale."""
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     tables = data["softmax"], data["linear"]

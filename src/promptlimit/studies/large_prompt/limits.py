@@ -48,7 +48,7 @@ _PROBLEMS = 20
 _DIM = 3
 _EXACT = 1e-10
 _SHARPEST = 3.0
-"""The largest standard deviation of scores at which 40 quadrature nodes reach rounding error."""
+"""The standard deviation of scores up to which 40 quadrature nodes are exact up to rounding."""
 
 
 def _tokens(prompt: Gaussian, standard: np.ndarray) -> np.ndarray:
@@ -66,7 +66,10 @@ def _integral(prompt: Gaussian, u: np.ndarray, v: np.ndarray, z: np.ndarray) -> 
 
 
 def _affine_errors(rng: np.random.Generator, rank: int) -> tuple[float, float]:
-    r"""Return the largest differences of $Vm+V\Gamma Uz$ from the library and the definition."""
+    r"""Return the largest relative errors of the library and of the integral of the definition.
+
+    The reference is $Vm+V\Gamma Uz$.
+    """
     library, definition = 0.0, 0.0
     for _ in range(_PROBLEMS):
         u, v = random_parameters(rng, _DIM)
@@ -83,10 +86,8 @@ def _affine_errors(rng: np.random.Generator, rank: int) -> tuple[float, float]:
 
 
 def _image_error(rng: np.random.Generator) -> float:
-    """Return the largest error of the mean and covariance of outputs, against quadrature."""
-    standard, mass = product_rule(
-        [normal_gauss(3)] * _DIM
-    )  # exact for the quadratic integrands met here
+    """Return the largest relative error of `push_forward`'s mean and covariance."""
+    standard, mass = product_rule([normal_gauss(3)] * _DIM)  # exact for quadratic integrands
     worst = 0.0
     for _ in range(_PROBLEMS):
         u, v = random_parameters(rng, _DIM)
@@ -102,7 +103,7 @@ def _image_error(rng: np.random.Generator) -> float:
 
 
 def _rademacher_departure() -> float:
-    """Return the relative error of the formula for two-valued tokens of the same covariance."""
+    r"""Return the relative distance of the limit over two-valued tokens from $V\Gamma Uz$."""
     attention, law, z = generic_problem(1.0, _DIM)
     cov, U, V = (np.asarray(m) for m in (law.covariance, attention.key_query, attention.value))
     factor = np.linalg.cholesky(cov)
@@ -225,7 +226,7 @@ def _laws() -> dict[str, AbstractMeasure]:
 def _growing(
     law: AbstractMeasure, key: jax.Array, prompts: int, lengths: Sequence[int]
 ) -> np.ndarray:
-    """Return the outputs of growing prompts at each length, [prompt, length, 2]."""
+    """Return the outputs over growing prompts at each length, [prompt, length, 2]."""
     attention, query = SoftmaxAttention(_U, _V), to_device(_QUERY)
     drawn = [law.sample(lengths[-1], key=own) for own in jax.random.split(key, prompts)]
     return np.array([[attention(beginning(tokens, n), query) for n in lengths] for tokens in drawn])
@@ -234,8 +235,8 @@ def _growing(
 def _moment_distances(law: AbstractMeasure, key: jax.Array) -> np.ndarray:
     """Return the distances of simulated from exact moments, in standard errors, [3].
 
-    The moments are the mean output in both coordinates and the mean squared distance from the
-    limit.
+    The moments are both coordinates of the mean output, and the mean squared distance of the output
+    from its limit.
     """
     attention, query = SoftmaxAttention(_U, _V), to_device(_QUERY)
     tokens = law.sample(_PROMPTS * _TOKENS, key=key).reshape(_PROMPTS, _TOKENS, -1)
@@ -258,7 +259,7 @@ def _predicted_variance(law: AbstractMeasure) -> float:
 @STUDY.claim(2, reference="Section 2")
 def strong_law(setting: Setting) -> Iterator[Check]:
     r"""As a prompt grows token by token, the output of softmax attention converges almost surely to
-    its output over the law of the tokens.
+    its output over the law of the tokens. Tested for three laws in two dimensions.
     """
     prompts, lengths = (_FEW_GROWING, _FEW_LENGTHS) if setting.quick else (_GROWING, _LENGTHS)
     late = lengths[len(lengths) // 2 :]
@@ -297,7 +298,7 @@ _QUERIES = np.linspace(-3.0, 3.0, 121)
 
 
 def _maps(law: AbstractMeasure, at: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Return the outputs at every query, of growing prompts and of both infinite-prompt limits."""
+    """Return the outputs at the queries `at`, over growing prompts and in both limits."""
     softmax, linear = SoftmaxAttention([[1.0]], [[1.0]]), LinearAttention([[1.0]], [[1.0]])
     queries = to_device(at)[:, None]
     tokens = law.sample(LENGTHS[-1], key=jax.random.key(seed))
@@ -320,8 +321,8 @@ def _outputs(
 @STUDY.figure("Attention over a growing prompt", reference="Lemma 2.1")
 def growing_prompt(setting: Setting) -> dict[str, np.ndarray]:
     r"""Softmax attention over one growing prompt, as a function of the query. Over Gaussian tokens
-    the map straightens: its limit is linear attention. Over two-valued tokens with the same mean
-    and variance it also converges, but to $\tanh$.
+    its limit is a straight line, which is linear attention. Over two-valued tokens with the same
+    mean and variance its limit is $\tanh$.
     """
     seed, queries = setting.seed, _QUERIES[::4] if setting.quick else _QUERIES
     panels = {"gaussian": Gaussian([0.0], [[1.0]]), "two_valued": Rademacher([1.0])}

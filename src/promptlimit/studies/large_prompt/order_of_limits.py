@@ -1,9 +1,9 @@
 r"""Long training and long prompts: the two limits of the parameters do not commute.
 
-In the setting of the experiments and from a block start, the flow keeps the form
-$U=\mathrm{diag}(aI,0)$, $v=(0,b)$. It is therefore a differential equation for $(a,b)$, with the
-exact risk `IsotropicRisk`. For $o=a^2$, the risk over long prompts exceeds its limit by $C(o)/2L$
-at its minima over an infinite prompt, $b=1/a$.
+In the setting of the experiments, heads along the flow from a block start have the form
+$U=\mathrm{diag}(aI,0)$ with last row $(0,b)$ of $V$. The flow is therefore a differential equation
+for $(a,b)$, with the exact risk `IsotropicRisk`. The infinite-prompt risk $R_\infty$ is smallest on
+the curve $b=1/a$, where the risk over $L$ tokens exceeds it by $C(a^2)/2L$ to leading order.
 """
 
 import functools
@@ -29,21 +29,21 @@ from promptlimit.tasks.regression import IsotropicRisk, isotropic_risks
 
 _START = (DIM**-0.5, 1.0)
 END = (DIM**-0.25, DIM**0.25)
-"""The end of the infinite-prompt flow: (a, b) of Remark 5.3."""
+"""The end (a, b) of the infinite-prompt flow (Remark 5.3)."""
 
 _LENGTHS = (100, 1000, 10_000, 10**6, 10**8)
 _SLOW_LENGTHS = (1e8, 1e10, 1e12)
-"""The lengths at which the time to leave `END` is compared with its leading order in L."""
+"""The lengths at which `leaving_time` is compared with its leading order in L."""
 
 _TOLERANCE = 1e-9
 NEAR, FAR = 0.5, 1.0
-"""Distances from `END`; claim 22 tests the times at which the flow reaches them."""
+"""Distances from `END` at which claim 22 uses `leaving_time`."""
 
 
 def excess_constant(o: float) -> float:
-    r"""Return $C(o)$, $o=a^2$, for the head with $b=1/a$.
+    r"""Return $C(o)$ with $o=a^2$, for the head with $b=1/a$.
 
-    Its mean squared error over long prompts exceeds its limit by $C/L$ to leading order.
+    The mean squared error of this head over $L$ tokens exceeds its limit by $C/L$ to leading order.
     """
     rest = 1 - 2 * o
     return rest ** (-DIM / 2) * (1 + protocol_task("identity").noise_variance + o / rest) / o
@@ -58,36 +58,37 @@ def _constant_slope(o: float) -> float:
 
 @functools.cache
 def best_square() -> float:
-    """Return the o at which `excess_constant` is smallest."""
+    """Return the minimiser o of `excess_constant`."""
     start = minimize_scalar(excess_constant, bounds=(0.01, 0.4), method="bounded").x
     return float(brentq(_constant_slope, 0.9 * start, 1.1 * start))
 
 
 def shortfall() -> float:
-    r"""Return the limit of $L(1-ab)$ at the head of smallest risk, $C-(1-2o)^{-d/2-1}$."""
+    r"""Return the limit $C-(1-2o)^{-d/2-1}$ of $L(1-ab)$ at the head of smallest risk."""
     o = best_square()
     return excess_constant(o) - (1 - 2 * o) ** (-DIM / 2 - 1)
 
 
 def distance(a: float | np.ndarray, b: float | np.ndarray, other: tuple = END) -> np.ndarray:
-    r"""Return the distance of the parameters $(aI,b)$ from other ones, by default `END`."""
+    r"""Return the distance of the parameters $(aI,b)$ from those at `other`, by default `END`."""
     return np.asarray(np.sqrt(DIM * (a - other[0]) ** 2 + (b - other[1]) ** 2))
 
 
 @functools.cache
 def flow_risk(length: Number) -> IsotropicRisk:
-    """Return the risk over prompts of a length, which a flow descends."""
+    """Return the risk over prompts of a length, as a function of (a, b)."""
     return isotropic_risks(protocol_task("identity"), [float(length)])[0]
 
 
 def _slopes(length: Number, kernel: str):
-    """Return a function of time and (a, b) that returns the velocity of (a, b) along a flow."""
+    """Return the velocity of (a, b) along a flow, as a function of time and (a, b)."""
     task = protocol_task("identity")
     prior, noise = task.prior_variance, task.noise_variance
     if kernel == "softmax" and math.isfinite(length):
         gradient = flow_risk(length).gradient
     else:
-        # with p = tau^2: 2R = s^2 + p d ((1 - ab)^2 + (ab)^2 c / L), c = d + 1 + s^2 / p
+        # 2R = s^2 + p d ((1 - ab)^2 + (ab)^2 c / L) with c = d + 1 + s^2 / p, the prior variance p
+        # and the noise variance s^2
         cost = 0.0 if math.isinf(length) else (DIM + 1 + noise / prior) / length
 
         def gradient(a: float, b: float) -> tuple[float, float]:
@@ -127,10 +128,10 @@ def leaving_time(length: Number, far: Number) -> float:
 
 
 def slow_law(far: Number) -> float:
-    r"""Return the limit of $t_L/L$, with $t_L$ the `leaving_time` of the flow.
+    r"""Return the limit of $t_L/L$, where $t_L$ is the `leaving_time` of the flow.
 
     It is the integral of $dt/L$ along the minima $b=1/a$ of $R_\infty$, where the flow over long
-    prompts satisfies $(d+a^{-4})\dot a=-\frac1{2L}\frac{dC(a^2)}{da}$.
+    prompts satisfies $(d+a^{-4})\dot a=-\frac1{2L}\frac{dC(a^2)}{da}$ to leading order.
     """
     end = END[0]
     first = brentq(
@@ -140,7 +141,7 @@ def slow_law(far: Number) -> float:
 
 
 def apart() -> float:
-    """Return the distance between the two limits of the parameters, in closed form."""
+    """Return the distance between the two limits of the parameters."""
     a = math.sqrt(best_square())
     return float(distance(a, 1 / a))
 
@@ -148,15 +149,15 @@ def apart() -> float:
 def slowest_exponent() -> float:
     r"""Return $\kappa-1$ at the end of the infinite-prompt flow, $\kappa=\sqrt{1/a^2+1/4}-1/2$.
 
-    There, corrections to the leading order $C/L$ of the excess are of relative order
-    $L^{1-\kappa}$; they come from prompts at which a few tokens have all the weight. The exponent
-    grows as the flow moves to smaller a.
+    Prompts in which a few tokens have almost all the weight add corrections of relative order
+    $L^{1-\kappa}$ to the leading order $C/L$ of the excess. As the flow moves to smaller a,
+    $\kappa$ grows.
     """
     return math.sqrt(1 / END[0] ** 2 + 0.25) - 1.5
 
 
 def _library_distance(length: int, time: float) -> tuple[float, float]:
-    """Return the distance from `END` of the library's flow at a time, and its standard error."""
+    """Return the distance of `gradient_flow` from `END` at a time, and its standard error."""
     key_query, value = np.zeros((DIM + 1, DIM + 1)), np.zeros((DIM + 1, DIM + 1))
     key_query[:DIM, :DIM], value[DIM, DIM] = _START[0] * np.eye(DIM), _START[1]
     plan = FlowPlan([0.0, time], solver=StabilisedRungeKutta(), points=4096, rtol=1e-5)
@@ -171,11 +172,12 @@ def _library_distance(length: int, time: float) -> tuple[float, float]:
 
 @STUDY.claim(22, reference="Section 4, after Theorem 4.3, and Figure 3")
 def order_of_limits(setting: Setting) -> Iterator[Check]:
-    r"""The parameters after a time $t_L$ tend to the end of the infinite-prompt flow for suitable
-    $t_L \to \infty$. In the setting of the experiments such $t_L$ must grow more slowly than $L$
-    (derived here): from times of order $L$ on, softmax attention moves along the minima of
-    $R_\infty$ by a distance of 1.517 to another point, so that $\lim_L\lim_t\theta_L(t) \ne
-    \lim_t\lim_L\theta_L(t)$, although the risks agree. The two limits of linear attention agree.
+    r"""There are times $t_L \to \infty$ such that the parameters $\theta_L(t_L)$ of the flow over
+    $L$ tokens tend to the end of the infinite-prompt flow. In the setting of the experiments such
+    times must grow more slowly than $L$ (derived here): at times of order $L$, softmax attention
+    moves along the minima of $R_\infty$ to a point at a distance of 1.517, so that
+    $\lim_L\lim_t\theta_L(t) \ne \lim_t\lim_L\theta_L(t)$, although the risks agree. For linear
+    attention the two limits agree.
     """
     longest = _LENGTHS[-1]
     best = flow_risk(longest).best()
@@ -201,11 +203,11 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         for head in (best, END)
     ]
     yield at_most(
-        "$L = 10^8$: excess risk divided by its leading order $C(o)/2L$, the larger of its values "
-        "at the ends of the two flows",
+        "$L = 10^8$: excess risk divided by its leading order $C(a^2)/2L$, larger value at the "
+        "ends of the two flows",
         max(excess),
         1.001,
-        basis="theory: $L$ times the excess rises to $C(o)/2$ as prompts grow; rounding",
+        basis="theory: $L$ times the excess rises to $C(a^2)/2$ as prompts grow; rounding",
     )
     lengths = _LENGTHS[:3] if setting.quick else _LENGTHS
     early = np.array([float(distance(*flow(n, [0.0, 2 * n**0.25])[:, -1])) for n in lengths[1:]])
@@ -214,7 +216,7 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         "from one length to the next",
         float((early[1:] / early[:-1]).max()),
         1.0,
-        basis="the statement: it falls, since $t_L$ grows more slowly than $L$",
+        basis="the statement: the distance falls, since $t_L$ grows more slowly than $L$",
     )
     fixed = _distances_at(10.0, lengths)
     yield at_most(
@@ -222,7 +224,7 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         "ratio from one length to the next",
         float((fixed[1:] / fixed[:-1]).max()),
         1.0,
-        basis="Theorem 4.3 on $[0, T]$: it falls",
+        basis="Theorem 4.3 on $[0, T]$: the distance falls",
     )
     late = np.array([leaving_time(n, FAR) / n / slow_law(FAR) - 1 for n in _SLOW_LENGTHS])
     yield at_most(
@@ -238,8 +240,8 @@ def order_of_limits(setting: Setting) -> Iterator[Check]:
         time = leaving_time(1000, NEAR)
         found, error = _library_distance(1000, time)
         yield at_most(
-            f"flow of matrices at $L = 1000$ and $t = {time:.4f}$: difference of its distance from "
-            f"{NEAR:g}, in standard errors of the quadrature",
+            f"flow of the full matrices at $L = 1000$ and $t = {time:.4f}$, when the distance is "
+            f"{NEAR:g}: difference of its distance, in standard errors of the quadrature",
             abs(found - NEAR) / error,
             4.0,
             basis="four standard errors; the points do not depend on the seed",
@@ -283,9 +285,9 @@ def _distances_at(time: Number, lengths: Sequence[Number], kernel: str = "softma
 def limits_apart(setting: Setting) -> dict[str, np.ndarray]:
     r"""Distance between the parameters along the flow over $L$ tokens and along the flow over an
     infinite prompt, from the same block start, against the time. At a fixed time it falls with $L$,
-    as Theorem 4.3 states. From times of order $L$ on, softmax attention moves along the minima of
-    $R_\infty$, by a distance that tends to 1.517 for long prompts (dotted). Dashed: linear
-    attention, whose distance stays of order $1/L$.
+    as Theorem 4.3 states. At times of order $L$, softmax attention moves along the minima of the
+    infinite-prompt risk, by a distance that tends to 1.517 for long prompts (dotted). For linear
+    attention (dashed) the distance stays of order $1/L$.
     """
     lengths = _LENGTHS[::2] if setting.quick else _LENGTHS
     count = 60 if setting.quick else 240

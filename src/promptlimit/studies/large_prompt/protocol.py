@@ -17,7 +17,7 @@ CLAIM_LENGTHS = (10, 100, 1000, 10_000)
 
 @functools.cache
 def tables_at_hand() -> None:
-    """Tabulate, once, the functions that risks at the lengths of experiments and claims use."""
+    """Tabulate once the functions in exact risks, at the lengths of experiments and claims."""
     tabulate_risks((*LENGTHS, *CLAIM_LENGTHS))
 
 
@@ -29,10 +29,11 @@ def protocol_task(
     Args:
         name: "identity"; "kms", the Kac-Murdock-Szegő covariance $\rho^{|i-j|}$; or
             "kms-as-coded", the law that a public copy of the authors' code samples. That code
-            multiplies the prompt's covariates by the Cholesky factor twice, the query's never.
-        dim: d.
+            multiplies the covariates of the prompt by the Cholesky factor twice, and those of the
+            query not at all.
+        dim: the dimension $d$.
         correlation: $\rho$.
-        noise: the variance of labels given covariates.
+        noise: the variance of the label noise.
 
     >>> task = protocol_task("kms-as-coded")
     >>> print(task.covariance[0, 0], task.covariance[1, 1].round(4), task.query_covariance[0, 1])

@@ -1,8 +1,4 @@
-r"""Claims on remarks of the paper.
-
-They concern prompts that include the query, queries with another law than the tokens, and labels in
-$\mathbb R^m$.
-"""
+r"""Claims on remarks: the query in the prompt, queries of another law, labels in $\mathbb R^m$."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -50,7 +46,7 @@ _GRADIENTS = {"value": "gradient in $V$", "key_query": "gradient in $U$"}
 
 
 def _gaps_of_gradients(wrt: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exact gaps of gradients at lengths `_FAR`, without and with the query inside."""
+    """Return exact gaps of gradients at `_FAR`, without and with the query in the prompt."""
     problem = generic_problem(SHARPNESS)
     outside, inside = (
         gradient_moments(*problem, _FAR, wrt=wrt, including_query=own).value
@@ -62,9 +58,9 @@ def _gaps_of_gradients(wrt: str) -> tuple[np.ndarray, np.ndarray]:
 def _simulated_distances(
     seed: int, wrt: str, prompts: Simulated, *, inside: bool = True
 ) -> np.ndarray:
-    """Return the distances of exact gaps from simulated ones, in standard errors.
+    """Return the distances of exact from simulated gaps, in standard errors.
 
-    The query is inside the simulated prompts; `inside` says whether the exact gap includes it.
+    Simulated prompts include the query; `inside` specifies whether the prompts of the exact gap do.
     """
     problem = (*generic_problem(SHARPNESS), prompts.lengths)
     exact = gradient_moments(*problem, wrt=wrt, including_query=inside, kind="exact")
@@ -80,7 +76,7 @@ def _simulated_distances(
 
 
 def _averaged_slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
-    """Return the slopes of the gap of the gradient in U with the query outside and inside.
+    """Return the slopes of the gap of the gradient in U without and with the query in the prompt.
 
     The gap is averaged over standard normal queries.
     """
@@ -96,27 +92,28 @@ def _averaged_slopes(key_query: float, variance: float, nodes: int) -> tuple[flo
 
 @STUDY.claim(25, reference="Remark 3.2 for Proposition 3.4")
 def gradients_with_the_query_in_the_prompt(setting: Setting) -> Iterator[Check]:
-    r"""If queries have the law of the tokens, including the query among the tokens of its own
-    prompt does not change the rate at which gradients converge, in $V$ and in $U$: for a fixed
-    query the change is of order $L^{-2}$.
+    r"""If queries have the law of the tokens, including the query among the tokens of its prompt
+    does not change the rates at which the gradients in $V$ and in $U$ converge: at a fixed query
+    the gap changes by a term of order $L^{-2}$. Tested for Gaussian tokens, and averaged over
+    queries in one dimension for the gradient in $U$.
     """
     prompts = FEW_PROMPTS if setting.quick else PROMPTS
     for wrt, name in _GRADIENTS.items():
         outside, inside = _gaps_of_gradients(wrt)
         yield within_errors(
-            f"{name}, query inside: exact gap compared with simulated prompts",
+            f"{name}, query in the prompt: exact gap compared with simulated prompts",
             _simulated_distances(setting.seed, wrt, prompts),
         )
         yield at_most(
-            f"{name}: distance from $-2$ of the slope of the change of the gap by the query, $L$ "
-            "from $10^5$ to $10^6$",
+            f"{name}: change of the gap if the query is in the prompt, distance of its slope from "
+            "$-2$, $L$ from $10^5$ to $10^6$",
             abs(float(local_slopes(np.abs(inside - outside), _FAR)[0]) + 2.0),
             0.01,
             basis="theory: corrections are of relative order $1/L = 10^{-5}$; margin",
         )
         yield beyond_errors(
-            f"{name}, $L = 2$: exact gap with the query outside compared with simulated prompts "
-            "with it inside",
+            f"{name}, $L = 2$: exact gap without the query in the prompt compared with simulated "
+            "prompts that include it",
             abs(float(_simulated_distances(setting.seed, wrt, _SHORT, inside=False)[0])),
         )
     nodes = 28 if setting.quick else 56
@@ -134,8 +131,8 @@ def gradients_with_the_query_in_the_prompt(setting: Setting) -> Iterator[Check]:
         "the prompt minus slope without",
         inside_slope - outside_slope,
         0.3,
-        basis="thirty times the tolerance of the statement; the query has most of the weight "
-        r"with a probability of about $L^{-0.1}$",
+        basis="thirty times the tolerance of the statement; theory: the query has most of the "
+        r"weight with a probability of about $L^{-0.1}$",
     )
 
 
@@ -176,10 +173,10 @@ def _other_queries() -> dict[str, np.ndarray]:
 
 
 def _two_valued_distances(seed: int, samples: int) -> list[float]:
-    r"""Return the distances of two formulas from the simulated excess at two-valued queries.
+    r"""Return the distances of two formulas from the simulated excess, in standard errors.
 
-    The formula uses the true second moment $H$ of the queries, then $\Sigma$ in its place.
-    Distances are in standard errors.
+    Queries are two-valued. The first formula contains their second moment $H$, the second one
+    $\Sigma$ in place of $H$.
     """
     covariance = _other_queries()["spread"]
     task = CovariateRegression(
@@ -197,11 +194,12 @@ def _two_valued_distances(seed: int, samples: int) -> list[float]:
 @STUDY.claim(26, reference="Remark 4.1")
 def queries_of_another_law(setting: Setting) -> Iterator[Check]:
     r"""Queries of another law than the tokens add a bias to the risk. For the best linear
-    attention over $L$ tokens, the excess of the mean squared error over the noise is
-    $\tau^2\mathrm{tr}(H(I-\Sigma\Gamma_L^{-1}))$ with $H=\mathbb{E}x_qx_q^\top$ and $\Gamma_L$ of
-    Remark 5.3, for every law of the query $x_q$. The bias
-    $\tau^2\mathrm{tr}((H-\Sigma)(I-\Sigma\Gamma_L^{-1}))$ is of order $1/L$ and vanishes over an
-    infinite prompt, and the best head does not depend on $H$.
+    attention over $L$ tokens, the mean squared error minus the noise variance is
+    $\tau^2\mathrm{tr}(H(I-\Sigma\Gamma_L^{-1}))$ for every law of the query $x_q$, with
+    $H=\mathbb{E}x_qx_q^\top$, the matrix $\Gamma_L$ of Remark 5.3, and the covariance $\Sigma$ of
+    the covariates in the prompt. The bias $\tau^2\mathrm{tr}((H-\Sigma)(I-\Sigma\Gamma_L^{-1}))$ is
+    of order $1/L$ and vanishes over an infinite prompt, and the best head does not depend on $H$.
+    Tested for two Gaussian laws and one two-valued law of the query.
     """
     errors, slopes = [], []
     for length in _QUERY_LENGTHS:
@@ -214,14 +212,15 @@ def queries_of_another_law(setting: Setting) -> Iterator[Check]:
             gradient = risk_gradient(head, task, length).value
             slopes.append(max(float(np.abs(part).max()) for part in gradient.values()))
     yield at_most(
-        "excess of the linear optimum on other queries compared with the formula, relative",
+        "excess of the best linear attention at queries of another law compared with the formula, "
+        "largest relative difference",
         max(errors),
         _EXACT,
         basis="rounding error, with a margin of $10^6$",
     )
     yield at_most(
-        "largest entry of the gradient of the risk on other queries, at the head that is best for "
-        "queries with the law of the tokens",
+        "largest entry of the gradient of the risk at queries of another law, for the head that is "
+        "best at queries with the law of the tokens",
         max(slopes),
         _EXACT,
         basis="rounding error, with a margin of $10^6$",
@@ -240,7 +239,7 @@ def queries_of_another_law(setting: Setting) -> Iterator[Check]:
         (long * np.trace(one @ _shrinkage(long)), np.trace(one @ slope)) for one in change.values()
     ]
     yield at_most(
-        "$L$ times the bias at $L = 10^6$ compared with its limit, relative",
+        "$L$ times the bias at $L = 10^6$ compared with its limit, largest relative difference",
         max(abs(found / limit - 1.0) for found, limit in biases),
         1e-3,
         basis="theory: corrections are of order $1/L$, times the condition number; margin",
@@ -252,10 +251,12 @@ def queries_of_another_law(setting: Setting) -> Iterator[Check]:
     kept = [risk(untrained, _regression(one), math.inf).mse for one in (spread, _COVARIANCE)]
     left = 0.25 * _PRIOR * float(np.trace(change["spread"]))
     yield control_at_least(
-        "a head with half the best weights, over an infinite prompt: bias by other queries",
+        "a head with half the best weights, over an infinite prompt: bias at queries of another "
+        "law",
         float(kept[0] - kept[1]),
         0.5 * left,
-        basis=r"half of $\tau^2\mathrm{tr}((b\Sigma A-I)^\top(b\Sigma A-I)(H-\Sigma))$",
+        basis=r"half of $\tau^2\mathrm{tr}((b\Sigma A-I)^\top(b\Sigma A-I)(H-\Sigma))$, where $A$ "
+        "and $b$ are the blocks of the head",
     )
     shifted = _regression(_COVARIANCE, prompt=np.eye(_DIM))
     missed = np.linalg.inv(_COVARIANCE) - np.eye(_DIM)
@@ -289,7 +290,7 @@ def _block(kernel: type, a: float, value: np.ndarray) -> SoftmaxAttention | Line
 
 
 def _ratios() -> dict[str, float]:
-    """Return the relative distance of risks of m labels from m times those of one label."""
+    """Return relative distances of risks for labels in R^m from m times the risks for m = 1."""
     one, several = (_labelled(np.eye(_DIM), labels) for labels in (1, _LABELS))
     lengths = [10, 1000, math.inf]
     pairs = {
@@ -310,9 +311,9 @@ def _ratios() -> dict[str, float]:
 
 
 def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.ndarray:
-    """Return the distances of exact risks from simulated ones at L = 10, in standard errors.
+    """Return the distances of exact risks from simulated ones at L = 10, [kernel, length].
 
-    Both heads are generic, without the blocks of Assumption 5.1.
+    Distances are in standard errors. Both heads are generic, without the blocks of Assumption 5.1.
     """
     task = _labelled(np.eye(2), 2)
     rng = np.random.default_rng(17)
@@ -328,15 +329,16 @@ def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.
 
 @STUDY.claim(27, reference="Section 5, for labels in $\\mathbb{R}^m$")
 def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
-    r"""For labels $y = Wx + \text{noise}$ in $\mathbb{R}^m$, block heads with $V =
-    \mathrm{diag}(0, bI)$ have $m$ times the risk that they have for one label, for both attentions
-    and at every length; so have the Bayes predictor and the best linear attention. From a start of
-    size $\alpha$ the infinite-prompt flow ends at
-    $b^2=(q+\sqrt{q^2+4m\,\mathrm{tr}\,\Sigma^{-2}})/2m$, $q=(m-1)\alpha^2$.
+    r"""For labels $y = Wx + \text{noise}$ in $\mathbb{R}^m$, the risk is $m$ times the risk for
+    $m = 1$, at every length: for softmax and linear attention with $U = \mathrm{diag}(aI, 0)$ and
+    $V = \mathrm{diag}(0, bI)$, for the Bayes predictor, and for the best linear attention. From a
+    block start of size $\alpha$ the infinite-prompt flow ends at
+    $b^2=(q+\sqrt{q^2+4m\,\mathrm{tr}\,\Sigma^{-2}})/2m$, $q=(m-1)\alpha^2$. Tested for $m = 3$.
     """
     for name, error in _ratios().items():
         yield at_most(
-            f"{name}: risk of {_LABELS} labels compared with {_LABELS} times that of one, relative",
+            f"{name}: risk for labels in {_LABELS} dimensions compared with {_LABELS} times the "
+            "risk in one, relative difference",
             error,
             _EXACT,
             basis="rounding error, with a margin of $10^6$",
@@ -344,7 +346,8 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
     samples = 20_000 if setting.quick else 100_000
     distances = _generic_distances(setting.seed, samples, [10.0, 1.0])
     yield within_errors(
-        "heads off the blocks, two labels: exact risk compared with simulated prompts",
+        "heads without blocks, labels in two dimensions: exact risk compared with simulated "
+        "prompts",
         distances[:, 0],
     )
     yield beyond_errors(
@@ -357,7 +360,8 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
     ends = value[-1][_DIM:, _DIM:]
     predicted = np.asarray(block_limit(task, _SIZE).value)[_DIM:, _DIM:]
     yield at_most(
-        "end of the infinite-prompt flow: distance of $B$ from its closed form, relative",
+        r"end of the infinite-prompt flow, $V = \mathrm{diag}(0, B)$: relative distance of $B$ "
+        "from its closed form",
         float(np.linalg.norm(ends - predicted) / np.linalg.norm(predicted)),
         1e-5,
         basis="the tolerance of the solver, with a margin",
@@ -371,7 +375,7 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
     )
     balanced = math.sqrt(math.sqrt(float(np.sum(np.linalg.inv(_COVARIANCE) ** 2))))
     yield control_at_least(
-        "the same end compared with the end of the flow for one label: distance of $b$",
+        "end of the same flow compared with the end of the flow for $m = 1$: distance of $b$",
         abs(float(ends[0, 0]) - balanced),
         0.5 * abs(float(predicted[0, 0]) - balanced),
         basis="half of the distance between the two closed forms",
@@ -383,9 +387,10 @@ def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
         for B in (1.5 * np.eye(_LABELS) + mixing, 1.5 * np.eye(_LABELS))
     ]
     yield control_at_least(
-        "a head that mixes labels, over an infinite prompt: risk above that of blocks",
+        "a head with $B$ not diagonal, over an infinite prompt: risk minus that of the head with "
+        "the diagonal of $B$",
         float(risks[0] - risks[1]),
         0.5 * 0.5 * _PRIOR * _DIM * 0.25 * float(np.sum(mixing**2)),
         basis=r"half of $\frac12\tau^2\|E\|^2\mathrm{tr}(\Sigma A\Sigma A^\top\Sigma)$, where "
-        "$E$ are the entries of $B$ off the diagonal",
+        "$E$ consists of the entries of $B$ off the diagonal",
     )

@@ -1,4 +1,4 @@
-"""Stability of training: from which starts each head converges, and at which rates it diverges."""
+"""Stability of training: starts from which heads converge, and rates at which they diverge."""
 
 from collections.abc import Iterator, Mapping
 
@@ -50,13 +50,13 @@ def sign_test(for_softmax: np.ndarray, for_linear: np.ndarray) -> float:
     18,
     reference="Section 6",
     expected="holds with a change",
-    evidence="At the learning rate of the experiments, $10^{-3}$, the two heads get stuck from "
-    "almost the same starts, and at most a few of 64 differ. The heads differ at large learning "
-    "rates. Descent over an infinite prompt is unstable at its optimum from the critical rate "
+    evidence="At the learning rate of the experiments, $10^{-3}$, the two heads fail to converge "
+    "from the same starts, except at most a few of 64. They differ at large learning rates. "
+    "Descent over an infinite prompt is unstable at its optimum from the critical rate "
     "$\\eta_c = \\frac14(d^2(d+1))^{1/4} = 0.87$ on (derived here). At a rate of "
     "$1.1\\,\\eta_c$, over 10 or 40 tokens, descent diverges from most starts for linear "
-    "attention and from few for softmax attention. In this sense softmax attention is more stable. "
-    "Nothing follows for the experiments themselves, and the reason is open.",
+    "attention and from few for softmax attention. In this sense softmax attention is more stable; "
+    "the reason is not known. This does not affect the experiments, which use a smaller rate.",
     after_parts=True,
     quick=False,
 )
@@ -96,10 +96,9 @@ def stable_training(setting: Setting) -> Iterator[Check]:
 def divergence(setting: Setting) -> dict[str, np.ndarray]:
     r"""Share of random starts from which stochastic gradient descent over prompts of ten tokens
     diverges within 1000 steps, against the learning rate $\eta$, with 95% Clopper-Pearson
-    intervals. Both heads begin at the same parameters and see the same batches. The dashed line
-    marks the rate $\eta_c$ from which descent over an infinite prompt is unstable at its optimum.
-    Linear attention diverges at smaller rates than softmax attention. The experiments use a rate of
-    $10^{-3}$.
+    intervals. Both heads have the same starts and batches. From the rate $\eta_c$ (dashed) on,
+    descent over an infinite prompt is unstable at its optimum. Linear attention diverges at smaller
+    rates than softmax attention. The experiments use a rate of $10^{-3}$.
     """
     rates = RATES[::3] if setting.quick else RATES
     counts = np.array([diverging(setting, rate).sum(axis=1) for rate in rates]).T

@@ -1,4 +1,4 @@
-"""Gaps between softmax and linear attention, of outputs and gradients, at random starts."""
+"""Gaps between the outputs and gradients of softmax and linear attention at random starts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,15 +28,12 @@ from promptlimit.studies.large_prompt.study import (
 
 
 def _slope(values: np.ndarray, lengths: Sequence[int]) -> float:
-    """Return the slope of the mean over starts, from the first length to the last, log-log."""
+    """Return the log-log slope of the mean over starts from the first length to the last."""
     return float(local_slopes(values.mean(axis=0)[[0, -1]], [lengths[0], lengths[-1]])[0])
 
 
 def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
-    """Return checks of the slopes under one law: outputs, batch and population gradients.
-
-    The theory predicts the slopes -1, -1 and -2.
-    """
+    """Return checks of the slopes -1, -1, -2 for outputs, batch gradients, population gradients."""
     gaps, few = start_gaps(setting, law), gap_lengths(setting)
     apart = np.log(few[-1] / few[0])
     logs = gaps["batch_log"].mean(axis=0)
@@ -71,7 +68,7 @@ def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
 def _of_different_starts(setting: Setting) -> float:
     """Return the slope of the population gradient gap between two different starts.
 
-    This gap tends to a positive limit.
+    The slope tends to zero, because this gap tends to a positive limit.
     """
     task = protocol_task("identity")
     one, other = mild_starts(setting, "identity", 2)
@@ -83,9 +80,9 @@ def _of_different_starts(setting: Setting) -> float:
 @STUDY.claim(13, reference="Figure 1", after_parts=True)
 def gaps_at_the_start(setting: Setting) -> Iterator[Check]:
     r"""At the same random start, the squared gap between softmax and linear attention falls with
-    the prompt length: like $1/L$ for the outputs, like $1/L$ for the gradients on a shared batch,
-    and like $1/L^2$ for the gradients of the population risk. The starts are those at which ten
-    tokens are in the asymptotic regime for all but one prompt in 10,000.
+    the prompt length $L$: like $1/L$ for the outputs, like $1/L$ for the gradients on a shared
+    batch, and like $1/L^2$ for the gradients of the population risk. Tested at starts at which the
+    gap has its leading order from $L = 10$ on for all but one prompt in 10,000.
     """
     yield from slope_checks(setting, "identity", r"$\Sigma = I$")
     yield control_at_least(
@@ -106,11 +103,11 @@ def gaps_at_the_start(setting: Setting) -> Iterator[Check]:
 def gaps_by_length(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Mean squared gap between softmax and linear attention at the same random start over
     isotropic covariates, against the prompt length $L$: the gap of the outputs, of the gradients on
-    a shared batch of 128 prompts, and of the gradients of the population risk. Thick lines are
-    means over starts and thin lines single starts; at each of them ten tokens are in the asymptotic
-    regime for all but one prompt in 10,000. Outputs and population gradients are exact; batch
-    gradients are simulated and shown with two standard errors. Dashed lines have the slopes of the
-    theory, $-1$, $-1$ and $-2$.
+    a shared batch of 128 prompts, and of the gradients of the population risk. Thin lines are
+    single starts, and thick lines are means over starts. At each start, the gap has its leading
+    order from $L = 10$ on for all but one prompt in 10,000. Outputs and population gradients are
+    exact; batch gradients are simulated and shown with two standard errors. Dashed lines have the
+    slopes of the theory, $-1$, $-1$ and $-2$.
     """
     arrays = {
         "lengths": np.array(output_lengths(setting)),
@@ -126,7 +123,7 @@ _SERIES = {
     "batch": ("gradient, same batch", LINEAR, -1, 0.35),
     "population": ("gradient, population", THIRD, -2, 1.9),
 }
-"""Label, colour, predicted slope, and the ratio of the line of this slope to the curve."""
+"""Label, colour, predicted slope, and the last value of the dashed line divided by the curve's."""
 
 
 @gaps_by_length.drawing

@@ -1,16 +1,16 @@
-r"""The training study behind Figures 2-4 and 6-8: gradient flows and runs of gradient descent.
+r"""Gradient flows and runs of gradient descent for Figures 2-4 and 6-8 of Boursier and Boyer.
 
-The figures are those of the paper by Boursier and Boyer, which this package reproduces. Its
-authors train with 300,000 steps of gradient descent on the mean squared error, at rate 1e-3.
-One step of rate $\eta$ takes the time $2\eta$ of the gradient flow of the risk $R$, which is half
-the mean squared error, so flows end at time 600. The risk of a flow is exact: it is averaged over
-all prompts by quadrature. Every trajectory is stored in the setting's folder, so figures and claims
-share it.
+The paper trains with 300,000 steps of gradient descent on the mean squared error, at rate 1e-3.
+The risk $R$ is half the mean squared error, so a step of rate $\eta$ advances the gradient flow of
+$R$ by the time $2\eta$, and flows end at time 600. Risks along flows are exact: quadrature averages
+them over all prompts. Figures and claims share the trajectories, which are stored in
+`Setting.folder`.
 
 Random starts 0, 1, 2, ... are drawn from the seed. Training from about half of them ends on a
-plateau. Claims about all starts are therefore decided by the share of many starts (`ensemble`).
-Claims about one training use the first start from which both heads converge at every length
-(`shown_start`), or the block start of the theory, which does not depend on the seed (`ends`).
+plateau. Claims about all starts are therefore decided by the share of many starts at which they
+hold (`ensemble`). Claims about one training use the first start from which both heads converge at
+every length (`shown_start`), or the block start of Assumption 5.1, which does not depend on the
+seed (`ends`).
 """
 
 import functools
@@ -55,14 +55,15 @@ KERNELS = ("softmax", "linear")
 DIM, RATE, BATCH, STEPS = 5, 1e-3, 128, 300_000
 TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 95)])  # dense enough for smooth curves
 STEPS_AT = TIMES / (2 * RATE)
-"""The numbers of steps of the paper's training that correspond to `TIMES`."""
+"""The numbers of steps of the paper's training at `TIMES`."""
 NOISE_LENGTHS = (10, 100)
 """The lengths at which the effect of gradient noise is estimated."""
 
 CONVERGED = 1.1
-"""A start has converged if its excess over the noise is at most this factor times the least excess.
+"""The largest ratio of the final excess to the least excess at which a start has converged.
 
-Flows from the other starts end at a saddle, where the excess is at least 1.2 times the least one.
+The excess is the mean squared error minus the noise variance. Flows from other starts end at a
+saddle, where the ratio is at least 1.2.
 """
 
 _MOST_STARTS = 100
@@ -71,10 +72,9 @@ CRITICAL_RATE = (DIM**2 * (DIM + 1)) ** 0.25 / 4
 r"""The learning rate above which descent is unstable at the optimum of an infinite prompt.
 
 For isotropic covariates in $\mathbb R^d$ and regression weights of variance $\tau^2=1/d$, flows
-from small factors end at a head with $U=\mathrm{diag}(aI,0)$ and $V=\mathrm{diag}(0,b)$, where
-$a^2=1/(d\sqrt{d+1})$ and $b=1/a$, and its factors are balanced. The largest curvature of the mean
-squared error there is $8\tau^2da$, so steps of size $\eta$ are stable up to
-$\eta=2/(8\tau^2da)=1/4a$.
+from small factors end at balanced factors of $U=\mathrm{diag}(aI,0)$ and $V=\mathrm{diag}(0,b)$
+with $a^2=1/(d\sqrt{d+1})$ and $b=1/a$. The largest curvature of the mean squared error there is
+$8\tau^2da$, so steps of size $\eta$ are stable up to $\eta=2/(8\tau^2da)=1/4a$.
 """
 
 RATES = tuple(share * CRITICAL_RATE for share in (0.5, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5))
@@ -89,9 +89,9 @@ DIVERGING_LENGTHS = (10, 40)
 DIVERGING_STEPS = 1000
 """The number of steps of a run that tests whether descent diverges.
 
-At 1.1 times the critical rate, about 310 steps take the flow time of the paper's training. Each
-later step multiplies a deviation by 1.2, so 280 steps amplify rounding error to $10^6$. From some
-starts, batch noise delays divergence beyond these 590 steps.
+At 1.1 times the critical rate, about 310 steps reach time 600, the end of the flows. Each further
+step multiplies a deviation by 1.2, so that 280 steps amplify rounding error to $10^6$. The
+remaining steps are for starts at which batch noise delays divergence.
 """
 
 FASTER = 10
@@ -115,12 +115,7 @@ def _first_starts(setting: Setting) -> int:
 
 @functools.cache
 def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
-    """Return the numbers of the random starts of the figures; at least one of them converges.
-
-    Raises:
-        ArithmeticError: if none of the first hundred starts converges. This has probability 1e-30
-            if each converges with probability one half.
-    """
+    """Return the numbers of the random starts in the figures; at least one of them converges."""
     count = _first_starts(setting)
     while not any(_converges(setting, law, start) for start in range(count)):
         count += 1
@@ -149,21 +144,21 @@ def _converges(setting: Setting, law: str, start: int) -> bool:
 def least_errors(setting: Setting, law: str, length: int) -> tuple[float, float]:
     """Return the least mean squared errors of softmax and linear attention at a length.
 
-    For softmax attention it is the error at the end of the flow from the block start of the theory;
-    for linear attention it has a closed form.
+    For softmax attention this is the error at the end of the flow from the block start; for linear
+    attention it has a closed form.
     """
     softmax = 2 * flow(setting, law, "softmax", length, None).value[-1]
     return float(softmax), float(linear_optimum(protocol_task(law), length).mse)
 
 
 def random_start(setting: Setting, index: int, kernel: str) -> Factored:
-    """Return the factors of a random start, which are the same for both kernels."""
+    """Return the head of a random start; its factors are the same for both kernels."""
     key = jax.random.fold_in(jax.random.key(setting.seed), index)
     return uniform_factors(DIM, key=key, kernel=kernel)
 
 
 SHORTEST = 10
-"""The length of the shortest prompts; gaps at a start must have their leading order there."""
+"""The length of the shortest prompts, at which gaps at mild starts have their leading order."""
 
 _PROMPTS = 100_000
 
@@ -172,10 +167,9 @@ _PROMPTS = 100_000
 def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
     r"""Return the first random starts at which gaps have their leading order at all lengths.
 
-    Let $\sigma$ be the standard deviation of the scores of a prompt, and $S_2$ the sum of its
-    squared weights. Gaps have their leading order in $1/L$ once $L\gg e^{\sigma^2}$, which is the
-    limit of $L\,E\,S_2$. A start is mild if $e^{\sigma^2}$ is at most `SHORTEST` for all but one in
-    10,000 prompts; most starts are.
+    Gaps have their leading order in $1/L$ if $L\gg e^{\sigma^2}$, where $\sigma$ is the standard
+    deviation of the scores of a prompt. A start is mild if $e^{\sigma^2}$ is at most `SHORTEST` for
+    all but one in 10,000 prompts. Most starts are mild.
     """
     numbers: list[int] = []
     candidates = itertools.count()
@@ -187,7 +181,7 @@ def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
 
 
 def _sharpest(setting: Setting, law: str, start: int) -> float:
-    """Return the standard deviation of scores that one prompt in 10,000 exceeds at a start."""
+    """Return the value that the standard deviation of scores exceeds in one of 10,000 prompts."""
     task = protocol_task(law)
     U = np.asarray(random_start(setting, start, "softmax").merged().key_query, dtype=np.float64)
     rng = np.random.default_rng([setting.seed, start])
@@ -214,8 +208,9 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
     """Return squared gaps between softmax and linear attention at random starts, [start, length].
 
     The arrays "output" (outputs) and "population" (gradients of the risk) are exact. The array
-    "batch" (gradients on a shared batch) is simulated, and "batch_log" is the mean of the logarithm
-    of its gap over batches, which has lighter tails. The error of an array has the suffix "_error".
+    "batch" (gradients on a shared batch) is simulated. The array "batch_log" is the mean over
+    batches of the logarithm of that gap, which has lighter tails. The suffix "_error" marks the
+    errors of an array.
     """
     if setting.folder is None:
         return _start_gaps(setting, law)
@@ -259,7 +254,7 @@ def _start_gaps(setting: Setting, law: str) -> Arrays:
 
 def block_factors(kernel: str = "softmax") -> Factored:
     r"""Return the factors of a block start (Assumption 5.1): $U=\mathrm{diag}(I,0)/2$, $b=1/2$."""
-    scale = 1.0 / math.sqrt(DIM + 1)  # the float of random starts: one program for both
+    scale = 1.0 / math.sqrt(DIM + 1)  # as at random starts, so that they share a compiled program
     inside = jnp.diag(jnp.array([1.0] * DIM + [0.0])) * (0.5 / scale) ** 0.5
     last = jnp.zeros((DIM + 1, DIM + 1)).at[DIM, DIM].set(0.5**0.5)
     return Factored(kernel, inside, inside, last, last[DIM:], scale=scale)
@@ -267,9 +262,10 @@ def block_factors(kernel: str = "softmax") -> Factored:
 
 @functools.cache
 def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
-    """Return the trajectory to time 600 from a random start, given by its number.
+    """Return the trajectory to time 600 from the random start with this number.
 
-    If `start` is None, the flow begins at `block_factors` and only its two ends are recorded.
+    If `start` is None, the flow starts at `block_factors`, and only its first and last time are
+    recorded.
     """
     where = "blocks" if start is None else f"start {start}"
     setting.report(f"flow: {law}, {kernel}, L = {length}, {where}")
@@ -292,10 +288,10 @@ def flow_from(
 ) -> Trajectory:
     """Return a flow from the head `first`.
 
-    If a flow diverges, it is computed again with more quadrature points, because too few points can
-    make it diverge. The default tolerance is 1e-6. It is 1e-5 in quick mode, and if only the end is
-    recorded, which then has the same six digits. A linear head that is stuck makes its flow stiff.
-    The stabilised solver takes a fiftieth of the time there, even with a tolerance 100 times finer.
+    Too few quadrature points can make a flow diverge, so a flow that diverges is computed again
+    with more points. The default tolerance is 1e-6. It is 1e-5 in quick mode, and if only the ends
+    are recorded, which then have the same six digits. It is 100 times finer for linear heads. Their
+    flows are stiff on plateaus; even so, the stabilised solver takes a fiftieth of the time there.
     """
     usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
@@ -324,15 +320,15 @@ def flow_from(
 class Flows:
     """Flows from random starts under one law of the covariates.
 
-    The axis "kernel" of an array has softmax attention first, then linear attention.
+    On the axis "kernel", softmax attention comes first, then linear attention.
 
     Attributes:
         lengths: the prompt lengths, [length].
         errors: mean squared errors, [kernel, length, start, time].
         distances: squared distances between the factors of the two kernels, [length, start, time].
-        crossed: the largest squared distances between softmax attention from each start and linear
-            attention from the next one, [length, start].
-        best: the least mean squared error, [kernel, length]; see `least_errors`.
+        crossed: the largest squared distance along training between softmax attention from each
+            start and linear attention from the next start, [length, start].
+        best: the least mean squared errors, [kernel, length]; see `least_errors`.
         floor: the variance of the label noise, a lower bound on every error.
     """
 
@@ -359,13 +355,9 @@ class Flows:
         return self.distances.max(axis=-1)
 
     def left_at(self, steps: int) -> np.ndarray:
-        """Return the share of the initial excess over `best` that is left after some steps.
+        """Return (error - best) / (initial error - best) after some steps, [kernel, length, start].
 
-        Args:
-            steps: the number of steps of the paper's training, at one of `ENSEMBLE_TIMES`.
-
-        Returns:
-            The shares, [kernel, length, start].
+        The steps are those of the paper's training, at one of `ENSEMBLE_TIMES`.
         """
         at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
         excess = self.errors - self.best[..., None, None]
@@ -423,7 +415,7 @@ class Ends:
     Attributes:
         lengths: the prompt lengths, [length].
         errors: the errors of flows from the block start of the theory, [kernel, length].
-        accuracy: the numerical errors of `errors`, [kernel, length].
+        accuracy: the numerical errors of the array `errors`, [kernel, length].
         optimum: the least error of linear attention, [length].
         ridge: the error of the Bayes predictor, ridge regression, [length].
         floor: the variance of the label noise.
@@ -550,8 +542,9 @@ def descent_lengths(setting: Setting) -> tuple[int, ...]:
 def descent(setting: Setting, law: str) -> Training:
     """Return runs of gradient descent from `shown_start`, both kernels on the same prompts.
 
-    The protocol "full" is the paper's. The protocol "exact" reaches the same flow time in a tenth
-    of the steps at ten times the rate. Quick mode reaches a third of it at twenty times the rate.
+    The protocol "full" is that of the paper. The protocol "exact" reaches the same flow time in a
+    tenth of the steps at ten times the rate. Quick mode reaches a third of this time at twenty
+    times the rate.
     """
     rate, steps = RATE * FASTER, STEPS // FASTER
     if setting.protocol == "full":
@@ -583,8 +576,8 @@ def descent(setting: Setting, law: str) -> Training:
 def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarray:
     """Return whether descent diverges from each random start, [kernel, start].
 
-    Both heads have the same start and the same batches; different starts have different batches.
-    A run has diverged when its parameters are infinite.
+    From each start, both heads are trained on the same batches; these differ between starts. A run
+    has diverged when its parameters are infinite.
     """
     starts = [functools.partial(uniform_factors, DIM, kernel=kernel) for kernel in KERNELS]
     setting.report(f"descent at rate {rate:.3g}, L = {length}")
@@ -613,11 +606,10 @@ def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarr
 def noise_rise(setting: Setting, law: str) -> np.ndarray:
     r"""Return how much gradient noise adds to the final error, [kernel, `NOISE_LENGTHS`].
 
-    Descent at rate $\eta$ with batch gradients of covariance C reaches a stationary covariance
-    $\Sigma$ of the parameters with $H\Sigma+\Sigma H=\eta C$, where H is the Hessian of the
-    objective. This raises the objective by $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$
-    on average. The objective is $2R$, so $C=4C_R$ with $C_R$ the covariance of the gradient of R,
-    and the rise is $\eta\,\mathrm{tr}\,C_R$.
+    Let $\eta$ be the learning rate, $C_R$ the covariance of batch gradients of the risk $R$, and
+    $C=4C_R$ that of the objective $2R$, whose Hessian is $H$. The stationary covariance $\Sigma$ of
+    the parameters satisfies $H\Sigma+\Sigma H=\eta C$. On average this raises the objective by
+    $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C=\eta\,\mathrm{tr}\,C_R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
     traces = []
@@ -638,7 +630,7 @@ _FACTORS = ("key_weight", "query_weight", "value_weight", "output")
 
 
 def along_training(setting: Setting, law: str) -> Arrays:
-    """Return the arrays under one law that all figures of errors along training contain."""
+    """Return the arrays of one law that all figures along training contain."""
     trajectories, training = curves(setting, law), descent(setting, law)
     return {
         "lengths": trajectories.lengths,
@@ -656,7 +648,7 @@ class FigurePair(NamedTuple):
     anisotropic: Figure
 
     def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Register a function that draws both figures: a decorator."""
+        """Decorate the function that draws both figures."""
         return self.anisotropic.drawing(self.isotropic.drawing(function))
 
 
@@ -665,12 +657,10 @@ def figure_pair(
 ) -> Callable[[Callable[[Setting, Sequence[str]], Arrays]], FigurePair]:
     """Return a decorator that registers a function of a setting and laws as two figures.
 
-    The docstring of the function is the caption of both figures.
+    The docstring of the function is the caption of both.
 
-    Args:
-        title: the title of both figures, without the law.
-        numbers: the numbers of the paper's figures over isotropic and anisotropic covariates.
-        panels: a description of the panels, added to the caption of the second figure.
+    `numbers` are those of the paper's figures over isotropic and anisotropic covariates. `panels`
+    describes the panels of the second figure and is added to its caption.
     """
 
     def register(function: Callable[[Setting, Sequence[str]], Arrays]) -> FigurePair:
@@ -700,5 +690,5 @@ AS_STATED_AND_CODED = (
 
 
 def by_law(law: str, arrays: Arrays) -> Arrays:
-    """Return the arrays, with the name of the law as a prefix of their names."""
+    """Return the arrays with the name of the law as a prefix of their names."""
     return {f"{law}.{name}": array for name, array in arrays.items()}

@@ -1,12 +1,11 @@
 r"""The gap averaged over regression tasks: a power of the length, or slower than every power.
 
-The gap is the mean squared distance between the output over a finite prompt and its limit, or
-between the gradients of these outputs in a parameter.
+The gap is the mean squared distance between the output over $L$ tokens and its limit, or between
+the gradients of these outputs in a parameter.
 
-Scores read labels if the *label row* $u$ of $U$, which multiplies the label of a token, is not
-zero. Then the slowest part of the gap depends on $\rho=\tau(\|\Sigma\|\,u^\top\Sigma u)^{1/2}$,
-with $\Sigma$ the covariance of the covariates and $\tau^2$ the variance of the regression weights
-$w$.
+The *label row* $u$ of $U$ multiplies the label of a token, so scores depend on labels if $u\ne0$.
+The gap then falls at a rate that depends on $\rho=\tau(\|\Sigma\|\,u^\top\Sigma u)^{1/2}$, with the
+covariance $\Sigma$ of the covariates and the variance $\tau^2$ of the regression weights $w$.
 """
 
 import math
@@ -55,8 +54,8 @@ def scalar_problem(
 ) -> tuple[SoftmaxAttention, LinearRegression]:
     r"""Return a head and a regression with $d=1$, $\Sigma=\tau=1$ and no noise.
 
-    The head has $V=(0,1)$. Its $U$ has the rows `covariate_row` and `label_row`, both acting on the
-    covariate of the query.
+    The head has $V=(0,1)$, and $U$ has the first column (`covariate_row`, `label_row`) and zeros
+    elsewhere.
     """
     with jax.enable_x64(True):
         head = SoftmaxAttention([[covariate_row, 0.0], [label_row, 0.0]], [[0.0, 1.0]])
@@ -77,10 +76,11 @@ def protocol_problem(label_row: float) -> tuple[SoftmaxAttention, LinearRegressi
 def leading_order(rho: float, lengths: np.ndarray) -> np.ndarray:
     r"""Return the gap of `scalar_problem` at large lengths, by large deviations.
 
-    Let $\sigma$ be the standard deviation of the scores and $m$ the upper quantile of the standard
-    normal law at $1/L$. A few tokens have all the weight if $\sigma\ge m$. At $\sigma=m+y$, the
-    largest scores minus m follow the law $N(y,1)$ restricted to negative numbers. With the density
-    $\varphi$ and the distribution function $\Phi$ of the standard normal law, the gap is therefore
+    Let $\sigma$ be the standard deviation of the scores, $m$ the upper $1/L$-quantile of the
+    standard normal law, and $\varphi$ and $\Phi$ its density and distribution function. A few
+    tokens have almost all the weight if $\sigma\ge m$. The tokens with the weight have standardised
+    scores minus $m$ of law $N(y,1)$ restricted to negative numbers, where $y=\sigma-m$. The gap is
+    therefore
 
     $$\frac2{\pi\rho}\sqrt{\frac{\pi m}{2\rho}}\,e^{-m/\rho}
     \int e^{-y/\rho}\Big(\frac{\varphi(y)}{\Phi(-y)}\Big)^2dy.$$
@@ -98,14 +98,14 @@ def leading_order(rho: float, lengths: np.ndarray) -> np.ndarray:
 def scalar_gradient_gaps(rho: float, lengths: np.ndarray) -> dict[str, np.ndarray]:
     r"""Return both gradient gaps of `scalar_problem` as integrals of Bessel functions.
 
-    With $r=|wx_q|$, whose density is $\frac2\pi K_0(r)$, and $E[w^2\mid r]=rK_1(r)/K_0(r)$, the
-    gradients in $V$ and in $U$ have the gaps
+    For a query $x_q$ let $r=|wx_q|$, which has the density $\frac2\pi K_0(r)$, and
+    $E[w^2\mid r]=rK_1(r)/K_0(r)$. The gradients in $V$ and in $U$ have the gaps
 
     $$\frac2\pi\int(K_0+rK_1)\,E(A-\sigma)^2dr,\qquad
-    \frac2\pi\int r^2(K_0+rK_1)\,E\,m^2dr\qquad\text{at }\sigma=\rho r.$$
+    \frac2\pi\int r^2(K_0+rK_1)\,E\,m^2dr\qquad\text{at }\sigma=\rho r,$$
 
-    $A$ is the mean score and $m$ the error of the variance of scores, see `weight_statistics`. The
-    trapezoidal rule in $x$ with $r=\ln(1+e^x)$ computes the integrals.
+    where $A$ is the mean score and $m$ the error of the variance of scores; see
+    `weight_statistics`. They are computed by the trapezoidal rule in $x$ with $r=\ln(1+e^x)$.
     """
     x = np.arange(-40.0, 78.0, _BESSEL_STEP)
     r = np.logaddexp(0.0, x)
@@ -116,7 +116,7 @@ def scalar_gradient_gaps(rho: float, lengths: np.ndarray) -> dict[str, np.ndarra
 
 
 def _slowest_stretched(rho: float, length: float) -> float:
-    r"""Return the slope of $e^{-\sqrt{2\ln L}/\rho}$ in a log-log plot."""
+    r"""Return the log-log slope of $e^{-\sqrt{2\ln L}/\rho}$ at a length $L$."""
     return -1 / (rho * math.sqrt(2 * math.log(length)))
 
 
@@ -147,13 +147,14 @@ def _late_onset(sizes: np.ndarray, name: str) -> Check:
 @STUDY.claim(20, reference="Assumption 4.2(ii), Theorem 4.3, Appendix F.1")
 def task_averages(setting: Setting) -> Iterator[Check]:
     r"""Averaged over the prompts of linear regression, the gaps of the output and of its gradients
-    tend to zero. If the scores do not read labels, they are powers of $L$. If they do, with a label
-    row $u \ne 0$ in $U$, the gaps fall more slowly than every power: $-\ln\mathrm{gap}_L \sim
-    \sqrt{2\ln L}/\rho$ with $\rho = \tau({\|\Sigma\|}\,u^\top\Sigma u)^{1/2}$ for covariates of
-    covariance $\Sigma$ and regression weights of variance $\tau^2$, which is the form of the
-    integral in Appendix F.1 (derived here by large deviations, not proved). For at least 999
-    in 1000 random starts of the experiments, the gap falls this slowly only beyond $L = 10^{27}$,
-    so that Figure 1 keeps its slope of $-1$.
+    tend to zero. If scores do not depend on labels, the gaps fall like powers of $L$. If the label
+    row $u$ of $U$, which multiplies the label of a token, is not zero, they fall more slowly than
+    every power: $-\ln\mathrm{gap}_L \sim \sqrt{2\ln L}/\rho$ with $\rho =
+    \tau({\|\Sigma\|}\,u^\top\Sigma u)^{1/2}$ for covariates of covariance $\Sigma$ and regression
+    weights of variance $\tau^2$, which is the form of the integral in Appendix F.1 (derived here by
+    large deviations, not proved). For at least 999 in 1000 random starts of the experiments, the
+    gap falls this slowly only beyond $L = 10^{27}$, so that Figure 1 keeps its slope of $-1$.
+    Tested in one and five dimensions.
     """
     lengths = _LENGTHS[[0, 2, 4, 6, 7]] if setting.quick else _LENGTHS
     rho = 0.5
@@ -180,10 +181,10 @@ def task_averages(setting: Setting) -> Iterator[Check]:
         basis=r"theory: corrections of relative order $1/\sqrt{2\ln L}$, from 0.33 to 0.09; margin",
     )
     yield at_least(
-        rf"$d = 1$, $u = {rho}$: how far the local exponent moves, by `fit_rate`",
+        rf"$d = 1$, $u = {rho}$: range of the local exponents, from `fit_rate`",
         fit.reach,
         2 * _DRIFT,
-        basis="twice the largest movement that it accepts as a power law",
+        basis="twice the largest range that `fit_rate` accepts as a power law",
     )
     yield from _gradients(rho)
     yield from _in_five_dimensions(setting)
@@ -196,17 +197,18 @@ def task_averages(setting: Setting) -> Iterator[Check]:
     )
     blind = output_gap(*protocol_problem(0.0), lengths=lengths).value
     yield control_at_most(
-        "scores that do not read labels, $d = 5$: slope of the gap from $L = 10^{24}$ to $10^{30}$",
+        "scores that do not depend on labels, $d = 5$: slope of the gap from $L = 10^{24}$ to "
+        "$10^{30}$",
         float(local_slopes(blind, lengths)[-1]),
         -0.99,
         basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$",
     )
     yield control_at_most(
-        "scores that do not read labels, $d = 5$: how far the local exponent moves from "
-        "$L = 10^{12}$ on, by `fit_rate`",
+        "scores that do not depend on labels, $d = 5$: range of the local exponents from "
+        "$L = 10^{12}$ on, from `fit_rate`",
         fit_rate(lengths[-3:], blind[-3:]).reach,
         _DRIFT,
-        basis="the largest movement that it accepts as a power law",
+        basis="the largest range that `fit_rate` accepts as a power law",
     )
 
 
@@ -216,7 +218,7 @@ _LONG, _FAR = np.array([1e6, 1e8]), np.array([1e24, 1e30])
 
 
 def _gradients(rho: float) -> Iterator[Check]:
-    """Yield checks of the gaps of gradients for d = 1: against integrals, and of their slopes."""
+    """Yield checks of the gaps of gradients for d = 1: their values and their slopes."""
     short, far = (scalar_gradient_gaps(rho, lengths) for lengths in (_SHORT, _FAR))
     for wrt, symbols in _GRADIENTS.items():
         name = f"{symbols}, $d = 1$, $u = {rho}$"
@@ -236,13 +238,13 @@ def _gradients(rho: float) -> Iterator[Check]:
             basis="the statement: the gap tends to zero",
         )
         yield at_least(
-            f"{name}: the same slope, from below", slope, _slowest_stretched(rho, 1e24),
+            f"{name}: lower bound of the same slope", slope, _slowest_stretched(rho, 1e24),
             basis=_STRETCHED,
         )  # fmt: skip
         blind = gradient_gap(*scalar_problem(0.0, 0.3), lengths=_LONG, wrt=wrt).value
         yield control_at_most(
-            f"{symbols}, $d = 1$, scores that do not read labels: slope of the gap from $L = 10^6$ "
-            "to $10^8$",
+            f"{symbols}, $d = 1$, scores that do not depend on labels: slope of the gap from "
+            "$L = 10^6$ to $10^8$",
             float(local_slopes(blind, _LONG)[0]),
             -0.99,
             basis=r"theory: the exponent is 1 at $\tau^2 = 0.09$, with corrections of order $1/L$",
@@ -250,7 +252,7 @@ def _gradients(rho: float) -> Iterator[Check]:
 
 
 def _in_five_dimensions(setting: Setting) -> Iterator[Check]:
-    """Yield checks for d = 5, at a large label row and at that of a typical random start."""
+    """Yield checks for d = 5, at a large label row and at one of median size."""
     if not setting.quick:
         head, task = protocol_problem(1.0)
         rho, ends = gap_exponent(head, task).rho, np.array([1e24, 1e30])
@@ -275,10 +277,11 @@ def _in_five_dimensions(setting: Setting) -> Iterator[Check]:
 @STUDY.figure("The gap averaged over tasks", reference="Appendix F.1")
 def task_gap(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared gap between finite and infinite prompts, averaged over tasks and queries of a
-    regression in one dimension, for three label rows $u$ of the scores. Left: the exact gap, and
-    dashed its leading order $\propto \sqrt{m}\,e^{-m/\rho}$ with $m$ the normal quantile of $1/L$
-    and $\rho = {|u|}$. Right: minus the slope of the exact gap. For $u = 0$ the gap is a power of
-    $L$. For $u \ne 0$ the slope tends to zero: the gap falls more slowly than every power.
+    regression in one dimension, for three label rows $u$ of $U$, which multiply the label of a
+    token. Left: the exact gap, and dashed its leading order, proportional to
+    $\sqrt{m}\,e^{-m/\rho}$, where $m$ is the upper $1/L$-quantile of the standard normal law and
+    $\rho = {|u|}$. Right: minus the slope of the exact gap. For $u = 0$ the gap falls like a power
+    of $L$. For $u \ne 0$ the slope tends to zero: the gap falls more slowly than every power.
     """
     lengths = np.logspace(1, 30, 6 if setting.quick else 30).round()
     gaps = [output_gap(*scalar_problem(u), lengths=lengths).value for u in _LABEL_ROWS]

@@ -1,7 +1,7 @@
 """Claims on training: the errors that flows and runs of gradient descent reach.
 
 Errors are mean squared errors, twice the risk. The *excess* of a head is its error minus the
-variance of the label noise. `study` describes starts, flows and convergence.
+variance of the label noise. The module `study` defines starts, flows and convergence.
 """
 
 from collections.abc import Iterator
@@ -40,23 +40,23 @@ from promptlimit.studies.large_prompt.study import (
 from promptlimit.tasks import LinearRegression, linear_optimum
 
 _EVERY, _MOST, _SOME = 0.999, 0.9, 1 / 3
-"""Shares of starts that count as every start, most starts and some starts."""
+"""The shares of starts that a claim about every, most or some starts requires."""
 
 
 @STUDY.claim(
     17,
     reference="Section 6",
     expected="holds with a change",
-    evidence="About half of the random starts reach the optimum at every length. At $L = 40$ "
-    "all of them do. At $L = 1000$ the others end on a plateau, where the head ignores one "
-    "direction of the covariates; there the excess of linear attention stays at 13 times its "
-    "least value.",
+    evidence="Training reaches the optimum at every length from about half of the random starts, "
+    "and at $L = 40$ from all of them. At $L = 1000$ training from the other starts ends on a "
+    "plateau, where the head ignores one direction of the covariates and the excess of linear "
+    "attention is 13 times its least value.",
     after_parts=True,
     quick=False,
 )
 def random_starts(setting: Setting) -> Iterator[Check]:
-    r"""Training from a random start reaches the optimum, so that the block start of the theory is
-    not needed.
+    r"""Training from a random start reaches the optimum, so that the block start of Assumption 5.1
+    is not needed.
     """
     starts = ensemble(setting, "identity")
     converged = starts.converged
@@ -87,7 +87,7 @@ def random_starts(setting: Setting) -> Iterator[Check]:
     )
     yield amended(
         at_most(
-            "excess reached from the best random start over that from the block start: largest "
+            "final excess from the best random start divided by that from the block start: largest "
             "ratio over heads and lengths",
             float(ratio.min(axis=2).max()),
             CONVERGED,
@@ -96,7 +96,7 @@ def random_starts(setting: Setting) -> Iterator[Check]:
     )
     yield amended(
         at_least(
-            "excess reached from any start in the figures over that from the block start: "
+            "final excess from a start in the figures divided by that from the block start: "
             "smallest ratio",
             float(followed.min()),
             0.99,
@@ -104,8 +104,8 @@ def random_starts(setting: Setting) -> Iterator[Check]:
         )
     )
     yield control_at_least(
-        "linear attention from a start at zero, a saddle: ratio of the final to the least "
-        "excess, $L = 1000$",
+        "linear attention from a start at zero, which is a saddle, $L = 1000$: final excess "
+        "divided by the least excess",
         float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
         10.0,
         basis="a hundred times the tolerance of convergence",
@@ -126,12 +126,9 @@ _FLOOR = (
 
 
 def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
-    """Return checks of the order of final errors: softmax, linear attention, ridge regression.
+    """Return checks that final errors are ordered: softmax above linear above ridge regression.
 
-    Args:
-        final: the final errors under a law.
-        name: the name of the law, in words.
-        narrowing_from: the length from which the difference between the heads must fall.
+    The difference between the heads must fall from the length `narrowing_from` on.
     """
     softmax, linear = final.errors
     gap = softmax - linear
@@ -172,13 +169,10 @@ def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check
 def floor_checks(
     final: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
 ) -> list[Check]:
-    """Return checks of the excess of both heads over the noise: at long prompts, and its slope.
+    """Return checks of the excess of both heads: at L = 1000, and its slope.
 
-    Args:
-        final: the final errors under a law.
-        name: the name of the law, in words.
-        near: the largest excess of softmax and of linear attention that passes.
-        slope: the largest slope of the excess in a log-log plot that passes.
+    `near` has the largest excess of softmax and of linear attention that passes, and `slope` is the
+    largest log-log slope that passes.
     """
     checks = []
     for head, errors, most in zip(KERNELS, final.errors, near, strict=True):
@@ -202,7 +196,7 @@ def floor_checks(
 
 
 def training_distance(setting: Setting, law: str) -> float:
-    """Return the largest relative distance of the final errors of training runs from flows."""
+    """Return the largest relative difference between final errors of training runs and of flows."""
     trained, along = descent(setting, law), curves(setting, law)
     worst = 0.0
     for place, length in enumerate(along.lengths):
@@ -217,8 +211,8 @@ def training_distance(setting: Setting, law: str) -> float:
 @STUDY.claim(14, reference="Figure 2", after_parts=True, quick=False)
 def risk_against_length(setting: Setting) -> Iterator[Check]:
     r"""After training, linear attention has a smaller risk than softmax attention at every length,
-    and ridge regression a smaller one than both. The difference between the two heads narrows as
-    prompts grow, and both approach the noise floor.
+    and ridge regression has a smaller risk than both. The difference between the risks of the two
+    heads falls as prompts grow, and both risks approach the noise floor.
     """
     final = ends(setting, "identity")
     before = [
@@ -242,7 +236,7 @@ def risk_against_length(setting: Setting) -> Iterator[Check]:
         basis="ten times what is claimed after training",
     )
     yield control_at_least(
-        "softmax attention at $L = 10$, too short: excess over the noise floor",
+        "softmax attention at $L = 10$, which is too short: excess over the noise floor",
         float(final.errors[0][0] - final.floor),
         0.3,
         basis="ten times what is claimed at $L = 1000$",
@@ -250,12 +244,15 @@ def risk_against_length(setting: Setting) -> Iterator[Check]:
 
 
 def always_falling(distances: np.ndarray) -> np.ndarray:
-    """Return, for each start, whether the distance falls from each length to the next."""
+    """Return for each start whether the distance, [length, start], falls at every longer length."""
     return np.all(distances[1:] < distances[:-1], axis=0)
 
 
 def halved(distances: np.ndarray) -> np.ndarray:
-    """Return, for each start, whether the distance at least halves from first to last length."""
+    """Return for each start whether the distance at least halves from the first to the last length.
+
+    The distances have the axes [length, start].
+    """
     return distances[-1] <= 0.5 * distances[0]
 
 
@@ -263,16 +260,16 @@ def halved(distances: np.ndarray) -> np.ndarray:
     15,
     reference="Figure 3",
     expected="holds with a change",
-    evidence="This is true of most starts between $L = 10$ and $L = 1000$, but not of every "
-    "start from each length to the next. From about a quarter of the starts, one of the two "
-    "heads stays on a plateau at $L = 100$ that it leaves at $L = 40$, so that the distance "
-    "grows.",
+    evidence="From most starts the distance at $L = 1000$ is at most half of that at $L = 10$, "
+    "but not from every start does it fall from each length to the next. From about a quarter of "
+    "the starts, one of the two heads leaves a plateau at $L = 40$ and stays on it at $L = 100$, "
+    "so that the distance grows.",
     after_parts=True,
     quick=False,
 )
 def trainings_approach(setting: Setting) -> Iterator[Check]:
-    r"""When softmax and linear attention are trained from the same start, their parameters stay
-    closer together the longer the prompts are.
+    r"""If softmax and linear attention are trained from the same start, their parameters stay the
+    closer together, the longer the prompts are.
     """
     starts = ensemble(setting, "identity")
     yield share_at_least(
@@ -306,7 +303,7 @@ _LEFT = 0.05
 
 @STUDY.claim(16, reference="Figure 4", after_parts=True, quick=False)
 def fast_training(setting: Setting) -> Iterator[Check]:
-    r"""In training, softmax and linear attention both converge fast, at every prompt length."""
+    r"""Training of softmax and of linear attention converges fast, at every prompt length."""
     starts = ensemble(setting, "identity")
     converging = starts.converged.all(axis=(0, 1))
     late, early = (
@@ -336,13 +333,13 @@ _NARROWING_FROM = {"kms": 10, "kms-as-coded": 100}
 
 
 def slowness(setting: Setting, law: str) -> np.ndarray:
-    """Return the ratio of linear attention's least excess to its isotropic value, [length]."""
+    """Return the least excess of linear attention divided by its isotropic value, [length]."""
     final, isotropic = ends(setting, law), ends(setting, "identity")
     return (final.optimum - final.floor) / (isotropic.optimum - isotropic.floor)
 
 
 def _slower(setting: Setting, law: str) -> list[Check]:
-    """Return checks that the excess at L = 1000 is above its isotropic value."""
+    """Return checks that the excess of each head at L = 1000 is above its isotropic value."""
     final, isotropic = ends(setting, law), ends(setting, "identity")
     ratio = (final.errors[0] - final.floor) / (isotropic.errors[0] - isotropic.floor)
     return [
@@ -364,7 +361,7 @@ def _slower(setting: Setting, law: str) -> list[Check]:
 
 
 def _on_a_line() -> float:
-    """Return the ratio of `slowness` at L = 1000 for a covariance that makes it smaller than 1."""
+    """Return `slowness` at L = 1000 for covariates almost on a line, where it is below 1."""
     isotropic = protocol_task("identity")
     line = LinearRegression(
         np.diag([4.6, 0.1, 0.1, 0.1, 0.1]),
@@ -393,20 +390,20 @@ def _distance_check(setting: Setting, law: str) -> Check:
     19,
     reference="Figures 5 to 8",
     expected="holds with a change",
-    evidence="The slopes of the gaps, the order of the risks and the distances (from the starts "
-    "that converge, half of all) are as stated, both under the law that the paper states and "
-    "under the law that a public copy of the code draws. That code multiplies the covariates of "
-    "the prompt by the Cholesky factor twice and those of the query never. Only under the law "
-    "of the code does the risk fall more slowly than over isotropic covariates; there the "
-    "difference between the heads narrows only from $L = 100$ on. Under the law as stated the "
-    "risk falls at the isotropic rate or slightly faster.",
+    evidence="There are two laws: the law as stated in the paper, and the law as coded in a public "
+    "copy of its code, which multiplies the covariates of the prompt by the Cholesky factor twice "
+    "and those of the query not at all. Under both laws the slopes of the gaps, the order of the "
+    "risks and the distances (from the starts that converge, about half of all) are as claimed. "
+    "Under the law as coded the risk falls more slowly than over isotropic covariates, and the "
+    "difference between the heads falls only from $L = 100$ on. Under the law as stated the risk "
+    "falls at the isotropic rate or slightly faster.",
     after_parts=True,
     quick=False,
 )
 def anisotropic_training(setting: Setting) -> Iterator[Check]:
     r"""Over anisotropic covariates, the gaps between softmax and linear attention, the order of
-    their risks and the distance between their trainings behave as over isotropic covariates, and
-    the risk approaches the noise floor more slowly.
+    their risks and the distance between their parameters during training behave as over isotropic
+    covariates, and the risk approaches the noise floor more slowly.
     """
     checks = []
     for law, name in _LAWS.items():

@@ -1,4 +1,4 @@
-"""Figures of training: risks and distances between heads along it, and final risks."""
+"""Figures of training: risks along training, distances between heads, and final risks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -58,9 +58,9 @@ from promptlimit.tasks import bayes_risk
 )
 def training_risks(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Mean squared error along training over isotropic covariates, for softmax attention (left)
-    and linear attention (right). Thick lines: one start, followed by exact gradient flow. Thin
-    lines: the other starts. Dots: training runs. Short bars at the right mark the least error at
-    each length; the dashed line is the noise floor.
+    and linear attention (right). Lines are gradient flows of exact risks from random starts: thick
+    from a start that converges, thin from the others. Dots are training runs. Short bars at the
+    right mark the least error at each length; the dashed line is the noise floor.
     """
     arrays: Arrays = {"steps": STEPS_AT}
     for law in laws:
@@ -106,9 +106,9 @@ def draw_training_risks(data: Mapping[str, np.ndarray]) -> Figure:
 def training_distances(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Squared distance between the factors $(K, Q, V, O)$ of softmax and linear attention trained
     from the same start over isotropic covariates, against the number of steps of the paper's
-    protocol. Thick lines: one start from which both heads converge, followed by exact gradient
-    flow. Thin lines: the other starts; from some of them one head gets stuck, and the two never
-    approach again. Dots: training runs on shared prompts.
+    protocol. Lines are gradient flows of exact risks from random starts: thick from a start at
+    which both heads converge, thin from the others. From some starts only one head converges, and
+    the distance stays large. Dots are training runs of both heads on the same prompts.
     """
     arrays: Arrays = {"steps": STEPS_AT}
     for law in laws:
@@ -123,7 +123,7 @@ def training_distances(setting: Setting, laws: Sequence[str]) -> Arrays:
 
 
 def _squares(parameters: Mapping[str, np.ndarray], place: int) -> np.ndarray:
-    """Return the squared distance between softmax and linear factors along training."""
+    """Return the squared distance between the factors of both heads along training, [time]."""
     pairs = [(factor[place, 0, 0], factor[place, 1, 0]) for factor in parameters.values()]
     return np.sum([((a - b) ** 2).sum(axis=(1, 2)) for a, b in pairs], axis=0)
 
@@ -155,19 +155,20 @@ _POINTS = 256
 @figure_pair(
     "Risk after training against the length of the prompt",
     (2, 6),
-    f"{AS_STATED_AND_CODED}, where the prompt does not reveal the covariance of the query and "
+    f"{AS_STATED_AND_CODED}, where covariates of prompt and query have different covariances and "
     "errors fall more slowly. Grey: the optimum of linear attention over isotropic covariates, for "
     "comparison.",
 )
 def training_ends(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Mean squared error at the end of training, for softmax and linear attention from the block
-    start of the theory over isotropic covariates, with the closed-form optimum of linear attention,
-    the Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows of exact
-    risks up to time 600, as after 300,000 steps at rate 0.001. Bands, hardly wider than the lines,
-    are twice the mean increase due to gradient noise at the rate and batch size of the paper,
-    estimated at $L = 10$ and $100$ and taken as constant beyond. Rings are training runs from a
-    converging random start, at ten times that rate unless the full protocol is chosen. Crosses are
-    random starts that ended more than a tenth above the least excess.
+    start of Assumption 5.1 over isotropic covariates, with the closed-form optimum of linear
+    attention, the Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows
+    of exact risks up to time 600, which corresponds to 300,000 steps at rate 0.001. Bands, hardly
+    wider than the lines, are twice the mean increase due to gradient noise at the rate and batch
+    size of the paper, estimated at $L = 10$ and $100$ and taken as constant beyond. Rings are
+    training runs from a converging random start, at ten times that rate unless the full protocol is
+    chosen. Crosses are flows from random starts that did not converge: they ended more than a tenth
+    above the least excess.
     """
     arrays: Arrays = {}
     between = _BETWEEN[::4] if setting.quick else _BETWEEN
@@ -259,11 +260,11 @@ def _end_panel(axis: Axes, arrays: Mapping[str, np.ndarray]) -> None:
     "What softmax costs at long prompts", reference="Section 6, at long prompts", after_parts=True
 )
 def softmax_optimum(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error above the noise floor, times the length $L$, after training over
-    isotropic covariates. Dashed lines are the leading orders: in closed form for linear attention
-    and ridge regression, and for softmax attention the minimum over the scale of the scores. At
-    long prompts the excess of softmax attention is three times that of linear attention: the
-    difference between the two falls like $1/L$, and no training removes it.
+    r"""Excess, the mean squared error minus the noise variance, times the length $L$, after
+    training over isotropic covariates. Dashed lines are the leading orders: in closed form for
+    linear attention and ridge regression, and for softmax attention the minimum over the scale of
+    the scores. At long prompts the excess of softmax attention is three times that of linear
+    attention. The difference falls like $1/L$, and training cannot reduce it further.
     """
     final, noise = ends(setting, "identity"), protocol_task("identity").noise_variance
     scaled = {

@@ -38,14 +38,10 @@ STATISTICS = ("log_partition", "log_partition_variance", "entropy", "entropy_var
 def simulated(
     sigma: float, length: int, prompts: int, rng: np.random.Generator, margin: float | None = None
 ) -> dict[str, np.ndarray]:
-    """Return statistics of simulated prompts of Gaussian scores, by name, [prompt] each.
+    r"""Return statistics of simulated prompts of Gaussian scores, by name, [prompt] each.
 
-    Args:
-        sigma: the standard deviation of the scores.
-        length: the number of scores of a prompt.
-        prompts: the number of prompts.
-        rng: the generator.
-        margin: the score of an additional token, the needle, whose weight is then returned too.
+    The scores have the standard deviation $\sigma$. The score of an additional token, the needle,
+    is `margin`; if it is given, the weight of the needle is also returned.
     """
     log_z, entropies, needles = [], [], []
     for start in range(0, prompts, max(1, _TOKENS_AT_ONCE // length)):
@@ -69,19 +65,19 @@ def simulated(
 
 _SHORT = ((0.5, 2, 100_000), (1.0, 100, 250_000), (4.0, 10, 40_000))
 _LONG = ((2.0, 1000, 64_000), (4.0, 1000, 40_000))
-"""Sharpness, length and number of prompts of five comparisons.
+"""Sharpness, length and number of prompts of comparisons; `_SHORT` and `_LONG` have five together.
 
-`STATISTICS` has four statistics, of which the squared deviations have the largest skewness: about
-6, 22, 4, 12 and 9 in the five comparisons. The numbers of prompts are so large that the
-allowance `SKEWNESS` of statistical checks (`studies._checks`) covers this.
+Among the four `STATISTICS`, the squared deviations have the largest skewness: about 6, 22, 4, 12
+and 9 in the five comparisons. The numbers of prompts are so large that the allowance `SKEWNESS` of
+statistical checks (`studies._checks`) covers this.
 """
 
 
 @STUDY.claim(1, reference="lengths.md, sections 1 and 2")
 def simulated_prompts(setting: Setting) -> Iterator[Check]:
-    r"""For prompts of $L$ Gaussian scores, let $Z$ be the sum of their exponentials and $H$ the
-    entropy of the softmax weights. The means and variances of $\ln Z$ and $H$ are integrals whose
-    cost does not depend on $L$.
+    r"""For prompts of $L$ Gaussian scores of standard deviation $\sigma$, let $Z$ be the sum of
+    their exponentials and $H$ the entropy of the softmax weights. The means and variances of $\ln
+    Z$ and $H$ are integrals that can be computed at a cost that does not depend on $L$.
     """
     rng = np.random.default_rng(setting.seed)
     for sigma, length, prompts in _SHORT if setting.quick else _SHORT + _LONG:
@@ -150,8 +146,8 @@ def derivatives(setting: Setting) -> Iterator[Check]:
         basis="as above; the variance is a difference of two terms that are ten times larger",
     )
     yield control_at_least(
-        r"$\frac{d}{d\sigma}\mathbb{E}\ln Z$ compared with $\sigma$, without $S_2$: largest "
-        "relative difference",
+        r"$\frac{d}{d\sigma}\mathbb{E}\ln Z$ compared with $\sigma$, which omits "
+        r"$\mathbb{E}S_2$: largest relative difference",
         without,
         0.1,
         basis=r"with two tokens $\mathbb{E}S_2$ is at least $1/2$; margin 5",
@@ -159,7 +155,7 @@ def derivatives(setting: Setting) -> Iterator[Check]:
 
 
 def _slope(rows: list[np.ndarray]) -> np.ndarray:
-    """Return the derivative at the middle one of five points, by central differences."""
+    """Return the derivative at the middle of five points, by central differences."""
     return (8.0 * (rows[3] - rows[1]) - (rows[4] - rows[0])) / (12.0 * _STEP)
 
 
@@ -176,23 +172,25 @@ def participation(s: float, length: float) -> float:
 
 @STUDY.claim(3, reference="lengths.md, section 2; known of the random energy model")
 def entropy_share(setting: Setting) -> Iterator[Check]:
-    r"""If the sharpness grows with the length as $\sigma^2 = s\ln L$, the mean entropy of the
-    weights as a share of $\ln L$ tends to $1 - s/2$ for $s < 2$, and to 0 beyond. Below $s = 1$ it
-    converges quickly, above slowly: at $s = 1.5$ it is still 0.02 away at $10^{24}$ tokens.
+    r"""If the sharpness grows with the length like $\sigma^2 = s\ln L$, the mean entropy of the
+    weights divided by $\ln L$ tends to $1 - s/2$ for $s < 2$, and to 0 for $s \ge 2$. It converges
+    quickly for $s < 1$ and slowly for $s > 1$: at $s = 1.5$ the distance from the limit is still
+    0.02 at $10^{24}$ tokens. Tested at four values of $s$ from 0.5 to 4.
     """
     # By the derivative of E ln Z the entropy is E H = ln L - σ²/2 + σ² E S₂ - ∫₀^σ t E S₂(t) dt.
-    # E S₂ grows with the sharpness, so the integral is between 0 and σ²/2 times E S₂. The share is
-    # therefore above 1 - s/2 by at least s E S₂/2 and at most s E S₂.
+    # E S₂ grows with the sharpness, so the integral is between 0 and σ²/2 times E S₂. The share
+    # E H/ln L therefore exceeds 1 - s/2 by at least s E S₂/2 and at most s E S₂.
     slow = [share(1.5, length) for length in (1e6, 1e12, 1e24)]
     falls = max(later - earlier for earlier, later in itertools.pairwise(slow))
     frozen = [share(4.0, length) for length in (1e6, 1e24)]
     yield from (
         at_most(
-            f"$s = {s:g}$, $L = 10^{{{math.log10(length):g}}}$: distance of the share from "
+            f"$s = {s:g}$, $L = 10^{{{math.log10(length):g}}}$: distance of the share "
+            r"$\mathbb{E}H/\ln L$ from "
             f"{1 - s / 2:g}",
             abs(share(s, length) - (1 - s / 2)),
             participation(s, length) * s,
-            basis=r"theory: at most $s\,\mathbb{E}S_2$, an integral computed separately",
+            basis=r"theory: at most $s\,\mathbb{E}S_2$, which is computed by another integral",
         )
         for s, length in ((0.5, 1e6), (1.0, 1e12), (1.5, 1e24))
     )
@@ -203,8 +201,8 @@ def entropy_share(setting: Setting) -> Iterator[Check]:
         basis="theory: $L^{s-1} = 10^{-3}$ to leading order below $s = 2/3$; margin 2",
     )
     yield at_most(
-        "$s = 1.5$, $L = 10^6, 10^{12}, 10^{24}$: change of the share from one length to the "
-        "next, towards $1/4$; the smaller of the two falls",
+        "$s = 1.5$, $L = 10^6, 10^{12}, 10^{24}$: change of the share, which falls towards $1/4$, "
+        "from one length to the next; the smaller fall of the two",
         falls,
         -0.02,
         basis=r"theory: $s\,\mathbb{E}S_2 \sim 0.42\,s\,L^{-1/48}/\sigma$ falls by 0.033 "
@@ -218,7 +216,7 @@ def entropy_share(setting: Setting) -> Iterator[Check]:
         "$1/4$; margin 2",
     )
     yield control_at_least(
-        "$s = 1.5$, $L = 10^{24}$: distance of the share from $1 - s$",
+        "$s = 1.5$, $L = 10^{24}$: distance of the share from the wrong limit $1 - s$",
         abs(slow[-1] + 0.5),
         0.5,
         basis="the limits $1/4$ and $-1/2$ are 0.75 apart; margin 1.5",
@@ -228,19 +226,20 @@ def entropy_share(setting: Setting) -> Iterator[Check]:
 _LENGTHS = np.array([64.0, 4096.0, 65536.0])
 _DOWN = np.array([8.0])
 _SHARE = 0.8
-"""The share of lists whose predictions must be within two standard errors.
+"""The share of lists of scores whose predictions must be within two standard errors.
 
-Normal errors with a known standard error would give 95%. The share is smaller here, because the
+It would be 95% for normal errors with a known standard error. It is smaller here, because the
 standard error is estimated from a few hundred lognormal weights.
 """
 
 
 @STUDY.claim(7, reference="lengths.md, section 3")
 def prediction(setting: Setting) -> Iterator[Check]:
-    r"""The $N$ scores of one query predict the mean entropy at other lengths $L$ to within two
-    standard errors for at least four of five lists of scores with $S_2 = \sum_i p_i^2 < 0.1$, where
+    r"""A list of $N$ scores of one query predicts the mean entropy at other lengths $L$ to within
+    two standard errors, for at least four of five lists with $S_2 = \sum_i p_i^2 < 0.1$, where
     $p_i$ are the softmax weights. The simpler prediction, the measured entropy plus $\ln(L/N)$,
-    fails for $L < N$.
+    fails for $L < N$. Tested for standard normal scores, and the simpler prediction at sharpness 2
+    and $L = 8$.
     """
     rng = np.random.default_rng(setting.seed + 2)
     count, lists = (256, 40) if setting.quick else (512, 100)
@@ -266,11 +265,8 @@ def _held(
 ) -> list[bool]:
     """Return whether each list with S₂ < 0.1 predicts every length within two standard errors.
 
-    Args:
-        lists: standard normal numbers, one list per row.
-        sigma: the standard deviation of scores.
-        lengths: the lengths to predict.
-        name: the prediction: "value", or "naive", the measured entropy plus ln(L / N).
+    Scores are `sigma` times the rows of `lists`. The prediction "naive" is the measured entropy
+    plus ln(L/N).
     """
     truth = length_statistics(sigma, lengths).entropy
     drawn = [entropy_prediction(sigma * row, lengths) for row in lists]
@@ -287,10 +283,10 @@ _SHARES = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 4.0])
     name="entropy_share",
 )
 def entropy_shares(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean entropy of the softmax weights divided by $\ln L$, where the sharpness grows with the
-    length as $\sigma^2 = s\ln L$, computed exactly up to $L = 10^{30}$. Dashed: the limit, $1 -
-    s/2$ for $s \le 2$ and 0 beyond. Near freezing, corrections fall so slowly that no context
-    length in use is near the limit.
+    r"""Mean entropy of the softmax weights divided by $\ln L$ if the sharpness grows with the
+    length like $\sigma^2 = s\ln L$, exact up to $L = 10^{30}$. Dashed: the limit, $1 - s/2$ for $s
+    \le 2$ and 0 beyond. Near freezing ($s = 2$) the distance from the limit falls so slowly that it
+    is large at every context length in use.
     """
     lengths = 10.0 ** (np.array([1, 4, 12, 24]) if setting.quick else np.arange(1, 31))
     sigma = np.sqrt(_SHARES[:, None] * np.log(lengths))

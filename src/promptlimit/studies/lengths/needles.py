@@ -1,8 +1,8 @@
-r"""Claims on needles: the weight of one relevant token, and the temperature that keeps it.
+r"""Claims on needles: the weight of one relevant token, and the temperature that preserves it.
 
-The needle is a token whose score is $\Delta$, the *margin*, above the mean of $L$ Gaussian scores
-of standard deviation $\sigma$. $Z$ is the sum of the exponentials of these scores, and the inverse
-temperature $b$ multiplies all scores.
+The needle is a token whose score exceeds the mean of $L$ Gaussian scores of standard deviation
+$\sigma$ by the *margin* $\Delta$. $Z$ is the sum of the exponentials of these $L$ scores, and the
+inverse temperature $b$ multiplies all scores.
 """
 
 import math
@@ -42,7 +42,7 @@ _FAR = ((1.0, 1e3, 5.0), (1.0, 1e6, 15.0), (2.0, 1e4, 10.0), (0.5, 1e3, 7.0))
 
 
 def weight(sigma: float, length: Length, margin: float) -> float:
-    """Return the mean weight of a needle, a token whose score is `margin` above the mean."""
+    """Return the mean weight of a needle of this margin."""
     return float(length_statistics(sigma, length, fixed_scores=[margin]).fixed_weights[0])
 
 
@@ -56,9 +56,9 @@ def annealed_weight(
 @STUDY.claim(4, reference="lengths.md, section 4")
 def needle_weight(setting: Setting) -> Iterator[Check]:
     r"""The mean weight of a token whose score is $\Delta$ above the mean of $L$ Gaussian scores of
-    standard deviation $\sigma$ is a single integral. Replacing the sum $Z$ of the other
-    exponentials by its mean gives this weight to within 1% while $(e^{\sigma^2} - 1)/L$ is below
-    1%.
+    standard deviation $\sigma$ is a single integral. If the sum $Z$ of the other exponentials is
+    replaced by its mean, the error of this weight is at most 1% while $(e^{\sigma^2} - 1)/L$ is
+    below 1%. Tested in four cases each.
     """
     rng = np.random.default_rng(setting.seed + 1)
     prompts = 4000 if setting.quick else 10_000
@@ -98,10 +98,11 @@ _KEPT = (
 
 @STUDY.claim(5, reference="lengths.md, section 4")
 def needle_temperature(setting: Setting) -> Iterator[Check]:
-    r"""Let a needle be one token whose score is $\Delta$ above the mean of $L$ scores of standard
-    deviation $\sigma$. Multiplying all scores by $b = 2a/(\Delta + \sqrt{\Delta^2 - 2\sigma^2a})$,
-    with $a = \ln L + \ln(P/(1 - P))$, keeps the weight of the needle within 1.5% of $P$ while $a
-    \le 0.8\,\Delta^2/(2\sigma^2)$; rules that grow like $\ln L$ do not.
+    r"""Let the needle be one token whose score is $\Delta$ above the mean of $L$ Gaussian scores of
+    standard deviation $\sigma$. If all scores are multiplied by $b = 2a/(\Delta + \sqrt{\Delta^2 -
+    2\sigma^2a})$ with $a = \ln L + \ln(P/(1 - P))$, the mean weight of the needle is within 1.5% of
+    $P$ as long as $a \le 0.8\,\Delta^2/(2\sigma^2)$. Factors $b$ that grow like $\ln L$ do not
+    preserve this weight. Tested in seven cases, and for one factor $b \propto \ln L$.
     """
     cells = _KEPT[::2] if setting.quick else _KEPT
     by_formula, by_root = [], []
@@ -128,10 +129,11 @@ def needle_temperature(setting: Setting) -> Iterator[Check]:
         basis="tolerance of the root finder, $10^{-13}$ in $b$; margin 1000",
     )
     yield control_at_least(
-        r"log-n rule at $\sigma = 2$, from 8192 to 131,072 tokens: weight lost",
+        r"log-n rule at $\sigma = 2$, from 8192 to 131,072 tokens: decrease of the weight of the "
+        "needle from 1/2",
         lost,
         0.15,
-        basis="ten times the 1.5% that the formula may lose",
+        basis="ten times the 1.5% that the statement allows",
     )
 
 
@@ -140,10 +142,11 @@ _BASE = 8192.0
 
 @STUDY.claim(6, reference="lengths.md, section 5")
 def freezing(setting: Setting) -> Iterator[Check]:
-    r"""Let $b$ be the factor on the scores of a head of sharpness $\sigma$, which freezes when
-    $\sigma^2b^2 = 2\ln L$. The rule $b \propto \sqrt{\ln L}$ keeps the distance $\sigma^2b^2/\ln L$
-    to freezing; under the log-n rule $b = \ln L/\ln L_0$ the head freezes at $\ln L = 2(\ln
-    L_0)^2/\sigma^2$, and under YaRN far sooner.
+    r"""Let $b$ be the factor on the scores of a head of sharpness $\sigma$. The head freezes when
+    $\sigma^2b^2/\ln L$ reaches 2. The rule $b \propto \sqrt{\ln L}$ keeps this ratio constant.
+    Under the log-n rule $b = \ln L/\ln L_0$ with the base length $L_0$, the head freezes at $\ln L
+    = 2(\ln L_0)^2/\sigma^2$, and under the rule of YaRN at a far smaller length. Tested at $L_0 =
+    8192$.
     """
     rules = {rule.name: rule for rule in RULES}
     by_log = [math.log(freezing_length(rules["Qwen log-n"], s, _BASE)) for s in (2.0, 3.0)]
@@ -173,21 +176,21 @@ def freezing(setting: Setting) -> Iterator[Check]:
         r"$\sigma = 3$: ratio of $\ln L$ at freezing under YaRN to that under log-n",
         math.log(frozen_at) / by_log[1],
         0.8,
-        basis=r"stated: sooner by at least a fifth of $\ln L$, a factor of 37 in $L$",
+        basis=r"stated: smaller by at least a fifth of $\ln L$, a factor of 37 in $L$",
     )
     yield at_most(
         r"$\sigma = 3$, YaRN at 30 times its freezing length: effective number of tokens",
         tokens[0],
         4.0,
-        basis="beyond freezing a bounded number of tokens shares the attention; stated margin",
+        basis="beyond freezing a bounded number of tokens has almost all the weight; stated margin",
     )
     yield control_at_least(
         r"$\sigma = 3$, at 30 times the freezing length of YaRN: ratio of the effective "
         "number of tokens under the square-root rule to that under YaRN",
         tokens[1] / tokens[0],
         8.0,
-        basis=r"the square-root rule, at the distance $s = \sigma^2/\ln L_0$, keeps "
-        "$L^{1-s/2}$ tokens; stated margin",
+        basis=r"theory: $L^{1-s/2}$ effective tokens under the square-root rule, where "
+        r"$s = \sigma^2/\ln L_0$; stated margin",
     )
 
 
@@ -197,11 +200,12 @@ _LENGTH = 1000.0
 
 @STUDY.figure("A needle among a thousand tokens", reference="lengths.md, section 4")
 def needles(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean weight of one token whose score is $\Delta$ above the mean of 1000 standard normal
-    scores, when all scores are multiplied by $b$. Lines are exact; dashed lines replace $Z$, the
-    sum of the other exponentials, by its mean, and turn down beyond freezing, $b = \sqrt{2\ln L}$.
-    Lowering the temperature finds a high needle; a low needle has a best temperature, but is not
-    found at any.
+    r"""Mean weight of the needle, a token whose score is $\Delta$ above the mean of 1000 standard
+    normal scores, if all scores are multiplied by $b$. Lines are exact. For dashed lines, $Z$, the
+    sum of the other exponentials, is replaced by its mean; from freezing on, $b = \sqrt{2\ln L}$
+    (vertical line), they are wrong. A needle with a large $\Delta$ gets almost all the weight at
+    large $b$. A needle with a small $\Delta$ has its largest weight at a finite $b$, and little
+    weight even there.
     """
     b = np.linspace(0.0, 8.0, 9 if setting.quick else 81)
     fixed = (b * _MARGINS[:, None])[..., None]
@@ -233,9 +237,9 @@ def draw_needles(data: Mapping[str, np.ndarray]) -> Figure:
 @STUDY.figure("What keeps a needle, and what practice does", reference="lengths.md, section 5")
 def temperature(setting: Setting) -> dict[str, np.ndarray]:
     r"""Factors on the scores of a head of sharpness 2 as prompts grow from 8192 tokens, and the
-    weight that they leave to a needle that had weight $1/2$. Thick lines: the factors that keep the
-    weight of the needle and the entropy, by exact roots. The rules in use are the same for all
-    heads, but what a head needs depends on its sharpness.
+    resulting weight of a needle whose weight is $1/2$ at 8192 tokens. Thick lines: the factors that
+    preserve the weight of the needle or the entropy, by exact root finding. The rules in use are
+    the same for all heads, but the factor that a head requires depends on its sharpness.
     """
     count = 2 if setting.quick else 15
     lengths = np.geomspace(8192.0, 1048576.0, count).round()

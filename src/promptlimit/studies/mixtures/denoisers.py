@@ -1,7 +1,7 @@
 r"""Claims on heads and layers that are the Bayes denoiser over infinite prompts.
 
 A query is a token of a mixture of $N(m_k,\gamma^2I)$ with weights $\pi_k$, plus noise of variance
-$\xi^2$, and $s=\gamma^2+\xi^2$. In the code $\gamma^2$ is `g`, $\xi^2$ is `x` and $s$ is `s`. The
+$\xi^2$. The code writes `g` for $\gamma^2$, `x` for $\xi^2$ and `s` for $s=\gamma^2+\xi^2$. The
 excess of a predictor $f$ is its mean squared distance $E|f-f^*|^2$ from the Bayes denoiser $f^*$.
 """
 
@@ -54,9 +54,9 @@ UNEQUAL = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=1, noise_varia
 def random_law(
     rng: np.random.Generator, dim: int, components: int = 2, *, within: float | None = None
 ) -> Denoising:
-    """Return a law whose means have random directions and the same norm, with random weights.
+    """Return a law whose means have random directions and equal norms, with random weights.
 
-    The norm is between 1 and 3, the angle between the first two means between 60 and 120 degrees.
+    The norm is between 1 and 3, and the first two means form an angle between 60 and 120 degrees.
     """
     means = rng.normal(size=(components, dim))
     axes, _ = np.linalg.qr(means[:2].T)
@@ -115,7 +115,7 @@ def fitted_excesses(
 def _residuals(theta: Array, law: Mixture, points: QueryPoints) -> Array:
     r"""Return $\sqrt{w_i}\,(f(z_i)-f^*(z_i))$ at quadrature nodes $z_i$ of weights $w_i$.
 
-    The heads of $f$ have the matrices `theta`, [U or V, head, d, d].
+    `theta`, [2, head, d, d], has the matrices $U$ and then $V$ of the heads of $f$.
     """
     heads = MultiHead([SoftmaxAttention(u, v) for u, v in zip(*theta, strict=True)])
     outputs = jax.vmap(lambda z: heads.attend(law, z))(points.points)
@@ -140,7 +140,7 @@ def random_task(rng: np.random.Generator, within: float, noise: float) -> Denois
 def tweedie(task: Denoising, query: np.ndarray) -> np.ndarray:
     r"""Return $z+\xi^2\nabla\log p(z)$, with the density $p$ of the query.
 
-    The gradient is a difference quotient with an imaginary step, which has no cancellation.
+    The gradient is a difference quotient with an imaginary step, which avoids cancellation.
     """
     s, slopes = task.query_variance, []
     for axis in np.eye(query.size):
@@ -152,7 +152,7 @@ def tweedie(task: Denoising, query: np.ndarray) -> np.ndarray:
 
 
 def without_offsets(task: Denoising, query: np.ndarray) -> np.ndarray:
-    """Return the predictor whose gate omits the norms of the means."""
+    """Return a wrong predictor, whose gate omits the norms of the means."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     gate = task.weights * np.exp(task.means @ query / s)
     return g / s * query + x / s * (gate / gate.sum() @ task.means)
@@ -160,14 +160,15 @@ def without_offsets(task: Denoising, query: np.ndarray) -> np.ndarray:
 
 @STUDY.claim(14, reference="Equations 10 and 11, Appendix C.2")
 def bayes_denoiser(setting: Setting) -> Iterator[Check]:
-    r"""For a mixture of $\mathcal{N}(m_k, \Gamma)$ with weights $\pi_k$, observed as $z$ with noise
-    of variance $\xi^2$, let $S = \Gamma + \xi^2I$. The Bayes denoiser is $\Gamma S^{-1}z +
+    r"""Let $z$ be a token of a mixture of $\mathcal{N}(m_k, \Gamma)$ with weights $\pi_k$, plus
+    noise of variance $\xi^2$, and $S = \Gamma + \xi^2I$. The Bayes denoiser is $\Gamma S^{-1}z +
     \xi^2S^{-1}\sum_k\beta_km_k$, where $\beta$ is the softmax of $\log\pi_k + \langle m_k,
-    S^{-1}z\rangle - \langle m_k, S^{-1}m_k\rangle/2$ over $k$.
+    S^{-1}z\rangle - \langle m_k, S^{-1}m_k\rangle/2$ over $k$. Tested for three components and
+    $\Gamma = 0.8\,I$ in three dimensions.
     """
-    # Queries have norms of at most 7, and the first is 0. The gate of that query is
-    # (0.557, 0.184, 0.259), and (0.5, 0.3, 0.2) without offsets. Its entries change by 0.057, 0.116
-    # and 0.059. The means have norms 1, 2 and 1/2 and any directions, so the predictor moves by at
+    # Queries have norms of at most 7, and the first is 0. The gate of the first query is
+    # (0.557, 0.184, 0.259), and (0.5, 0.3, 0.2) without offsets, a change of 0.057, 0.116 and
+    # 0.059. The means have norms 1, 2 and 1/2 and random directions, so the predictor changes by at
     # least (ξ²/s)(2 · 0.116 − 0.057 − 0.059/2) = 0.098.
     rng = np.random.default_rng(setting.seed)
     task = random_task(rng, 0.8, 1.7)
@@ -210,7 +211,7 @@ def bayes_denoiser(setting: Setting) -> Iterator[Check]:
 
 
 def plane_heads(task: Denoising) -> MultiHead:
-    """Return the two heads of Appendix C.5 in the plane, computed from linear systems."""
+    """Return the two heads of Appendix C.5 for means in the plane."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     first, second = task.means
     delta, heads = first - second, []
@@ -230,8 +231,8 @@ def distance(attention: AbstractAttention, task: Denoising) -> float:
 
 @STUDY.claim(15, reference="Theorem 4.1, Appendix C.5")
 def two_heads(setting: Setting) -> Iterator[Check]:
-    r"""For two components whose means have equal norms, two softmax heads over an infinite prompt
-    can be the Bayes denoiser.
+    r"""For two components whose means have equal norms, there are two softmax heads whose sum over
+    an infinite prompt is the Bayes denoiser.
     """
     rng = np.random.default_rng(setting.seed)
     laws = [figure_law(), *(random_law(rng, dim) for dim in (2, 3, 5))]
@@ -277,7 +278,7 @@ _ZERO = 1e-20
 
 
 def _bayes_fits(name: str, excesses: Sequence[float]) -> Check:
-    """Return a check that three quarters of fits end at an excess of 0."""
+    """Return a check that three quarters of the fits end at an excess of 0."""
     found = [excess <= _ZERO for excess in excesses]
     return share_at_least(f"{name}: fits that reach an excess of 0", found, 0.75)
 
@@ -314,7 +315,7 @@ def one_head(setting: Setting) -> Iterator[Check]:
 def opposite_head(task: Denoising) -> SoftmaxAttention:
     r"""Return the Bayes head of the points $\pm m$: $U=(e+n)e^\top/\xi^2$, $V=e(e-n)^\top$.
 
-    Here $e=m/|m|$, and n is a unit vector perpendicular to it.
+    Here $e=m/|m|$, and $n$ is a unit vector perpendicular to $e$.
     """
     e = task.means[0] / np.linalg.norm(task.means[0])
     n = np.linalg.svd(e[None])[2][-1]
@@ -324,9 +325,9 @@ def opposite_head(task: Denoising) -> SoftmaxAttention:
 def roomy_head(task: Denoising) -> SoftmaxAttention:
     r"""Return the Bayes head of two points of equal norm in three dimensions or more.
 
-    Let $\delta=m_1-m_2$, and n a unit vector perpendicular to both means. Then
-    $U=(\delta+n)\delta^\top/(\xi^2|\delta|^2)$, and V maps each mean to itself and n to $-\delta$,
-    so that $VU=0$.
+    Let $\delta=m_1-m_2$, and let $n$ be a unit vector perpendicular to both means. Then
+    $U=(\delta+n)\delta^\top/(\xi^2|\delta|^2)$, and $V$ maps each mean to itself and $n$ to
+    $-\delta$, so that $VU=0$.
     """
     delta = task.means[0] - task.means[1]
     axes = np.linalg.svd(task.means)[2]
@@ -337,10 +338,10 @@ def roomy_head(task: Denoising) -> SoftmaxAttention:
 
 @STUDY.claim(18, reference="Remark 4.2")
 def degenerate_mixture(setting: Setting) -> Iterator[Check]:
-    r"""Without spread within components ($\gamma = 0$) two softmax heads are the Bayes denoiser; in
-    the plane one head is enough only for opposite means. In three dimensions or more one head is
-    always enough (derived here): a direction perpendicular to the means absorbs what the head must
-    discard.
+    r"""Consider two components of equal norm without variance within components ($\gamma = 0$). The
+    sum of two softmax heads can be the Bayes denoiser. In the plane, one head can be the Bayes
+    denoiser only for opposite means. In three dimensions or more, one head always can (derived
+    here), because it can use a direction perpendicular to the means.
     """
     rng = np.random.default_rng(setting.seed)
     starts = 3 if setting.quick else 8
@@ -396,9 +397,9 @@ def paper_layer(within: float, noise: float, dim: int) -> Layer:
 
 @STUDY.claim(20, reference="Proposition 4.4")
 def one_layer_for_all(setting: Setting) -> Iterator[Check]:
-    r"""One softmax head with $U = I/s$, where $s = \gamma^2 + \xi^2$, plus a multiple of the query,
-    is the Bayes denoiser of every mixture whose means have equal norms: it reads the means from the
-    prompt.
+    r"""A softmax head with $U = I/s$, where $s = \gamma^2 + \xi^2$, plus a multiple of the query is
+    the Bayes denoiser of every mixture whose means have equal norms. Its matrices do not depend on
+    the means, which enter through the prompt.
     """
     rng = np.random.default_rng(setting.seed)
     largest = 0.0

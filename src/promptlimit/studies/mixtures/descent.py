@@ -1,8 +1,7 @@
 r"""Claims on gradient descent in discrimination over infinite prompts, from two kinds of starts.
 
-"The preprint" is the paper that this study checks. A head has the score matrix U and the value
-matrix V, with the blocks $U_{11}$, $u_{12}$, $v_{21}$ and $v_{22}$ of claim 3 (module `experts`).
-Its excess is its logistic risk minus the Bayes risk.
+A head has the blocks $U_{11}$, $u_{12}$, $v_{21}$ and $v_{22}$ of claim 3 (module `experts`). Its
+excess is its logistic risk minus the Bayes risk.
 """
 
 import functools
@@ -50,13 +49,17 @@ StartName = Literal["gaussian", "structured"]
 def side_by_side(
     query: np.ndarray, label_score: np.ndarray, value: np.ndarray, label_value: np.ndarray
 ) -> SoftmaxAttention:
-    """Return n heads, stacked, from U_11 [n, d, d], u_12 [n, d], v_21 [n, d] and v_22 [n]."""
+    """Stack n heads with the blocks U_11 [n, d, d], u_12 [n, d], v_21 [n, d] and v_22 [n]."""
     blocks = zip(query, label_score, value, label_value, strict=True)
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(block_head(*row) for row in blocks))
 
 
 def start(name: StartName, seeds: int, rng: np.random.Generator) -> SoftmaxAttention:
-    """Return heads with standard normal entries, or with v_21 standard normal and the rest zero."""
+    """Return random heads, stacked.
+
+    "gaussian": all entries are standard normal. "structured": v_21 is standard normal, and all
+    other entries are zero.
+    """
     entries = [rng.normal(size=(seeds, *shape)) for shape in ((DIM, DIM), (DIM,), (DIM,), ())]
     if name == "structured":
         entries = [entry if place == 2 else 0.0 * entry for place, entry in enumerate(entries)]
@@ -64,9 +67,9 @@ def start(name: StartName, seeds: int, rng: np.random.Generator) -> SoftmaxAtten
 
 
 def even_start() -> SoftmaxAttention:
-    """Return one deterministic head, whose entries are distributed like those of a Gaussian start.
+    """Return one deterministic head whose entries are distributed like standard normal numbers.
 
-    Its entries are normal quantiles at the multiples of the golden ratio, modulo 1.
+    The entries are normal quantiles at the multiples of the golden ratio, modulo 1.
     """
     golden = (np.sqrt(5.0) - 1.0) / 2.0
     entries = ndtri(golden * np.arange(1.0, DIM**2 + 2 * DIM + 2) % 1.0)
@@ -96,7 +99,7 @@ def batch_loss(head: SoftmaxAttention, labels: Array, covariates: Array) -> Arra
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(loss: Callable[..., Array], heads: SoftmaxAttention, *batches: Array) -> SoftmaxAttention:
-    """Return the heads after a step of gradient descent, each on its own batch."""
+    """Return the heads after a step of gradient descent, with one batch per head."""
     slopes = jax.vmap(jax.grad(loss))(heads, *batches)
     return jax.tree.map(lambda entry, slope: entry - RATE * slope, heads, slopes)
 
@@ -128,13 +131,9 @@ def draw(heads: int, batch: int, rng: np.random.Generator) -> tuple[np.ndarray, 
 def descend(
     heads: SoftmaxAttention, batch: int | None, record: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return excesses after given numbers of steps of descent, [record, n].
+    """Return excesses of n heads after the numbers of steps in `record`, [record, n].
 
-    Args:
-        heads: the n starts.
-        batch: the number of queries per step; None for the exact gradient.
-        record: increasing numbers of steps, at which excesses are returned.
-        rng: randomness of the batches.
+    Each step of descent uses `batch` queries, or the exact gradient if `batch` is None.
     """
     done, rows = 0, []
     for steps in record.astype(int).tolist():
@@ -155,7 +154,7 @@ def _ends(name: StartName, batch: int, steps: int, starts: int, seed: int) -> np
 
 
 def _stuck(words: str, excesses: np.ndarray) -> Check:
-    """Return a check that nine tenths of the starts end far from the Bayes score."""
+    """Return a check that nine tenths of the starts end with more than a tenth of `zero_excess`."""
     return share_at_least(
         f"{words}: starts with an excess above a tenth of that of the score 0",
         excesses >= 0.1 * zero_excess(),
@@ -166,9 +165,9 @@ def _stuck(words: str, excesses: np.ndarray) -> Check:
 @STUDY.claim(24, reference="Figure 4", quick=False)
 def gaussian_starts(setting: Setting) -> Iterator[Check]:
     r"""From starts with standard normal entries, training is slow and ends far from the Bayes score
-    ($d = 20$, means $\pm e_1$, learning rate $10^{-2}$). This depends on the batch size, which the
-    preprint does not state: it is true with one query per step, but not with 128 queries and not
-    with the exact gradient.
+    ($d = 20$, means $\pm e_1$, learning rate $10^{-2}$). The preprint does not state the batch
+    size, and the statement depends on it: it is true with one query per step, but false with 128
+    queries and with the exact gradient.
     """
     one = _ends("gaussian", 1, 10_000, 32, setting.seed)
     structured = _ends("structured", 1, 10_000, 32, setting.seed)
@@ -196,7 +195,8 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
     )
     yield rejected(_stuck("batch 128, 3,000 steps", many))
     yield control_at_most(
-        "excess after 1,000 steps of the exact gradient from an even start, which has no plateau",
+        "excess after 1,000 steps of the exact gradient from a deterministic start with entries "
+        "distributed like standard normal numbers",
         exact,
         far,
         basis="stated: a tenth of the excess of the score 0",
@@ -205,11 +205,11 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(25, reference="Figure 5", quick=False)
 def structured_starts(setting: Setting) -> Iterator[Check]:
-    r"""With the blocks of claim 3 at $U_{11} = 0$, $u_{12} = 0$, $v_{22} = 0$ and $v_{21} \sim
-    \mathcal{N}(0, I)$, stochastic gradient descent with learning rate $10^{-2}$ finds the Bayes
-    score from nine of ten starts ($d = 20$). The preprint does not state batch size, steps and
-    seeds; here a batch of 16 leaves at most a tenth of the excess of the score 0, and a batch of
-    128 at most a hundredth.
+    r"""From $U_{11} = 0$, $u_{12} = 0$, $v_{22} = 0$ and $v_{21} \sim \mathcal{N}(0, I)$ (the
+    blocks of claim 3), stochastic gradient descent with learning rate $10^{-2}$ approaches the
+    Bayes score from nine of ten starts ($d = 20$). The preprint does not state batch size, steps
+    and seeds. Here the final excess is at most a tenth of that of the score 0 with a batch of 16,
+    and at most a hundredth with a batch of 128.
     """
     rng = np.random.default_rng(setting.seed)
 
@@ -269,13 +269,13 @@ def curves(name: StartName, setting: Setting) -> dict[str, np.ndarray]:
     "Training from Gaussian starts", reference="Figure 4", section="paper", name="gaussian_starts"
 )
 def gaussian_curves(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Excess logistic risk over Bayes when all entries are standard normal at the start: $d = 20$,
-    means $\pm e_1$, $\Gamma = I$, $\pi = 1/2$, learning rate $10^{-2}$, infinite prompts. Thin
+    r"""Logistic risk minus the Bayes risk if all entries are standard normal at the start: $d =
+    20$, means $\pm e_1$, $\Gamma = I$, $\pi = 1/2$, learning rate $10^{-2}$, infinite prompts. Thin
     lines are runs, thick lines their means. The preprint does not state batch size, steps and
-    seeds: shown are three batch sizes, 10,000 steps and three starts; dashed, descent by the exact
-    gradient from the first of them, which has no plateau. How hard these starts are depends on the
-    batch size: with one query per step the excess stays above 0.05, with 128 it is about a hundred
-    times smaller.
+    seeds; the figure shows three batch sizes, 10,000 steps and three starts. Dashed: descent with
+    the exact gradient from the first start, which has no plateau. The result depends on the batch
+    size: with one query per step the excess stays above 0.05, with 128 queries it becomes about a
+    hundred times smaller.
     """
     return curves("gaussian", setting)
 
@@ -287,12 +287,12 @@ def gaussian_curves(setting: Setting) -> dict[str, np.ndarray]:
     name="structured_starts",
 )
 def structured_curves(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Excess logistic risk over Bayes from $U_{11} = 0$, $u_{12} = 0$, $v_{22} = 0$ and $v_{21}
+    r"""Logistic risk minus the Bayes risk from $U_{11} = 0$, $u_{12} = 0$, $v_{22} = 0$ and $v_{21}
     \sim \mathcal{N}(0, I)$, the starts of Theorem 3.6: $d = 20$, means $\pm e_1$, $\Gamma = I$,
     $\pi = 1/2$, learning rate $10^{-2}$, infinite prompts. Thin lines are runs, thick lines their
-    means. The preprint does not state batch size, steps and seeds: shown are three batch sizes,
-    10,000 steps and three starts; dashed, descent by the exact gradient from the first of them.
-    Each curve levels off at the noise of its batch.
+    means. The preprint does not state batch size, steps and seeds; the figure shows three batch
+    sizes, 10,000 steps and three starts. Dashed: descent with the exact gradient from the first
+    start. Each curve levels off at the gradient noise of its batch size.
     """
     return curves("structured", setting)
 

@@ -3,9 +3,9 @@ r"""Claims on two Gaussian classes and one head: the Bayes score and effective c
 Covariates $x\in\mathbb R^d$ have the law $N(m_{\pm1},\Gamma)$ in class $\pm1$, and $\pi$ is the
 weight of class +1. The score of a head over an infinite prompt is $\langle
 w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$ with the logistic function $\sigma$ and the prior
-log-odds $s_0$. Claim 3 (`experts`) expresses the effective coordinates $\zeta=(w,b,r,s)$ in the
-blocks $U_{11}$, $u_{12}$, $v_{21}$ and $v_{22}$ of the head, which the code stores as one vector
-`theta`.
+log-odds $s_0=\log(\pi/(1-\pi))$. The *effective coordinates* $\zeta=(w,b,r,s)$ are functions of the
+blocks $U_{11}$, $u_{12}$, $v_{21}$ and $v_{22}$ of the head (claim 3, module `experts`). The code
+stores the blocks as one vector `theta` and the coordinates as one vector `zeta`.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ from promptlimit.tasks import Discrimination, bayes_risk, risk
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Classes:
-    """Two classes with the same covariance, and the logistic risk by a Gauss-Hermite rule.
+    """Two Gaussian classes with the same covariance; computes the logistic risk by quadrature.
 
     Attributes:
         means: the means of class +1 and of class -1, [2, d].
         positive: the weight of class +1.
         cov: the covariance of both classes, [d, d].
-        nodes: the number of nodes of the rule per dimension and class.
+        nodes: the number of nodes of the Gauss-Hermite rule per dimension and class.
     """
 
     means: Array
@@ -73,7 +73,7 @@ class Classes:
 
     @functools.cached_property
     def rule(self) -> tuple[Array, Array, Array]:
-        """The nodes [n, d] and weights [n] of the rule, and the Bayes score at the nodes [n]."""
+        """The nodes [n, d] and weights [n] of the quadrature, and the Bayes score at nodes [n]."""
         grid, mass = product_rule([normal_gauss(self.nodes)] * self.dim)
         spread = grid @ np.linalg.cholesky(self.cov).T
         covariates = np.concatenate([mean + spread for mean in self.means])
@@ -108,7 +108,7 @@ class Classes:
         return J
 
     def features(self, zeta: Array) -> tuple[Array, Array, Array]:
-        """Return the score, its derivative in (w, b, r, s), and the gate, at the nodes."""
+        """Return the score, its derivative in (w, b, r, s), and σ(s₀ + ⟨s, x⟩), at the nodes x."""
         x, _, _ = self.rule
         d = self.dim
         gate = expit(self.log_odds + x @ zeta[d + 2 :])
@@ -178,7 +178,7 @@ def followed(
     rtol: float = 1e-9,
     jacobian: Callable[[Array], Array] | None = None,
 ) -> Array:
-    """Return a gradient flow at increasing times, [times, parameters]."""
+    """Return a gradient flow at increasing times from 0, [times, parameters]."""
     stiff = None if jacobian is None else lambda _, state: -jacobian(state)
     solution = solve_ivp(
         lambda _, state: -gradient(state), (0.0, times[-1]), theta, method="LSODA", jac=stiff,
@@ -213,7 +213,7 @@ THREE = Classes(
 def head_without_gain(classes: Classes, gate: Array | None = None) -> Array:
     """Return a Bayes head with r = 0 (the paper's first family) and with u_12 = `gate`.
 
-    v_21 has the direction of the first axis, and its product with the midpoint of the means is b*.
+    v_21 is the multiple of the first axis whose product with the midpoint of the means is b*, and
     U_11 is a matrix of rank one with U_11 Γ v_21 = w*.
     """
     slope, intercept = classes.bayes
@@ -236,7 +236,7 @@ def head_with_constant_gate(classes: Classes) -> Array:
 
 
 def distances(classes: Classes, states: Array) -> tuple[Array, Array]:
-    """Return the distances of effective coordinates from the two families of Bayes heads."""
+    """Return the distances of heads from the two families of Bayes heads, in (w, b, r, s)."""
     d, (slope, intercept) = classes.dim, classes.bayes
     rows = np.array([classes.coordinates(state) for state in states])
     w, b, r, s = rows[:, :d] - slope, rows[:, d] - intercept, rows[:, d + 1], rows[:, d + 2 :]
@@ -259,7 +259,7 @@ def slowest(classes: Classes, theta: Array) -> Array:
 def valley(classes: Classes, theta: Array) -> Array:
     """Return the flat directions at a head with s = 0, [d, parameters].
 
-    They are in the kernel of the Hessian, but leave the family of heads with a constant gate.
+    They are in the kernel of the Hessian, but are not tangent to the family of heads with s = 0.
     """
     d, J = classes.dim, classes.jacobian(theta)
     offset = J[d] + classes.positive * J[d + 1]
@@ -270,9 +270,10 @@ def valley(classes: Classes, theta: Array) -> Array:
 
 
 def _tasks(seed: int) -> list[Discrimination]:
-    """Return five pairs of classes: balanced or not, with opposite means or not, d from 1 to 3.
+    """Return five pairs of classes in one to three dimensions.
 
-    The last two means are c ± δ with |c| = |δ| = 1, in random directions.
+    Some are balanced, and some have opposite means. The last pair has the means c ± δ with random
+    directions and |c| = |δ| = 1.
     """
     rng = np.random.default_rng(seed)
     tilted = np.array([[1.0, 0.4], [0.4, 0.7]])
@@ -288,7 +289,7 @@ def _tasks(seed: int) -> list[Discrimination]:
 
 
 def _slope_of_squares(classes: Classes) -> float:
-    """Return the norm of the gradient of the squared loss in (w, b), at the Bayes score."""
+    """Return the norm of the gradient in (w, b) of the squared loss at the Bayes score."""
     x, weights, best = classes.rule
     wrong = weights * (best - (2.0 * expit(best) - 1.0))
     return float(np.linalg.norm(np.append(wrong @ x, wrong.sum())))
@@ -299,7 +300,7 @@ def bayes_score(setting: Setting) -> Iterator[Check]:
     r"""For two Gaussian classes with means $m_1$, $m_{-1}$, covariance $\Gamma$ and prior log-odds
     $s_0$, the logistic risk has one minimiser, the score $\langle w^*, x\rangle + b^*$ with $w^* =
     \Gamma^{-1}(m_1 - m_{-1})$ and $b^* = s_0 - (\langle m_1, \Gamma^{-1}m_1\rangle - \langle
-    m_{-1}, \Gamma^{-1}m_{-1}\rangle)/2$. One softmax head over an infinite prompt attains this
+    m_{-1}, \Gamma^{-1}m_{-1}\rangle)/2$. One softmax head over an infinite prompt can have this
     score.
     """
     excesses = [
@@ -309,7 +310,7 @@ def bayes_score(setting: Setting) -> Iterator[Check]:
     bayes = np.concatenate([C1.bayes[0], [C1.bayes[1], 0.0], np.zeros(2)])
     affine = C1.curvature(bayes)[:3, :3]
     yield at_most(
-        "largest excess risk of one head in five laws",
+        "largest excess risk of one head, five pairs of classes",
         np.abs(excesses).max(),
         1e-12,
         basis="rounding error: $10^{-16}$ times the nodes of a quadrature; margin 100",
@@ -339,7 +340,7 @@ _FLAT, _NEAR = 1e-10, 1e3
 
 
 def _critical_point(zeta: Array) -> Array:
-    """Return the end of a search for a critical point of the risk of C1 from a start."""
+    """Return the end of a search for a critical point of the risk for the classes `C1`."""
     options = {"gtol": 1e-10, "maxiter": 4000}
     return minimize(
         C1.excess, zeta, jac=C1.slope, hess=C1.curvature, method="trust-exact", options=options
@@ -347,7 +348,7 @@ def _critical_point(zeta: Array) -> Array:
 
 
 def _slope_alone() -> float:
-    """Return the least excess among scores w'x, without an intercept and a gate."""
+    """Return the least excess among scores ⟨w, x⟩, with b = r = 0."""
 
     def padded(w: Array) -> Array:
         return np.concatenate([w, np.zeros(4)])
@@ -362,7 +363,7 @@ def _slope_alone() -> float:
 def no_spurious_points(setting: Setting) -> Iterator[Check]:
     r"""In the effective coordinates $(w, b, r, s)$ of claim 3, the critical points of the risk are
     $(w^*, b^*, 0, s)$ and $(w^*, b^* - r\sigma(s_0), r, 0)$ with any $s$ and $r$. All of them are
-    minimisers.
+    minimisers. Tested by searches for critical points with the classes of Figure 1.
     """
     rng = np.random.default_rng(setting.seed)
     starts = 2.0 * rng.normal(size=(8 if setting.quick else 16, 6))
@@ -382,7 +383,7 @@ def no_spurious_points(setting: Setting) -> Iterator[Check]:
         basis=r"theory: of order ${|\nabla R|}^{4/3} = 5 \times 10^{-14}$ in the flattest "
         "directions; margin 20",
     )
-    yield rejected(share_at_least(f"before the first step: {name}", first, 0.9))
+    yield rejected(share_at_least(f"before the first step of the search: {name}", first, 0.9))
     yield control_at_least(
         "excess risk of the best score with $b = r = 0$",
         _slope_alone(),

@@ -1,4 +1,4 @@
-"""Claims on attention over mixtures: gated experts, any alignment, and the score of two classes."""
+"""Claims on attention over mixtures as a sum over components, and on the score of two classes."""
 
 from collections.abc import Iterator
 
@@ -29,9 +29,9 @@ PLANE = (
 def random_parts(
     rng: np.random.Generator, components: int, dim: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights, means and different covariances of a random mixture.
+    """Return the weights, means and covariances of a random mixture.
 
-    Means have norms up to 2, and covariances have eigenvalues between 0.3 and 2.
+    Means have norms between 0.5 and 2, and covariances have eigenvalues between 0.3 and 2.
     """
     weights = rng.dirichlet(np.full(components, 4.0))
     means = rng.normal(size=(components, dim))
@@ -58,9 +58,9 @@ def long_prompt(
 
 
 def weighted_mean(values: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return $\sum_ip_iv_i$ with $p=\mathrm{softmax}(\text{scores})$, and its standard error.
+    r"""Return the mean $\bar v$ of values $v_i$ under softmax weights $p_i$, and its error.
 
-    To leading order the error of the ratio is $\{\sum_ip_i^2(v_i-\bar v)^2\}^{1/2}$.
+    To leading order the standard error is $\{\sum_ip_i^2(v_i-\bar v)^2\}^{1/2}$.
     """
     shares = softmax(scores)
     mean = shares @ values
@@ -76,7 +76,10 @@ _TILT = np.array([0.7, 0.3])
 def experts_and_gates(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, tilt: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return m + Γt of each component, and the softmax of log π + ⟨m, t⟩ + ⟨t, Γt⟩/2."""
+    """Return m + Γt of each component, and the softmax of log π + ⟨m, t⟩ + ⟨t, Γt⟩/2 over them.
+
+    t is the tilt, and π, m and Γ are the weight, mean and covariance of a component.
+    """
     logits = np.log(weights) + means @ tilt + 0.5 * np.einsum("i,kij,j->k", tilt, covariances, tilt)
     return means + covariances @ tilt, softmax(logits)
 
@@ -84,8 +87,9 @@ def experts_and_gates(
 @STUDY.claim(1, reference="Proposition 2.1")
 def gated_experts(setting: Setting) -> Iterator[Check]:
     r"""Over a mixture of Gaussians $\sum_k \pi_k\,\mathcal{N}(m_k, \Gamma_k)$, softmax attention is
-    a weighted sum of one affine map of the query $z$ per component. The weights are the softmax
-    over $k$ of $\log\pi_k + \langle m_k, Uz\rangle + \langle Uz, \Gamma_kUz\rangle/2$.
+    a weighted sum of the affine maps $z \mapsto V(m_k + \Gamma_kUz)$ of the query $z$. The weights
+    are the softmax over $k$ of $\log\pi_k + \langle m_k, Uz\rangle + \langle Uz,
+    \Gamma_kUz\rangle/2$.
     """
     rng = np.random.default_rng(setting.seed)
     parts = weights, means, covariances = random_parts(rng, 3, _DIM)
@@ -127,9 +131,9 @@ _POINT = np.array([1.0, 0.5])
 def aligned_parts(
     means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return $\int a(z,y)\,d\mu_k(y)$ and attention over $\mu_k$ for each component k.
+    r"""Return $\int a(z,y)\,d\mu_k(y)$ and attention over $\mu_k$ for each component $k$.
 
-    The alignment is $a(z,y)=e^{-|z-y|^2/2h}$, with h the bandwidth, and V = I.
+    The alignment is $a(z,y)=e^{-|z-y|^2/2h}$ with the bandwidth $h$, and $V=I$.
     """
     h, eye = _BANDWIDTH, np.eye(query.size)
     masses, outputs = [], []
@@ -144,7 +148,7 @@ def aligned_parts(
 def integrated(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> np.ndarray:
-    """Return the output of attention with this alignment, by a fine lattice of tokens."""
+    """Return attention over the mixture with the alignment of `aligned_parts`, by a lattice sum."""
     reach = 9.0 * np.sqrt(max(np.linalg.eigvalsh(matrix)[-1] for matrix in covariances))
     axes = [
         np.arange(low - reach, high + reach, _STEP)
@@ -163,7 +167,7 @@ def integrated(
 def mixed(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the components' mean output with weights π_k ∫ a dμ_k, and with weights π_k."""
+    """Return means of the components' outputs with weights ∝ π_k ∫ a dμ_k and with weights π_k."""
     masses, outputs = aligned_parts(means, covariances, query)
     return weights * masses / (weights @ masses) @ outputs, weights @ outputs
 
@@ -172,7 +176,8 @@ def mixed(
 def any_alignment(setting: Setting) -> Iterator[Check]:
     r"""For every positive alignment $a(z, y)$ of a query $z$ and a token $y$, attention over a
     mixture $\sum_k \pi_k\mu_k$ is the weighted mean of the attentions over its components $\mu_k$,
-    with weights proportional to $\pi_k\int a(z, y)\,d\mu_k(y)$.
+    with weights proportional to $\pi_k\int a(z, y)\,d\mu_k(y)$. Tested for the Gaussian alignment
+    $a(z, y) = e^{-{|z - y|}^2/3}$ and Gaussian components.
     """
     rng = np.random.default_rng(setting.seed)
     parts = random_parts(rng, 3, 2)
@@ -189,7 +194,7 @@ def any_alignment(setting: Setting) -> Iterator[Check]:
         "$10^{-17}$",
     )
     yield control_at_least(
-        r"shares fixed at the weights $\pi_k$ of the components: distance from the integral",
+        r"formula with the weights $\pi_k$ of the components: distance from the integral",
         frozen,
         0.1,
         basis="stated margin: far above the $10^{-10}$ of the formula",
@@ -197,7 +202,7 @@ def any_alignment(setting: Setting) -> Iterator[Check]:
 
 
 _TURNED = np.diag(np.ones(_DIM), 1) - np.diag(np.ones(_DIM), -1)
-"""An antisymmetric U: swapping it with its transpose changes the sign of w and s."""
+"""An antisymmetric U: the transpose of U gives w and s of the opposite sign."""
 
 
 def _random_heads(
@@ -216,13 +221,13 @@ def _random_heads(
 
 
 def _distance(task: Discrimination, head: SoftmaxAttention, x: np.ndarray) -> float:
-    """Return the distance of the formula, with the blocks of the transpose of U, from attention."""
+    """Return the distance from attention of the formula with the blocks of the transpose of U."""
     attention = float(head(task.prompt, np.append(x, 0.0))[-1])
     return abs(task.coordinates(head).score(x) - attention)
 
 
 def _misread() -> float:
-    """Return the distance of the formula with the blocks of U itself from attention."""
+    """Return the distance from attention of the formula with the blocks of U itself."""
     task = Discrimination(np.eye(2, _DIM), [0.6, 0.4], np.eye(_DIM))
     V, x = np.ones((_DIM + 1, _DIM + 1)), np.ones(_DIM)
     attention = float(SoftmaxAttention(_TURNED, V)(task.prompt, np.append(x, 0.0))[-1])

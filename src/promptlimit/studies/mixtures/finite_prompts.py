@@ -1,8 +1,8 @@
 r"""Figures of denoising over finite prompts: excess, best layers, training and selection.
 
-A layer has the output $cz+vA_L(z)$, with the attention $A_L$ over $L$ tokens at the tilt $(u/s)z$;
-u is its gate, v its gain and c its residual. A query has the variance $s$ within components. The
-excess is the mean squared distance from the Bayes denoiser $f^*$.
+A layer has the output $cz+vA_L(z)$, where $A_L$ is attention over $L$ tokens at the tilt $(u/s)z$
+and $s$ is the variance of a query within components. Here $u$ is called the gate strength, $v$ the
+gain and $c$ the residual. The excess is the mean squared distance from the Bayes denoiser $f^*$.
 """
 
 import math
@@ -47,15 +47,15 @@ from promptlimit.tasks import (
 from promptlimit.weights import selection
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The exponent of the excess of a head with the Bayes gate u = 1, over noisy prompts."""
+"""The exponent of the excess of a head with u = 1, as in the Bayes gate, over noisy prompts."""
 _PEAK = 1 / math.sqrt(1.25)
 
 
 def slope_law(task: Denoising, lengths: np.ndarray) -> np.ndarray:
-    r"""Return minus the local slope of the excess of the Bayes gate, to second order in log L.
+    r"""Return minus the local slope of the excess at u = 1, to second order in $1/\sqrt{\log L}$.
 
     It is $\kappa-\frac{|m|}{\sqrt s}\frac{\sqrt{s^*}}{2\sqrt{\log L}}-\frac{1/2+(d-1)/4}{\log L}$
-    with $|m|$ the norm of the means, $\kappa=0.618$ and $s^*=1/\sqrt{5/4}$ (derived here).
+    with the norm $|m|$ of the means, $\kappa=0.618$ and $s^*=1/\sqrt{5/4}$ (derived here).
     """
     logs = np.log(lengths)
     far = np.linalg.norm(task.means[0]) / math.sqrt(task.query_variance)
@@ -64,10 +64,10 @@ def slope_law(task: Denoising, lengths: np.ndarray) -> np.ndarray:
 
 
 class ScalarLayer(AbstractAttention):
-    r"""The layer $cz+vA$ with three parameters, where A attends at the tilt $(u/s)z$.
+    r"""The layer $cz+vA(z)$ with three parameters, where $A$ is attention at the tilt $(u/s)z$.
 
     Attributes:
-        numbers: the parameters u, v and c.
+        numbers: the parameters u, v and c, [3].
         dim: the dimension of a token.
         query_variance: s.
     """
@@ -109,11 +109,11 @@ class ScalarLayer(AbstractAttention):
 class GatedDirection:
     r"""Layers $Cz+VA_L(z)$ that are adapted to one task in the plane, with $U=(u/s)ee^\top$.
 
-    The unit vector e points from one mean to the other, n is perpendicular to it, and V and C are
-    diagonal in the basis (e, n). For balanced means of equal norms the optimum over all U, V and C
-    has this form. Weights depend only on the component of z along e. The component along n is
-    predicted by ridge regression with noise $v^2s\,E\,S_2$, where $S_2$ is the sum of squared
-    weights (derived here).
+    The unit vector $e$ is parallel to the difference of the means, $n$ is perpendicular to $e$, and
+    $V$ and $C$ are diagonal in the basis $(e,n)$. For balanced means of equal norms the optimum
+    over all $U$, $V$ and $C$ has this form. Softmax weights depend only on the component of $z$
+    along $e$. The component of the clean token along $n$ is predicted by ridge regression with
+    noise $v^2s\,E\,S_2$, where $S_2$ is the sum of squared weights (derived here).
     """
 
     def __init__(self, task: Denoising, step: float = 0.45):
@@ -130,7 +130,7 @@ class GatedDirection:
         self._target = (1 - self._share) * self._along + self._share * half * gate
 
     def excess(self, gate: float, lengths: np.ndarray) -> np.ndarray:
-        """Return the least excess over V and C at a gate, one per length."""
+        """Return the least excess over V and C at u = `gate`, [length]."""
         s, half, z = self._task.query_variance, self._half, self._along
         tilt = gate / s * z
         sharpness, shifts = (
@@ -182,12 +182,12 @@ _BEST = np.array([10.0, 100.0, 1e3, 1e4, 1e6])
 @STUDY.figure("How far denoisers are from Bayes", reference="section 4, at finite prompts")
 def denoising_lengths(setting: Setting) -> dict[str, np.ndarray]:
     r"""Exact excess $\mathbb{E}{|f - f^*\,|}^2$ over the Bayes denoiser $f^*$ at the law of
-    Figure 2, against the prompt length; no prompt is drawn. The layer of Proposition 4.4 and the
-    two heads of Theorem 4.1 are Bayes at infinite length and far from it at a thousand tokens. The
-    best layer of the same shape (omitted in a quick run) has a softer gate; the right panel shows
-    its gate $u$, gain $v$ and residual $c$, with the values for infinite prompts dashed. Linear
-    attention never goes below the upper level. An intercept would remove nine tenths of that
-    excess: the lower level is the best affine map.
+    Figure 2, against the prompt length $L$. The layer of Proposition 4.4 and the two heads of
+    Theorem 4.1 are the Bayes denoiser over infinite prompts and far from it over a thousand tokens.
+    The best layer $cz + vA_L(z)$, with attention $A_L$ at the tilt $(u/s)z$, has a smaller $u$ than
+    the Bayes gate, for which $u = 1$. The right panel (omitted in a quick run) shows $u$, $v$ and
+    $c$, with the values for infinite prompts dashed. The excess of linear attention never falls
+    below the upper level. The best affine map (lower level) has about a tenth of that excess.
     """
     task = figure_law()
     lengths = np.array([10.0, 1e3, 1e6]) if setting.quick else 10.0 ** np.arange(1, 13)
@@ -272,13 +272,13 @@ _STARTS = {"small": (0.1, 0.1, 0.1), "bayes": (1.0, 0.8, -0.6)}
 
 @STUDY.figure("Training at finite length finds the softer gate", reference="derived here")
 def finite_training(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Training on prompts of 100 tokens from the law of Figure 2, rotated at random for each
-    prompt, so that a layer $cz + vA$ with gate $u$ keeps its form. Lines: the exact gradient flow,
-    without drawing prompts (omitted in a quick run). Dots: gradient descent on 64 fresh prompts per
-    step at rate 0.002, with gradients clipped at norm 10 (the protocol of the paper, which does not
-    state its batch size). From a small start and from the layer that is Bayes at infinite length,
-    both end at the best layer of this length (dashed), with $u = 0.39$. Early on, clipping slows
-    descent from the small start.
+    r"""Training of a layer $cz + vA(z)$, with attention $A$ at the tilt $(u/s)z$, on prompts of 100
+    tokens from the law of Figure 2. The law is rotated at random for each prompt, so that the layer
+    keeps this form. Lines: exact gradient flows (omitted in a quick run). Dots: gradient descent on
+    64 fresh prompts per step at rate 0.002, with gradients clipped at norm 10; the preprint does
+    not state its batch size. From a small start and from the layer that is the Bayes denoiser over
+    infinite prompts, training ends at the best layer of this length (dashed), with $u = 0.39$.
+    Initially, clipping slows descent from the small start.
     """
     task = figure_law()
     turned = InContextDenoising(
@@ -298,7 +298,7 @@ def finite_training(setting: Setting) -> dict[str, np.ndarray]:
     names = ["small"] if setting.quick else list(_STARTS)
     starts = [ScalarLayer(jnp.array(_STARTS[name]), 2, task.query_variance) for name in names]
     setting.report("descent, all starts on the same prompts")
-    with jax.enable_x64(False):  # prompts as training reads them, in single precision
+    with jax.enable_x64(False):  # training uses single precision
         trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed), watch=False)
     for place, name in enumerate(names):
         arrays[f"{name}_descent"] = trained.parameters["numbers"][0, place, 0]
@@ -353,11 +353,12 @@ def _slopes(layer: Layer, task: Denoising, places: np.ndarray) -> np.ndarray:
 
 @STUDY.figure("The golden-ratio exponent, and why fits miss it", reference="derived here")
 def selection_slopes(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Over noisy prompts a head with the gate of the Bayes denoiser has sharpness 1 or more, so
-    that its excess falls at best like $L^{-0.618}$, for every dimension, means and noise. Dots:
-    local slopes of the exact excess at the law of Figure 2. Curve: the predicted slope, including
-    the effect of the query's mean and of the dimension; over practical lengths it is about 0.44.
-    Over clean prompts the same gate has sharpness $\sqrt{1/5}$, and the excess falls like $1/L$.
+    r"""Local exponent of the excess of a head with the gate of the Bayes denoiser, at the law of
+    Figure 2. Over noisy prompts such a head has sharpness 1 or more, so that its excess falls at
+    best like $L^{-0.618}$, for every dimension, means and noise. Dots: minus the local slopes of
+    the exact excess. Curve: the prediction with the effects of the query's mean and of the
+    dimension; over practical lengths it is about 0.44. Over clean prompts the same gate has
+    sharpness $\sqrt{1/5}$, and the excess falls like $1/L$.
     """
     task = figure_law()
     places = np.array([1e3, 1e6]) if setting.quick else _PLACES
@@ -420,12 +421,12 @@ def transition(direction: GatedDirection, gates: np.ndarray) -> float:
 
 @STUDY.figure("Selection switches on", reference="derived here")
 def selection_transition(setting: Setting) -> dict[str, np.ndarray]:
-    r"""A head that may be adapted to the fixed law of Figure 2: its least excess over values and
-    residual, computed exactly, against the gate $u$ along the line between the means. The head
-    without a gate ($u = 0$, an affine map with the mean of the prompt) is a local minimum at every
-    length, and the global one up to the length in the title. Beyond it a gated head with $u$ near
-    0.44 is better at once, as in a first-order transition. Which of the two a training run finds
-    depends on its start.
+    r"""Layers $Cz + VA_L(z)$ adapted to the law of Figure 2, with attention $A_L$ whose scores are
+    $u$ times those of the Bayes gate along the difference of the means. Shown is the exact excess
+    for the best $V$ and $C$, against $u$. The layer without selection ($u = 0$, an affine map with
+    the mean of the prompt) is a local minimum at every length, and the global minimum up to the
+    length in the title. From there on, a layer with $u$ near 0.44 is better: the minimiser jumps,
+    as in a first-order transition. The start decides which of the two minima training finds.
     """
     direction = GatedDirection(figure_law())
     gates = _GATES[::6] if setting.quick else _GATES

@@ -1,7 +1,7 @@
-r"""Claims on iterated denoising: one limit or two.
+r"""Claims on iterated denoising, which has one limit or two.
 
-The denoiser of two points $c\pm\delta$ under noise of deviation $\xi$ is applied repeatedly to a
-query.
+The Bayes denoiser of two points $c\pm\delta$ under noise of standard deviation $\xi$ is applied
+repeatedly to a query.
 """
 
 import math
@@ -17,11 +17,11 @@ from promptlimit.studies.mixtures import STUDY
 from promptlimit.tasks import Denoising
 
 WEAK_NOISE, STRONG_NOISE = 2.5, 4.0
-r"""The deviations $\xi$ of the two panels of Figure 3; the preprint does not state its values."""
+r"""The standard deviations $\xi$ of the panels of Figure 3, which the preprint does not state."""
 
 
 def figure_points(noise: float) -> Denoising:
-    r"""Return the points $\pm(0,3)$ of Figure 3 under noise of deviation $\xi$."""
+    r"""Return the points $\pm(0,3)$ of Figure 3 under noise of standard deviation $\xi$."""
     means = [[0.0, 3.0], [0.0, -3.0]]
     return Denoising(means, [0.5, 0.5], within_variance=0, noise_variance=noise**2)
 
@@ -29,7 +29,7 @@ def figure_points(noise: float) -> Denoising:
 def denoised(task: Denoising, queries: np.ndarray) -> np.ndarray:
     r"""Return $c+\delta\tanh(\langle z-c,\delta\rangle/\xi^2+o)$ for the points $c\pm\delta$.
 
-    $o=\frac12\log(\pi_1/\pi_2)$, which is 0 for balanced points; norms need not be equal.
+    Here $o=\frac12\log(\pi_1/\pi_2)$ for the weights $\pi_1$ and $\pi_2$ of the points.
     """
     centre, half = task.means.mean(axis=0), 0.5 * (task.means[0] - task.means[1])
     odds = 0.5 * np.log(task.weights[0] / task.weights[1])
@@ -46,7 +46,7 @@ def iterated(task: Denoising, queries: np.ndarray, steps: int) -> np.ndarray:
 
 
 def attractor(strength: float) -> float:
-    r"""Return the largest u with $u=\tanh(\lambda^2u)$: 0 up to $\lambda=1$, then positive."""
+    r"""Return the largest $u$ with $u=\tanh(\lambda^2u)$, which is 0 for $\lambda\le1$."""
     if strength <= 1.0:
         return 0.0
     low, high = 1e-9, 1.0
@@ -60,14 +60,14 @@ _CENTRE, _HALF = np.array([0.5, -1.0, 2.0]), np.array([1.0, 2.0, -2.0])
 
 
 def law(strength: float, weight: float = 0.5) -> Denoising:
-    r"""Return two points $c\pm\delta$ under noise of deviation $|\delta|/\lambda$."""
+    r"""Return two points $c\pm\delta$ under noise of standard deviation $|\delta|/\lambda$."""
     noise = (np.linalg.norm(_HALF) / strength) ** 2
     means = [_CENTRE + _HALF, _CENTRE - _HALF]
     return Denoising(means, [weight, 1 - weight], within_variance=0, noise_variance=noise)
 
 
 def _farthest(strength: float, starts: np.ndarray, steps: int) -> float:
-    """Return the largest distance of a path's end from the attractor on the side of its start."""
+    """Return the largest distance of the end of a path from the attractor nearer to its start."""
     task = law(strength)
     ends = iterated(task, starts, steps)[-1]
     sides = np.sign((starts - _CENTRE) @ _HALF)[:, None]
@@ -77,10 +77,11 @@ def _farthest(strength: float, starts: np.ndarray, steps: int) -> float:
 
 @STUDY.claim(19, reference="Proposition 4.3")
 def iterated_denoising(setting: Setting) -> Iterator[Check]:
-    r"""Iterating the Bayes denoiser of two balanced points $c \pm \delta$ leads to the midpoint $c$
-    if ${|\delta|} \le \xi$, and otherwise to one of $c \pm u\delta$, where $u = \tanh(\lambda^2u)$
-    and $\lambda = {|\delta|}/\xi$. At $\lambda = 1$ it converges like $\sqrt{3/(2n)}$ in the number
-    $n$ of steps, and the two points need not have equal norms (both derived here).
+    r"""Iterates of the Bayes denoiser of two balanced points $c \pm \delta$ converge to the
+    midpoint $c$ if $\lambda = {|\delta|}/\xi \le 1$, and otherwise to $c + u\delta$ or $c -
+    u\delta$, where $u > 0$ and $u = \tanh(\lambda^2u)$. At $\lambda = 1$ the distance from $c$
+    falls like $\sqrt{3/(2n)}\,{|\delta|}$ in the number $n$ of steps, and the two points need not
+    have equal norms (both derived here).
     """
     rng = np.random.default_rng(setting.seed)
     starts = _CENTRE + 2.0 * rng.normal(size=(40, 3))
@@ -126,7 +127,7 @@ def iterated_denoising(setting: Setting) -> Iterator[Check]:
 
 
 _OFF_THE_LINE = 1e-3
-"""The least distance of starts from the line between both basins; starts on it end at 0."""
+"""The least distance of starts from the line between both basins; paths from the line end at 0."""
 
 
 def _ends(noise: float, starts: np.ndarray) -> np.ndarray:
@@ -135,9 +136,9 @@ def _ends(noise: float, starts: np.ndarray) -> np.ndarray:
 
 @STUDY.claim(23, reference="Figure 3")
 def noise_regimes(setting: Setting) -> Iterator[Check]:
-    r"""For the two points $\pm(0, 3)$, iterated denoising has two attractors while the noise
-    satisfies $\xi < 3$, and ends at the midpoint from $\xi = 3$ on. The preprint does not state
-    $\xi$ for its panels.
+    r"""For the two points $\pm(0, 3)$, iterated denoising has two attractors if $\xi < 3$, and
+    converges to the midpoint if $\xi \ge 3$. The preprint does not state $\xi$ for its panels;
+    tested at four values from 2.5 to 4.
     """
     rng = np.random.default_rng(setting.seed)
     starts = rng.uniform(-6.0, 6.0, size=(200, 2))
@@ -180,9 +181,9 @@ _SIDE = 7
 @STUDY.figure("Iterated denoising has one limit or two", section="paper", reference="Figure 3")
 def figure_3(setting: Setting) -> dict[str, np.ndarray]:
     r"""The Bayes denoiser of the points $\pm(0, 3)$ with $\gamma = 0$, applied repeatedly from a
-    grid of queries. While $\xi < 3$, each half plane has an attractor $\pm u(0, 3)$ with $u =
-    \tanh(9u/\xi^2)$, closer to the midpoint than the point itself. From $\xi = 3$ on, every query
-    tends to the midpoint. After one step all queries lie on the line through the points. The
+    grid of queries. For $\xi < 3$, queries converge to one of two attractors $\pm u(0, 3)$ with $u
+    = \tanh(9u/\xi^2)$, which are closer to the midpoint than the points. For $\xi \ge 3$, all
+    queries converge to the midpoint. After one step they are on the line through the points. The
     preprint does not state $\xi$ for its panels; here it is 2.5 and 4.
     """
     heights = np.linspace(-6.0, 6.0, 2 * _SIDE)  # none on the line between the two basins

@@ -1,9 +1,9 @@
 r"""Claims on gradient flow near two families of minimisers of discrimination.
 
-Claim 3 (`experts`) defines the effective coordinates $(w,b,r,s)$ of a head. The first family of
-Bayes heads has $r=0$: its score is affine. The second has $s=0$: the gate $\sigma(s_0+\langle
-s,x\rangle)$ of its score is constant. `discrimination` has the classes `C1`, `THREE` and
-`BALANCED`.
+Claim 3 (`experts`) defines the effective coordinates $(w,b,r,s)$ of a head. Heads of the first
+family of minimisers have $r=0$, so that the score is affine. Heads of the second family have a
+*constant gate*: $s=0$, so that $\sigma(s_0+\langle s,x\rangle)$ is constant. The module
+`discrimination` defines the classes `C1`, `THREE` and `BALANCED`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ def _tangent_dim(classes: Classes, theta: Array) -> float:
 
 
 def _shut_gate(classes: Classes) -> Array:
-    """Return the head of `head_without_gain` with u₁₂ changed so that s = 0."""
+    """Return the head of `head_without_gain` with another u₁₂, such that s = 0."""
     theta, d = head_without_gain(classes), classes.dim
     U = classes.split(theta)[0]
     theta[d * d : -d - 1] = -U @ classes.difference / 2.0
@@ -52,6 +52,7 @@ def _shut_gate(classes: Classes) -> Array:
 def hessian_kernel(setting: Setting) -> Iterator[Check]:
     r"""At minimisers with $r = 0$ and $s \ne 0$ (effective coordinates of claim 3), the kernel of
     the Hessian is the tangent space of the set of minimisers. Its dimension is $d^2 + d - 1$.
+    Tested for $d = 2, 3$.
     """
     for classes in (C1, THREE):
         d, theta = classes.dim, head_without_gain(classes)
@@ -80,7 +81,7 @@ _TIMES = np.linspace(0.0, 2000.0, 41)
 
 
 def _rate(values: np.ndarray) -> float:
-    """Return minus the slope of the logarithm of values above rounding error, at late times."""
+    """Return minus the slope of the logarithm at late times, before values reach rounding error."""
     late = slice(20, 33)
     return -float(np.polyfit(_TIMES[late], np.log(values[late]), 1)[0])
 
@@ -90,9 +91,9 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
     r"""Near minimisers with $r = 0$ and $s \ne 0$ (effective coordinates of claim 3) gradient flow
     converges exponentially. Its rate is the least positive eigenvalue of the Hessian at its limit.
     """
-    # The first start is moved from a minimiser by 1e-3 in the slowest direction and by half of that
-    # in a random one. Positive eigenvalues there are 0.0070, 0.035 and larger. The second start has
-    # an s of norm 1e-3 in a random direction. At least 0.35 of it is left after the fast decay.
+    # The first start is a minimiser plus 1e-3 in the slowest direction and half of that in a random
+    # direction. Positive eigenvalues there are 0.0070, 0.035 and larger. The second start has an s
+    # of norm 1e-3 in a random direction, of which at least 0.35 is left after the fast decay.
     rng = np.random.default_rng(setting.seed)
     minimiser = head_without_gain(C1, np.array([1.0, 0.0]))
     other, turn = rng.normal(size=9), rng.normal(size=2)
@@ -130,9 +131,9 @@ _OPENED = np.array([0.3, 0.2])
 
 
 def along_the_valley(classes: Classes, theta: Array) -> Array:
-    """Return a head of the second family with s = `_OPENED` and w moved by -r σ'(s₀) s.
+    """Return a head of the second family after changing s to `_OPENED` and w by -r σ'(s₀) s.
 
-    The move of w cancels the effect of s on the score to first order.
+    The change of w cancels the effect of s on the score to first order.
     """
     U, _, v, label = classes.split(theta)
     gain, p = classes.coordinates(theta)[classes.dim + 1], classes.positive
@@ -154,10 +155,10 @@ def exponents(classes: Classes, theta: Array, end: float) -> tuple[float, float]
 @STUDY.claim(11, reference="Section 3.3")
 def constant_gate(setting: Setting) -> Iterator[Check]:
     r"""At minimisers with a constant gate ($s = 0$) and $r \ne 0$ (effective coordinates of claim
-    3), the Hessian has $d$ more zero eigenvalues than the tangent space of the minimisers has
-    dimensions. The paper leaves the rate of the flow there open: ${|s|}$ falls like $t^{-1/2}$ and
-    the excess risk like $t^{-2}$, and for balanced classes ($\pi = 1/2$) like $t^{-1/4}$ and
-    $t^{-3/2}$ (derived here).
+    3), the dimension of the kernel of the Hessian exceeds that of the tangent space of the
+    minimisers by $d$. The preprint leaves the rate of the flow there open: ${|s|}$ falls like
+    $t^{-1/2}$ and the excess risk like $t^{-2}$; for balanced classes ($\pi = 1/2$) they fall like
+    $t^{-1/4}$ and $t^{-3/2}$ (derived here).
     """
     end = 1e7 if setting.quick else 1e8
     balanced = parameters(np.eye(2), np.array([-0.5, 0.5]), np.array([1.0, -1.0]), 1.0)
@@ -197,8 +198,8 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
         basis="as above; the excess is of order ${|s|}^6$",
     )
     yield control_at_most(
-        r"minimiser with $r = 0$ and $s \ne 0$: number of zero eigenvalues beyond the "
-        "tangent space, which must be none",
+        r"minimiser with $r = 0$ and $s \ne 0$: dimension of the kernel of the Hessian minus that "
+        "of the tangent space, which must be 0",
         regular,
         0.0,
         basis=_COUNT,
@@ -206,7 +207,7 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
 
 
 GATE = np.array([10.0, 10.0])
-"""The block u₁₂ of the first point; the table of the preprint can be read as this or as (1, 0)."""
+"""The block u₁₂ of the first point; the table of the preprint is ambiguous: this or (1, 0)."""
 NOISE = 1e-6
 SLOW, FLAT = 0.3, 0.5
 """The smallest accepted components of the noise in the slowest direction and in the flat ones,
@@ -214,9 +215,9 @@ in standard deviations."""
 
 
 def noise_at(seed: int) -> Array:
-    """Return normal noise with components in the slowest direction and in the flat directions.
+    """Return normal noise with large components in the slowest and in the flat directions.
 
-    Noise with components smaller than `SLOW` and `FLAT`, a third of all draws, is drawn again.
+    Noise whose components are below `SLOW` or `FLAT` (a third of all draws) is drawn again.
     """
     rng = np.random.default_rng(seed)
     slow, flat = slowest(C1, head_without_gain(C1, GATE)), valley(C1, head_with_constant_gate(C1))
@@ -227,7 +228,7 @@ def noise_at(seed: int) -> Array:
 
 
 def distance_curves(seed: int, times: Array) -> tuple[Array, Array]:
-    """Return the distances of both flows from the family near which they start, at times."""
+    """Return the distances of both flows from the family near which they start, [times] each."""
     noise = noise_at(seed)
     first = C1.flow(head_without_gain(C1, GATE) + noise, times, rtol=1e-8)
     second = C1.flow(head_with_constant_gate(C1) + noise, times, rtol=1e-8)
@@ -236,14 +237,14 @@ def distance_curves(seed: int, times: Array) -> tuple[Array, Array]:
 
 @STUDY.claim(21, reference="Figure 1")
 def plateau(setting: Setting) -> Iterator[Check]:
-    r"""From a minimiser with $r = 0$ moved by noise of size $10^{-6}$, the distance to the family
-    of such minimisers falls exponentially. From a minimiser with a constant gate ($s = 0$) the
-    distance stays on a plateau, because the flow does not move along the flat directions of claim
-    11 at that size.
+    r"""If noise of size $10^{-6}$ is added to a minimiser with $r = 0$, the distance of gradient
+    flow from the family of such minimisers falls exponentially. For a minimiser with a constant
+    gate ($s = 0$) the distance stays on a plateau, because components of this size in the flat
+    directions of claim 11 hardly decay.
     """
-    # Positive eigenvalues are 0.0215, 0.042 and larger at the first point, 0.051 and larger at the
-    # second. There a move of size 1 in a flat direction has the distance 1.46 from the family, and
-    # noise of norm 5 has the distance 13.
+    # Positive eigenvalues are 0.0215, 0.042 and larger at the first point, and 0.051 and larger at
+    # the second point. A unit vector in a flat direction leads from the second point to a distance
+    # of 1.46 from the family, and noise of norm 5 to a distance of 13.
     times = np.linspace(0.0, 1000.0, 26)
     first, second = distance_curves(setting.seed, times)
     middle = first[5:16]
@@ -289,12 +290,12 @@ def plateau(setting: Setting) -> Iterator[Check]:
     "Back to one family of minimisers, not to the other", reference="Figure 1", section="paper"
 )
 def minimiser_distances(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Distance of gradient flow from the family of minimisers near which it started, after noise
-    of size $10^{-6}$ was added ($d = 2$, $\pi = 0.6$). Where $r = 0$ the distance falls
-    exponentially (Theorem 3.5), down to rounding error. At a constant gate, $d$ directions are flat
-    to fourth order, and noise of this size in them does not decay. The flow replaces ten million
-    steps of $10^{-4}$. The preprint does not state $u_{12}$ of the first point, here $(10, 10)$,
-    the number of steps and the seeds.
+    r"""Distance of gradient flow from a family of minimisers. The flow starts at a minimiser plus
+    noise of size $10^{-6}$ ($d = 2$, $\pi = 0.6$). For the family with $r = 0$ the distance falls
+    exponentially (Theorem 3.5), down to rounding error. For the family with a constant gate, the
+    risk is flat to fourth order in $d$ directions, and noise of this size in them hardly decays.
+    The flow replaces ten million steps of $10^{-4}$. The preprint does not state $u_{12}$ of the
+    first point, which is $(10, 10)$ here, the number of steps and the seeds.
     """
     times = np.linspace(0.0, 1000.0, 101)
     seeds = range(setting.seed, setting.seed + (1 if setting.quick else 3))

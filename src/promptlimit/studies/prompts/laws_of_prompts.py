@@ -1,6 +1,6 @@
 """Claims on known tokens, slopes, chains and draws without replacement.
 
-A known token is in every prompt. A slope m lowers the score of a token by m per position.
+A known token is in every prompt. With a slope m, the score of a token falls by m per position.
 """
 
 import math
@@ -21,22 +21,22 @@ HEAD = SoftmaxAttention([[1.0]], [[1.0]])
 NORMAL = Gaussian([0.0], [[1.0]])
 
 _MILD = 0.5
-"""The sharpness of the head in the statements on slopes."""
+"""The sharpness of the head in the claim on slopes."""
 
 _LEADING = math.exp(_MILD**2) * (1.0 + _MILD**2)
-r"""$e^{\sigma^2}(1+\sigma^2)$, L times the mean squared error over standard normal tokens.
+r"""The constant $c=e^{\sigma^2}(1+\sigma^2)$ at sharpness $\sigma$ = `_MILD`.
 
-It is the leading order in 1/L at sharpness `_MILD`.
+The mean squared error over $L$ standard normal tokens is $c/L$ to leading order.
 """
 
 
 @STUDY.claim(4, reference="prompts.md, Known tokens, sinks, offsets and slopes")
 def slope(setting: Setting) -> Iterator[Check]:
-    r"""Under ALiBi, a slope $m$ that lowers the score of a token at distance $j$ by $mj$, the
-    output has no limit as prompts grow. With $\omega_j = e^{-mj}$, the effective number of tokens
-    of an infinite prompt is $(\sum_j\omega_j)^2/\sum_j\omega_j^2 = \coth(m/2)$ at equal scores. For
-    small $m$ the mean squared error of an infinite prompt is $\tanh(m/2)$ times the constant $c$ of
-    independent tokens, whose mean squared error is $c/L$ to leading order.
+    r"""ALiBi with slope $m$ lowers the score of a token at distance $j$ by $mj$. The output then
+    remains random as prompts grow. With $\omega_j = e^{-mj}$, the effective number of tokens of an
+    infinite prompt is $(\sum_j\omega_j)^2/\sum_j\omega_j^2 = \coth(m/2)$ at equal scores. For small
+    $m$ the mean squared error over an infinite prompt is $c\tanh(m/2)$, if without a slope it is
+    $c/L$ over $L$ tokens to leading order. Tested at sharpness 1/2.
     """
     slopes = (0.04, 0.02) if setting.quick else (0.04, 0.02, 0.01)
     endless = [_sloped(m, math.inf) for m in slopes]
@@ -59,16 +59,16 @@ def slope(setting: Setting) -> Iterator[Check]:
     )
     extrapolated = 2.0 * off[-1] - off[-2]
     yield at_most(
-        r"distance from 1 of the mean squared error over $\tanh(m/2)$ times the constant, "
-        f"extrapolated from $m = {slopes[-2]:g}$ and ${slopes[-1]:g}$ to 0",
+        r"mean squared error divided by $c\tanh(m/2)$, extrapolated from "
+        f"$m = {slopes[-2]:g}$ and ${slopes[-1]:g}$ to 0: distance from 1",
         abs(extrapolated),
         2.0 * off[-2] ** 2,
         basis=f"a correction of order $m$, {off[-2]:.2g} at the larger slope; twice its square",
     )
     plain = float(prompt_moments(HEAD, NORMAL, [_MILD], 1e6).mse)
     yield control_at_least(
-        "error of an infinite prompt with the smallest slope over the error without a slope at a "
-        "million tokens",
+        "error of an infinite prompt with the smallest slope, divided by the error of a million "
+        "tokens without a slope",
         endless[-1] / plain,
         100.0,
         basis=r"the ratio is about $10^6\tanh(m/2) \ge 10^4$",
@@ -86,10 +86,11 @@ _READS = SoftmaxAttention([[1.0], [0.0]], [[0.0, 1.0]])
 
 @STUDY.claim(5, reference="prompts.md, Markov chains")
 def chain(setting: Setting) -> Iterator[Check]:
-    r"""Over a Markov chain the limit of attention depends on the stationary law $\pi$ alone, and
-    $L$ times the variance tends to the sum over all lags of the covariances of $\psi =
-    e^s(v - T)/\pi e^s$, which depends on every power of the transitions. Here $s$ and $v$ are the
-    scores and values of the states, and $T$ is the limit.
+    r"""Over a Markov chain the limit $T$ of attention depends on the transitions only through the
+    stationary law $\pi$. Let $s$ and $v$ be the scores and values of the states, and $\psi =
+    e^s(v - T)/\pi e^s$. The variance times $L$ tends to the sum over all lags of the
+    autocovariances of $\psi$, which depends on every power of the transitions. Tested for two
+    chains of three states.
     """
     lazy = 0.5 * (_TRANSITIONS + np.eye(3))
     found = [
@@ -113,7 +114,8 @@ def chain(setting: Setting) -> Iterator[Check]:
         basis="corrections of order $1/L$; margin 1000",
     )
     yield control_at_least(
-        "$L = 10^8$: smallest relative difference from the covariance at lag 0 alone",
+        "$L = 10^8$: smallest relative difference between $L$ times the error and the covariance "
+        "at lag 0",
         min(abs(one / two - 1.0) for one, two in zip(scaled, alone, strict=True)),
         0.2,
         basis="a chain that stays in a state with probability 1/2 or more; stated margin",
@@ -135,10 +137,10 @@ def _over_lags(matrix: np.ndarray, lags: int = 400) -> float:
 
 @STUDY.claim(6, reference="prompts.md, Known tokens, sinks, offsets and slopes")
 def known_tokens(setting: Setting) -> Iterator[Check]:
-    r"""Tokens that are in every prompt change $L$ times the bias by
-    $\sum_fe^{s_f-\Lambda(t)}(v_f - T)$ as $L$ grows, and do not change $L$ times the covariance.
-    Here $s_f$ and $v_f$ are their scores and values, $\Lambda$ is the log-Laplace transform of the
-    law of the other tokens at the tilt $t$, and $T$ is the limit.
+    r"""Known tokens, which are in every prompt, with scores $s_f$ and values $v_f$ change the limit
+    of $L$ times the bias by $\sum_fe^{s_f-\Lambda(t)}(v_f - T)$, and do not change the limit of $L$
+    times the covariance. Here $\Lambda(t)$ is the log-Laplace transform of the law of the other
+    tokens at the tilt $t$, and $T$ is the limit of the output. Tested for two known tokens.
     """
     fixed = [[2.0], [-1.0]]
     lengths = [10, 1e6]
@@ -169,9 +171,9 @@ def known_tokens(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(8, reference="prompts.md, Draws without replacement")
 def without_replacement(setting: Setting) -> Iterator[Check]:
-    r"""Drawing $n$ of $N$ tokens without replacement multiplies the mean squared error of drawing
-    with replacement by $(N - n)/(N - 1)$: exactly for equal scores, and up to corrections of order
-    $1/n$ otherwise.
+    r"""If $n$ of $N$ tokens are drawn without replacement, the mean squared error is $(N - n)/(N -
+    1)$ times that of draws with replacement: exactly for equal scores, and up to corrections of
+    order $1/n$ otherwise. Tested for $n = N/2$.
     """
     sizes = (40, 160)
     equal = [_finite_factor(size, 0.0) / _factor(size) - 1.0 for size in (10, *sizes)]
@@ -183,11 +185,11 @@ def without_replacement(setting: Setting) -> Iterator[Check]:
         basis="numerical error",
     )
     yield at_most(
-        "other scores, half of the tokens drawn: the difference from the factor at $N = 160$ as a "
-        "share of that at $N = 40$",
+        "other scores, half of the tokens drawn: difference from the factor at $N = 160$ divided "
+        "by that at $N = 40$",
         tilted[1] / tilted[0],
         0.5,
-        basis="corrections of order $1/n$: a share of 1/4; margin 2",
+        basis="corrections of order $1/n$: a ratio of 1/4; margin 2",
     )
     yield control_at_least(
         "equal scores, $N = 10$: relative difference from $(N - n)/N$",
@@ -213,10 +215,10 @@ def _finite_factor(size: int, tilt: float) -> float:
     "The window of ALiBi", reference="prompts.md, Known tokens, sinks, offsets and slopes"
 )
 def alibi_window(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error of one softmax head over standard normal tokens, at sharpness 1/2,
-    when scores fall by a slope $m$ per position. Without a slope the error falls as $1/L$; with
-    one it stays at the value of an infinite prompt. Dashed: $\tanh(m/2)$ times the constant of
-    independent tokens, the error of a window of $\coth(m/2)$ tokens.
+    r"""Mean squared error of one softmax head over standard normal tokens, at sharpness 1/2, if
+    scores fall by $m$ per position. For $m = 0$ the error falls like $c/L$ with a constant $c$; for
+    $m > 0$ it tends to the value of an infinite prompt. Dashed: $c\tanh(m/2)$, the leading order of
+    the error over $\coth(m/2)$ tokens without a slope.
     """
     slopes = np.array([0.0, 0.03, 0.1, 0.3, 1.0])
     lengths = np.unique(np.geomspace(2, 3000, 6 if setting.quick else 25).round())

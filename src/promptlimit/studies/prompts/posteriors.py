@@ -26,16 +26,17 @@ from promptlimit.tasks import InContextBigram, SingleLocation, bayes_risk, risk
 
 @STUDY.claim(3, reference="tasks.md, section 7")
 def induction_sink(setting: Setting) -> Iterator[Check]:
-    r"""Let the rows of a chain of $n$ symbols be Dirichlet($\alpha$), new for each prompt, and let
-    an induction head average the symbols that follow earlier copies of the last one. With a sink
-    of weight $n\alpha$, relative to a match, and the uniform distribution as its value, the head is
-    the Bayes predictor.
+    r"""Let each prompt be a Markov chain of $n$ symbols whose transition rows are drawn from
+    Dirichlet($\alpha$), and let an induction head average the symbols that follow earlier
+    occurrences of the last symbol (matches). With a sink whose value is the uniform distribution
+    and whose weight is $n\alpha$ times that of a match, the head is the Bayes predictor. Tested for
+    $n = 2$.
     """
     cases = [(1.0, 8), (0.5, 12)] if setting.quick else [(1.0, 8), (0.5, 12), (2.0, 30)]
     best = []
     for alpha, length in cases:
         task = InContextBigram(2, alpha)
-        # The risk is flat at its minimum, so the error of x is the root of the rounding error.
+        # The risk is flat at its minimum, so the error of x is the square root of rounding error.
         found = minimize_scalar(
             lambda x, task=task, length=length: float(
                 risk(task.head(sink=math.exp(x)), task, length).value
@@ -52,14 +53,16 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
         rf"relative distance of the best sink from $n\alpha$, {len(cases)} cases",
         max(best),
         1e-5,
-        basis="root of the rounding error of the risk, $10^{-7}$; margin 100",
+        basis="square root of the rounding error of the risk, $10^{-7}$; margin 100",
     )
     yield within_errors(
-        f"posterior mean over {prompts:,} simulated prompts of 8 symbols",
+        "$n = 2$: exact risk with this sink compared with the error of the posterior mean over "
+        f"{prompts:,} simulated prompts of 8 symbols",
         distance_in_errors(errors, exact),
     )
     yield beyond_errors(
-        "the risk with a sink of a quarter of the weight", distance_in_errors(errors, half)
+        "the same errors compared with the risk for a sink of a quarter of the weight",
+        distance_in_errors(errors, half),
     )
     yield control_at_least(
         "a sink of a quarter of the weight: relative excess of the risk",
@@ -72,7 +75,7 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
 def _simulated_errors(length: int, prompts: int, rng: np.random.Generator) -> np.ndarray:
     """Return the squared errors of the posterior mean in simulated prompts of two symbols.
 
-    The prediction is the law of the symbol that follows the last one; alpha = 1.
+    The posterior mean, for alpha = 1, predicts the law of the next symbol.
     """
     rows = rng.uniform(size=(prompts, 2))  # the probability of symbol 0 after each symbol
     state = rng.integers(0, 2, size=prompts)
@@ -90,9 +93,9 @@ def _simulated_errors(length: int, prompts: int, rng: np.random.Generator) -> np
 @STUDY.claim(7, reference="tasks.md, section 7")
 def nishimori(setting: Setting) -> Iterator[Check]:
     r"""In single-location regression of signal $\nu$, the softmax weights $p_l$ at inverse
-    temperature $\beta = \sqrt\nu$ are posterior probabilities, so that the mean weight of the
-    informative token is $\mathbb{E}\sum_lp_l^2$, and the smallest mean squared error of any
-    predictor is one minus that weight.
+    temperature $\beta = \sqrt\nu$ are posterior probabilities of the place of the informative
+    token. The mean weight of the informative token is therefore $\mathbb{E}\sum_lp_l^2$, and the
+    Bayes risk, as a mean squared error, is one minus this weight.
     """
     cells = [(4.0, 30), (9.0, 1000), (25.0, 10**6)]
     apart, warm = [], []
@@ -108,7 +111,8 @@ def nishimori(setting: Setting) -> Iterator[Check]:
     weights = softmax(2.0 * scores, axis=1)
     difference = weights[:, 0] - (weights**2).sum(axis=1)
     yield at_most(
-        rf"largest relative difference between the error at $\sqrt\nu$ and $1 - \mathbb{{E}}p_0$, "
+        r"largest relative difference between the mean squared error at $\beta = \sqrt\nu$ and the "
+        rf"Bayes risk $1 - \mathbb{{E}}p_0$, where $p_0$ is the weight of the informative token, "
         f"{len(cells)} cases",
         max(apart),
         1e-9,
@@ -128,10 +132,11 @@ def nishimori(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(9, reference="importance.md, Weights with infinite variance")
 def importance_rates(setting: Setting) -> Iterator[Check]:
-    r"""Self-normalised importance sampling with the proposal $\mathcal{N}(0, s^2)$ for the target
-    $\mathcal{N}(0, 1)$ has $n\,\mathbb{E}\sum_ip_i^2 \to s^2/\sqrt{2s^2 - 1}$ for $s^2 > 1/2$. For
-    $s^2 \le 1/2$ the weights have infinite variance, and $\mathbb{E}\sum_ip_i^2$ falls as
-    $n^{-\kappa}$ with $\kappa = 1/(1 - s^2) - 1$, up to logarithms.
+    r"""Let $p_i$ be the weights of self-normalised importance sampling with $n$ draws from
+    $\mathcal{N}(0, s^2)$ for the target $\mathcal{N}(0, 1)$. For $s^2 > 1/2$,
+    $n\,\mathbb{E}\sum_ip_i^2$ tends to $s^2/\sqrt{2s^2 - 1}$. For $s^2 \le 1/2$ the importance
+    ratios have infinite variance, and $\mathbb{E}\sum_ip_i^2$ falls like $n^{-\kappa}$ with $\kappa
+    = 1/(1 - s^2) - 1$, up to logarithms. Tested at $s = 0.6$, 0.8 and 1.5.
     """
     wide = [(s, _sampled(s, [1e8])) for s in (0.8, 1.5)]
     limits = [abs(1e8 / found.effective_samples[0] / _constant(s) - 1.0) for s, found in wide]
@@ -153,11 +158,11 @@ def importance_rates(setting: Setting) -> Iterator[Check]:
         basis=r"a factor $\log n$ changes the local exponent by $1/\log n$ at most",
     )
     yield at_most(
-        r"$s = 0.6$: distance of the local exponent from $\kappa$ at $n = 10^{21}$ as a share of "
-        "that at $n = 10^9$",
+        r"$s = 0.6$: distance of the local exponent from $\kappa$ at $n = 10^{21}$ divided by that "
+        "at $n = 10^9$",
         abs(slopes[1] - kappa) / abs(slopes[0] - kappa),
         0.75,
-        basis=r"distances fall as $1/\log n$: a share of 9/21; stated margin",
+        basis=r"distances fall like $1/\log n$: a ratio of 9/21; stated margin",
     )
     yield control_at_least(
         r"$s = 0.6$: distance of the local exponent at $n = 10^{21}$ from 1",
@@ -182,10 +187,10 @@ def _constant(deviation: float) -> float:
 @STUDY.figure("An induction head and the Bayes predictor", reference="tasks.md, section 7")
 def induction_head(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared distance between the prediction of an induction head and the law of the next
-    symbol, for chains of two symbols with uniform rows, new for each prompt. A sink of weight 2
-    relative to a match makes the head the Bayes predictor. With another sink the head is worse at
-    short prompts; at a finite inverse temperature it reads symbols that follow the other one,
-    which costs more the longer the prompt is.
+    symbol, for chains of two symbols whose transition rows are drawn uniformly for each prompt.
+    With a sink of twice the weight of a match, the head is the Bayes predictor. With another sink
+    its error is larger at short prompts. At a finite inverse temperature $\beta$ the head also
+    attends to symbols that do not follow a match, and its error is larger at long prompts.
     """
     task = InContextBigram(2, 1.0)
     lengths = np.unique(
@@ -221,11 +226,12 @@ def draw_induction_head(data: Mapping[str, np.ndarray]) -> Figure:
     "Effective sample size against dimension", reference="importance.md, ESS against dimension"
 )
 def effective_samples(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Effective sample size of $n$ particles when the proposal is the prior $\mathcal{N}(0,
-    I_d)$, and the target the posterior after each coordinate was observed with noise variance 1,
-    one standard deviation from its mean. Lines: $1/\mathbb{E}S_2$; dashed: $\mathbb{E}(1/S_2)$;
-    dotted: $n$ divided by $1 + \chi^2$, the formula for large $n$. Exact at every dimension and
-    $n$.
+    r"""Effective sample size of $n$ particles against the dimension $d$. The proposal is the prior
+    $\mathcal{N}(0, I_d)$. The target is the posterior after an observation of each coordinate with
+    noise variance 1, one standard deviation from its mean. With the sum $S_2$ of squared weights,
+    lines are $1/\mathbb{E}S_2$ and dashed lines $\mathbb{E}(1/S_2)$, both exact. Dotted: $n/(1 +
+    \chi^2)$, the formula for large $n$, with the $\chi^2$ divergence of the target from the
+    proposal.
     """
     dims = np.array([1, 4, 10] if setting.quick else [1, 2, 4, 7, 10, 15, 20, 30, 40])
     draws = np.array([100.0, 1e4] if setting.quick else [100.0, 1e4, 1e6])

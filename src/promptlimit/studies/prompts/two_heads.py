@@ -1,8 +1,8 @@
 r"""Claims on two softmax heads with opposite scores, on in-context linear regression.
 
-The regression has $d$ isotropic covariates, label noise of variance $s^2$ and weights $w$ of
-variance $\tau^2=1/d$. The two heads have the scores $\pm u\langle x,x_q\rangle$ and the gains $\pm
-b$ of labels.
+The regression has $d$ isotropic covariates, label noise of variance $s^2$ and regression weights
+of variance $\tau^2=1/d$. At the query $x_q$, the two heads have the scores
+$\pm u\langle x,x_q\rangle$ and the values $\pm by$ of tokens $(x,y)$.
 """
 
 import math
@@ -52,9 +52,10 @@ def _one_head(length: int) -> float:
 
 @STUDY.claim(1, reference="tasks.md, section 3; He et al., arXiv 2503.12734")
 def small_opposite_heads(setting: Setting) -> Iterator[Check]:
-    r"""Two softmax heads with scores $\pm u$ and opposite values, $u\to0$, predict with the
-    empirical covariance of $x$ and $y$. On isotropic regression their least error tends to that of
-    linear attention on $L-1$ tokens.
+    r"""As $u\to0$, the prediction of two softmax heads with scores $\pm u\langle x,x_q\rangle$ and
+    opposite values depends on the prompt only through the empirical covariance of $x$ and $y$. On
+    isotropic regression their least error tends to that of linear attention over $L-1$ tokens.
+    Tested for $d=5$.
     """
     lengths = [40] if setting.quick else [10, 40, 100]
     small = 0.01
@@ -62,19 +63,21 @@ def small_opposite_heads(setting: Setting) -> Iterator[Check]:
     distances = {length: abs(errors[length] - _linear(length - 1)) for length in lengths}
     halved = abs(_two_heads(40, 2.0 * small) - _linear(39)) / distances[40]
     yield at_most(
-        f"$u = {small}$: largest distance from linear attention on $L-1$ tokens",
+        f"$u = {small}$: largest distance of the error from that of linear attention over $L-1$ "
+        "tokens",
         max(distances.values()),
         1e-4,
         basis="theory: $u^2=10^{-4}$",
     )
     yield at_most(
-        "$L = 40$: distance from 2 of the order in $u$, estimated at $u = 0.02$ and $0.01$",
+        "$L = 40$: order of this distance in $u$, estimated at $u = 0.02$ and $0.01$: distance "
+        "from 2",
         abs(math.log2(halved) - 2.0),
         0.1,
         basis="theory: corrections of relative order $Lu^2=0.016$; margin 6",
     )
     yield control_at_least(
-        "$L = 40$, $u = 0.01$: distance from linear attention on $L$ tokens instead of $L-1$",
+        "$L = 40$, $u = 0.01$: distance of the error from that of linear attention over $L$ tokens",
         abs(errors[40] - _linear(40)),
         1e-3,
         basis="theory: $c/L^2=0.004$; margin 4",
@@ -83,23 +86,24 @@ def small_opposite_heads(setting: Setting) -> Iterator[Check]:
 
 @STUDY.claim(2, reference="tasks.md, section 3")
 def two_heads_miss(setting: Setting) -> Iterator[Check]:
-    r"""On isotropic regression with $d$ covariates, label noise of variance $s^2$ and
-    regression weights of variance $1/d$, the error of two opposite softmax heads is above that of
-    linear attention by $c/L^2$ to leading order, with $c=d+1+ds^2$. The error of one softmax head
-    is above it by order $1/L$.
+    r"""On isotropic regression with $d$ covariates, label noise of variance $s^2$ and regression
+    weights of variance $1/d$, the error of two opposite softmax heads exceeds that of linear
+    attention by $c/L^2$ to leading order, with $c=d+1+ds^2$. The error of one softmax head exceeds
+    it by a term of order $1/L$. Tested for $d=5$ and $s^2=0.1$.
     """
     lengths = [1000] if setting.quick else [1000, 3000]
     for length in lengths:
         two = _two_heads(length, 0.4 / math.sqrt(length)) - _linear(length)
         yield at_most(
-            f"$L = {length}$: relative distance of $L^2$ times the difference from $c$",
+            f"$L = {length}$: $L^2$ times the difference between two heads and linear attention, "
+            "relative distance from $c$",
             abs(length**2 * two / _CONSTANT - 1.0),
             3.0 * _CONSTANT / length,
             basis="theory: corrections of relative order $2c/L$",
         )
     one = 1000 * (_one_head(1000) - _linear(1000)) / _CONSTANT
     yield control_at_least(
-        "$L = 1000$: the difference for one head, times $L/c$",
+        "$L = 1000$: the difference between one head and linear attention, times $L/c$",
         one,
         0.1,
         basis="theory: of order 1; $c/L=0.0065$ if it were of order $1/L^2$",
@@ -108,9 +112,10 @@ def two_heads_miss(setting: Setting) -> Iterator[Check]:
 
 @STUDY.figure("Heads on in-context regression", reference="tasks.md, section 3")
 def heads_on_regression(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error above the noise of the best softmax head, of two opposite softmax heads
-    with scores $\pm0.4/\sqrt L$ and the best gain, and of linear attention, for $d=5$ and
-    $s^2=0.1$. Two heads and linear attention differ by $c/L^2$. All numbers are exact.
+    r"""Mean squared error minus the noise variance of the best softmax head, of two opposite
+    softmax heads with scores $\pm0.4\langle x,x_q\rangle/\sqrt L$ and the best gain, and of linear
+    attention, for $d=5$ covariates and noise variance 0.1. To leading order, two heads and linear
+    attention differ by $6.5/L^2$. All numbers are exact.
     """
     lengths = np.array([10, 100] if setting.quick else [10, 20, 40, 70, 100, 200, 400, 1000])
     return {
@@ -124,7 +129,7 @@ def heads_on_regression(setting: Setting) -> dict[str, np.ndarray]:
 
 @heads_on_regression.drawing
 def draw_heads_on_regression(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return a figure of the errors and of their distances from linear attention."""
+    """Return errors on the left, and their differences from linear attention on the right."""
     figure = Figure(figsize=(8.6, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     lines = {
