@@ -14,7 +14,7 @@ from promptlimit.depth import (
     leading_order_ratio,
     semi_exact_bias,
 )
-from promptlimit.depth._reach import _share  # pyright: ignore[reportPrivateUsage]
+from promptlimit.depth._reach import _ratio  # pyright: ignore[reportPrivateUsage]
 
 LAW = pl.Gaussian([0.0], [[1.0]])
 QUERY = np.ones(1)
@@ -36,7 +36,7 @@ DEEP = stack_of((1.0, -0.68, 0.2), (1.0, 0.1, 0.3), (1.0, 0.1, 0.3), (1.0, 0.2, 
 
 
 @pytest.mark.parametrize(("tau", "shift", "length"), [(0.5, 0.0, 40), (0.6, 0.7, 12)])
-def test_the_share_agrees_with_drawn_prompts(tau, shift, length):
+def test_the_ratio_agrees_with_drawn_prompts(tau, shift, length):
     rng = np.random.default_rng(0)
     x = rng.normal(shift, 1.0, size=200_000)
     scores = tau * x[:, None] * rng.normal(size=(x.size, length))
@@ -47,15 +47,15 @@ def test_the_share_agrees_with_drawn_prompts(tau, shift, length):
     centre, variance = shift / left, 1.0 / left
     whole = np.exp(tau**2 * shift**2 / left) * (variance + centre**2) / np.sqrt(left)
     error = draws.std() / np.sqrt(draws.size)
-    found = float(_share(tau, shift, np.array([float(length)]))[0])
+    found = float(_ratio(tau, shift, np.array([float(length)]))[0])
     assert abs(found * whole - draws.mean()) < 4 * error
     assert error < 0.02 * draws.mean()
 
 
 @pytest.mark.parametrize(("squared", "exponent"), [(0.35, 0.5 * (1 / 0.7 - 1)), (0.125, 1.0)])
-def test_the_share_tends_to_one_at_its_rate(squared, exponent):
+def test_the_ratio_tends_to_one_at_its_rate(squared, exponent):
     lengths = np.array([1e12, 1e18]) if exponent < 1 else np.array([1e5, 1e6])
-    missing = 1.0 - _share(squared**0.5, 0.0, lengths)
+    missing = 1.0 - _ratio(squared**0.5, 0.0, lengths)
     slope = -np.log(missing[1] / missing[0]) / np.log(lengths[1] / lengths[0])
     assert slope == pytest.approx(exponent, abs=0.06)
 
@@ -108,7 +108,7 @@ def test_two_layers_use_the_exact_errors_of_tokens_at_short_lengths():
     assert abs(expected[0] / fluctuation_bias(gaussian(two), QUERY)[0]) < 0.5
 
 
-def test_the_share_predicts_how_far_four_layers_are_from_their_leading_order():
+def test_the_ratio_predicts_how_far_four_layers_are_from_their_leading_order():
     leading = fluctuation_bias(gaussian(DEEP), QUERY)[0]
     drawn = pl.prompt_moments(
         DEEP, LAW, QUERY, 100, kind="estimate", key=jax.random.key(0), samples=4096

@@ -294,8 +294,8 @@ def refused(trained, tmp_path):
         "got 'law' for Layer(softmax, linear) at lengths [4].": lambda: pl.sgd(
             layer(), Sided(), 4, law, key=KEY
         ),
-        "`start` must return attentions that differ only in their arrays, got others for other "
-        "keys. Pass one function for each.": lambda: pl.sgd(
+        "`start` must return attentions that differ only in their arrays, got other "
+        "differences between two keys. Pass one function for each.": lambda: pl.sgd(
             lambda key: layer(kernels=next(kernels)), Sided(), 4, plain, key=KEY, seeds=2
         ),
         "`lengths` must be whole numbers from 1 or math.inf, each once, got -inf.": lambda: pl.sgd(

@@ -109,8 +109,8 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "normal_pairs", noted)
     monkeypatch.setattr(_law_sums, "threefry", noted_words)
     questions(RegressionNumbers.of(TASK), prompts, step)
-    _law_sums._rest(prompts, step)
-    _law_sums._lengths(prompts, step)
+    _law_sums._normal_vectors(prompts, step)
+    _law_sums._bartlett_diagonal(prompts, step)
     assert len(drawn) == 7  # tokens, questions, remainders, and twice two for the chi squares
     numbers = np.concatenate(drawn)
     assert np.unique(numbers).size == numbers.size

@@ -1,18 +1,16 @@
 r"""The bias of a softmax stack over finite prompts, to order 1/L.
 
 `GaussianStack` defines M, P, U, V, m and G; `_fluctuations` defines N, t_l and the influences K_l
-and chi_l. Let b_l(z) be the limit of L times the bias of z before layer l,
-C_l(z) = E_y K_l(z,y) K_l(z,y)' and c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y). Then (derived here)
+and chi_l. Let b_l(z) be the limit of L times the bias of the output of the first l layers,
+C_l(z) = E_y K_l(z,y) K_l(z,y)' and c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y). By docs/depth-theory.md,
 
     b_{l+1}(z) = M_l b_l(z) + sum_h V^h grad_t { x_l(t) - c_ll(t,t)/2
                  + sum_{j<l} <grad_t, U_l N_jl grad_s> c_lj(t, s)|_{s=t_j(z)} }_{t=t_l(z)}
     x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
 
-The term c_ll/2 comes from the concavity of the logarithm, and x_l from the errors of the tokens.
-The last sum comes from the covariance of the query's error with the error of the log-Laplace
-transform. Each term is a derivative of $E\exp(\tfrac12v'Jv)$ with a Gaussian vector v and a matrix
-J. In particular, <grad_t, D grad_s> is the derivative in $\epsilon$ at 0 if the parts t and s of v
-have the cross-covariance $\epsilon D$.
+The term x_l is the effect of the errors of the tokens before layer l. Each term is a derivative of
+$E\exp(\tfrac12v'Jv)$ with a Gaussian vector v and a matrix J: <grad_t, D grad_s> is the derivative
+in $\epsilon$ at 0 if $\epsilon D$ is added to the covariance of the rows t and s of v.
 """
 
 import dataclasses
@@ -34,13 +32,11 @@ from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
 from promptlimit.errors import KindUnavailableError
 
 Diagram: TypeAlias = tuple[float, Tilts, Array]
-r"""A triple (factor, v, J), which represents a term of the bias.
-
-The term is the factor times the last coefficient (see `_tilts`) of $E\exp(\tfrac12v'Jv)$.
-"""
+r"""A triple (factor, v, J): the factor times the last coefficient (see `_tilts`) of
+$E\exp(\tfrac12v'Jv)$."""
 
 _CHUNK = 256
-"""The number of laws that `square_error_slopes` processes at a time; they fit into a cache."""
+"""The number of laws that `square_error_slopes` processes at a time, to fit into a cache."""
 
 
 def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
@@ -52,17 +48,17 @@ def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
 
     Raises:
         KindUnavailableError: the scores of a layer are so sharp that the expansion in 1/L does not
-            exist, or the sum has too many paths (see `_fluctuations`).
+            exist, or the stack has too many paths (see `_fluctuations`).
     """
     _require_expansion(stack)
-    return reading_bias(stack, query) + _own_error_bias(stack, query)
+    return bias_without_token_errors(stack, query) + _token_error_bias(stack, query)
 
 
 def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
-    r"""Return $V_1\nabla x_1(t)$; the bias of two masked layers is this vector times $\ln L/L$.
+    r"""Return $V_1\nabla x_1(t)$; under a causal mask, the bias is this vector times $\ln L/L$.
 
-    Under a causal mask token k attends to k tokens, so its error is of order 1/k. The average over
-    the tokens is of order $\ln L/L$. The next term, of order 1/L, depends on the first tokens.
+    The stack must have two layers. The next term of the bias, of order 1/L, depends on the first
+    tokens of the prompt.
     """
     if stack.depth != 2:
         raise KindUnavailableError(
@@ -71,7 +67,7 @@ def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
             f"{stack.depth} layers. Simulate prompts.",
         )
     _require_expansion(stack)
-    return _own_error_bias(stack, query)
+    return _token_error_bias(stack, query)
 
 
 def _require_expansion(stack: GaussianStack) -> None:
@@ -82,12 +78,13 @@ def _require_expansion(stack: GaussianStack) -> None:
         )
 
 
-def _own_error_bias(stack: GaussianStack, query: Array) -> Array:
-    return _gradients(stack, query, lambda level, _, tilts: own_errors(stack, tilts, level))
+def _token_error_bias(stack: GaussianStack, query: Array) -> Array:
+    """Return the bias from the terms x_l."""
+    return _gradients(stack, query, lambda level, _, tilts: token_errors(stack, tilts, level))
 
 
-def reading_bias(stack: GaussianStack, query: Array) -> Array:
-    """Return the bias without x_l, the term for the errors of the tokens themselves."""
+def bias_without_token_errors(stack: GaussianStack, query: Array) -> Array:
+    """Return the bias without the terms x_l."""
 
     def diagrams(level: int, head: int, tilts: Tilts) -> Iterator[Diagram]:
         yield from _concavity(stack, tilts, level)
@@ -102,7 +99,7 @@ def reading_bias(stack: GaussianStack, query: Array) -> Array:
 def _gradients(
     stack: GaussianStack, query: Array, diagrams: Callable[[int, int, Tilts], Iterator[Diagram]]
 ) -> Array:
-    r"""Return the sum over heads (l, h) of $N\nabla_t$ of their diagrams at the query, [..., e]."""
+    r"""Return the sum over heads (l, h) of $N\nabla_t$ of the `diagrams` of a head, [..., e]."""
     require_few_terms(stack)
     total: Array | float = 0.0
     for level, head in stack.below(stack.depth):
@@ -116,8 +113,8 @@ def _gradients(
     return np.broadcast_to(total, (*batch, stack.layers[-1].residual.shape[0], 1))[..., 0]
 
 
-def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
-    r"""Yield the diagrams of $x_l(t)$, the effect of the errors of the tokens, for v = t."""
+def token_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
+    r"""Yield the diagrams of $x_l(t)$ for v = t."""
     t = slice(0, stack.token_dims[level])
     token = slice(t.stop, t.stop + stack.mean.shape[-1])
     both = tilts.append(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m
@@ -125,7 +122,7 @@ def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagr
     for place, (j, h) in enumerate(heads):
         s = slice(token.stop, token.stop + stack.token_dims[j])
         read = _read(stack, both, (j, h), token, (level, t))
-        yield from own_errors(stack, read.select(s), j)
+        yield from token_errors(stack, read.select(s), j)
         yield from _concavity(stack, read.select(s), j)
         for below in stack.below(j):
             other = slice(s.stop, s.stop + stack.token_dims[below[0]])
@@ -133,10 +130,10 @@ def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagr
             yield from _query_noise(stack, two, (j, h), below)
         for descent in descents(stack, read.select(s, token), j):
             yield 1.0, descent.tilts, _own_form(stack, descent.layer)
-        for number, beside in enumerate(heads[: place + 1]):
-            other = slice(s.stop, s.stop + stack.token_dims[beside[0]])
-            two = _read(stack, read, beside, token, (level, t)).select(s, other)
-            yield from _pairs(stack, two, j, beside[0], 0.5 if number == place else 1.0)
+        for number, second in enumerate(heads[: place + 1]):
+            other = slice(s.stop, s.stop + stack.token_dims[second[0]])
+            two = _read(stack, read, second, token, (level, t)).select(s, other)
+            yield from _pairs(stack, two, j, second[0], 0.5 if number == place else 1.0)
 
 
 def _read(
@@ -146,10 +143,10 @@ def _read(
     token: slice,
     mark: tuple[int, slice] | None = None,
 ) -> Tilts:
-    r"""Return v with $t_j(z')$ appended.
+    r"""Return v with $t_j(z')+\epsilon N_{jl}'t$ appended, or $t_j(z')$ without `mark`.
 
-    If `mark` is a pair (l, rows of t), $\epsilon N_{jl}'t$ is added to $t_j(z')$, with a new
-    infinitesimal $\epsilon$ (see `_tilts`).
+    Here `head` contains j, `token` the rows of $z'-m$ in v, and `mark` l and the rows of t. The
+    infinitesimal $\epsilon$ (see `_tilts`) is new.
     """
     j, h = head
     key_query = stack.layers[j].heads[h][0]
@@ -196,9 +193,10 @@ def square_error_slopes(
 ) -> Array:
     r"""Return $\lim_LL\{E(e'\Phi_L-y)^2-(e'\Phi-y)^2\}=2(e'\Phi-y)\,e'b+e'Ce$, [n].
 
-    Here b is the bias and C the covariance of the output, both times L in the limit. In in-context
-    learning each prompt has its own law of tokens. The mean of the slopes over laws, queries and
-    targets is then the coefficient of 1/L in the mean squared error of the predictions.
+    Here b and C are the limits of L times the bias and the covariance of the output $\Phi_L$, and
+    $\Phi$ is the limit of $\Phi_L$. In in-context learning the law of tokens differs between
+    prompts. The mean of the slopes over laws, queries and targets is then the coefficient of 1/L in
+    the mean squared error of the predictions.
 
     Args:
         stack: n laws of tokens under the same layers: mean [n, d], cov [n, d, d].

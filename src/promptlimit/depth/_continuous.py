@@ -4,11 +4,12 @@ A residual layer $z+\epsilon\,T[\mu](z)$ is one step of Euler's method. Over a G
 $N(m,G)$ attention is an affine map $z\mapsto Mz+c$, and the limit of thin layers is an ordinary
 differential equation (Castin, Ablin, Carrillo and Peyré 2025),
 
-    m' = M m + c,      G' = M G + G M',       softmax: M = V G U, c = V m.
+    m' = M m + c,      G' = M G + G M',       softmax: M = sum_h V_h G U_h, c = sum_h V_h m,
 
-If the heads are softmax and every $V_h=v_hI$, then $G(t)=G_0(I-tBG_0)^{-1}$ with
-$B=\sum_hv_h(U_h+U_h^\top)$ (derived here). With $\lambda$ the largest eigenvalue of
-$G_0^{1/2}BG_0^{1/2}$, it blows up at $t^*=1/\lambda$ if $\lambda>0$, and never otherwise.
+with the key-query matrix U_h and the value matrix V_h of each head. If the heads are softmax and
+every $V_h=v_hI$, then $G(t)=G_0(I-tBG_0)^{-1}$ with $B=\sum_hv_h(U_h+U_h^\top)$ (derived here). Let
+$\lambda$ be the largest eigenvalue of $G_0^{1/2}BG_0^{1/2}$. If $\lambda>0$, the covariance becomes
+infinite at $t^*=1/\lambda$ (a blow-up), otherwise never.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ _ROWS = 2**21
 
 
 _FINEST, _COARSEST = 1e-13, 1e-3
-"""The range of `rtol`. The error is measured with 100 times `rtol`, where the solver also works."""
+"""The range of `rtol`. The solver also accepts 100 times `rtol`, which determines the error."""
 
 
 @numpy_only("Call it outside the compiled function and pass its result.")
@@ -47,21 +48,21 @@ def depth_flow(
     method: str = "auto",
     rtol: float = 1e-9,
 ) -> DepthFlow:
-    r"""Return the flow of a prompt through continuous depth: $\mu_t$ with $z'=T[\mu_t](z)$.
+    r"""Return the flow $\mu_t$ of a prompt through continuous depth, $z'=T[\mu_t](z)$.
 
     A `Gaussian` stays Gaussian, and its covariance may become infinite at a finite depth (a
     blow-up). A finite prompt does not blow up: under one softmax head its tokens grow at most by
     the factor $e^{\|V\|t}$.
 
     Args:
-        attention: $T$, the same at every depth. Tokens, queries and outputs have the same
-            dimension. It has no residual, since Euler's step contains the identity.
-        prompt: $\mu_0$.
+        attention: $T$, the same at every depth: heads without a residual, because each step adds
+            the identity. Tokens, queries and outputs have the same dimension.
+        prompt: $\mu_0$, a `Gaussian` or an `Empirical`.
         times: the depths $t\ge0$, in increasing order.
-        method: "closed" for the closed form of the covariance, "ode" for a numerical solution of
-            the equation, "auto" for the closed form if it exists.
-        rtol: relative tolerance of the solver. The reported error is the difference between this
-            solution and the one at a tolerance that is 100 times as large.
+        method: "closed" for the closed form of the covariance of a Gaussian, "ode" for a numerical
+            solution, "auto" for the closed form if it exists.
+        rtol: relative tolerance of the solver. The error in the result is the difference from a
+            second solution with 100 times this tolerance.
 
     >>> import numpy as np, promptlimit as pl
     >>> head = pl.SoftmaxAttention([[0.5]], [[1.0]])
@@ -100,14 +101,14 @@ def depth_flow(
 
 
 class _State(NamedTuple):
-    """A Gaussian on plain arrays."""
+    """The mean and the covariance of a Gaussian."""
 
     mean: Vector
     cov: Vector
 
 
 class _Head(NamedTuple):
-    """A head on plain arrays: U, V and whether it is softmax."""
+    """The matrices U and V of a head, and whether the head is softmax."""
 
     key_query: Vector
     value: Vector
@@ -155,7 +156,7 @@ def _heads(attention: AbstractAttention) -> list[_Head]:
 
 
 def _closed_matrix(heads: list[_Head]) -> Vector | None:
-    """Return B if the covariance has a closed form, otherwise None."""
+    """Return B of the module docstring if the covariance has a closed form, otherwise None."""
     dim = len(heads[0].key_query)
     scalar = all(np.array_equal(head.value, head.value[0, 0] * np.eye(dim)) for head in heads)
     if not scalar or not all(head.softmax for head in heads):
@@ -166,7 +167,7 @@ def _closed_matrix(heads: list[_Head]) -> Vector | None:
 
 
 def _motion(heads: list[_Head], state: _State) -> _State:
-    """Return the derivatives m' and G'."""
+    """Return the derivatives m' and G' at a state (m, G)."""
     m, G = state
     M, c = np.zeros_like(G), np.zeros_like(m)
     for U, V, softmax in heads:
@@ -180,7 +181,7 @@ def _closed_flow(
 ) -> DepthFlow:
     r"""Return the flow with the covariance in closed form; a nonzero mean is integrated.
 
-    $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$ and $C=ABA$, computed in the eigenvectors of C.
+    $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$, $B$ = `symmetric` and $C=ABA$.
     """
     variances, axes = np.linalg.eigh(start.cov)
     root = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
@@ -208,10 +209,10 @@ def _closed_flow(
 
 
 def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
-    """Solve the differential equation until the covariance has grown by a factor of 1e6.
+    """Return the numerical solution until the norm of the covariance has grown by a factor of 1e6.
 
-    Near a blow-up at t* the covariance grows as $1/(t^*-t)$, so its size divided by the derivative
-    of its size is the remaining time $t^*-t$.
+    Near a blow-up at t* this norm grows as $1/(t^*-t)$, so the norm divided by its derivative is
+    the remaining time $t^*-t$.
     """
     dim = start.mean.size
     limit = _BLOWN_UP * max(float(np.linalg.norm(start.cov)), np.finfo(float).tiny)
@@ -239,7 +240,7 @@ def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: fl
 def _token_flow(
     heads: list[_Head], prompt: Empirical, times: Vector, tolerance: float
 ) -> DepthFlow:
-    """Return the flow of tokens, which softmax heads keep bounded at every depth."""
+    """Return the flow of a finite prompt, which is bounded at every depth under softmax heads."""
     tokens = np.asarray(prompt.tokens)
     weights = np.full(len(tokens), 1 / len(tokens))
     if prompt.weights is not None:
@@ -307,8 +308,8 @@ def _solved(
 ) -> tuple[Vector, tuple[float, Vector] | None]:
     """Return the solution at all times, and the time and state at which `room` reaches zero.
 
-    The solution is NaN after that time; without such a time the second part is None. The method is
-    Dormand and Prince's of order 8 in NumPy, because the state is too small to gain from jax.
+    The solution is NaN after that time. If `room` does not reach zero, the time and state are
+    replaced by None.
     """
     from scipy.integrate import solve_ivp  # noqa: PLC0415  # half a second to load
 

@@ -1,23 +1,21 @@
-r"""The influence of one token on the output of a stack, and the covariance over random prompts.
+r"""The influence of one token on the output of a softmax stack, and the covariance over prompts.
 
-The output of a stack at a query z is a functional of the empirical measure of the tokens. To first
-order it changes by the mean over tokens y of the influence $K_l(z,y)$ on the output of l layers.
-The covariance of the outputs at z and z', times L, tends to $E_yK(z,y)K(z',y)'$. With Lambda_l the
-log-Laplace transform of the tokens before layer l, t_l(z) = U_l Z_l(z), and the other symbols of
-`GaussianStack` (derived here),
+To first order, the output at a query z changes by the mean over the tokens y of the influence
+K(z,y), and L times the covariance of the output tends to $E_yK(z,y)K(z,y)'$. Let K_l be the
+influence on the output of the first l layers, Lambda_l the log-Laplace transform of the tokens
+before layer l, and t_l(z) = U_l Z_l(z). With the symbols of `GaussianStack`
+(docs/depth-theory.md),
 
     K_l(z,y) = sum_{j<l} N_jl grad_t chi_j(t_j(z), y),    N_jl = M_{l-1}...M_{j+1} V_j
-    chi_l(t,y) = e^{<t,Z_l y> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
+    chi_l(t,y) = e^{<t,Z_l(y)> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
 
-Unrolled, chi_l is a sum over paths of layers l = p_0 > p_1 > ... > p_k. Along a path a Gaussian
-tilt s descends. A step from layer l to layer j is
+Unrolled, chi_l is a sum over paths of layers l = p_0 > p_1 > ... > p_k, with one path for each
+choice of heads. A path transforms the tilt s_0 = t into s_k. Its step from layer l to layer j is
 
-    s_0 = t,   s_{i+1} = (A + eps_{i+1} N') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
+    s_{i+1} = (A + eps_{i+1} N_jl') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
 
-and the term of the path is $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
-$E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$, with P that of layer p_k. With several
-heads there is one path for each choice of heads. Under a causal mask the product of paths of k and
-k' steps has the weight $\binom{k+k'}k$.
+The term of the path is $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
+$E\exp(\langle s_k,P_{p_k}(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$.
 """
 
 import dataclasses
@@ -49,10 +47,10 @@ MOST_TERMS = 1500
 
 @dataclasses.dataclass(frozen=True)
 class Descent:
-    """A path of layers, and the tilt at its end.
+    """A path from one layer down to another, with the tilt at its end.
 
     Attributes:
-        tilts: the remaining entries of the vector v, then the tilt at the end of the path.
+        tilts: the vector v of `descents`, with the tilt at the end of the path in the last rows.
         layer: the last layer of the path.
         steps: the number of steps of the path.
     """
@@ -63,9 +61,9 @@ class Descent:
 
 
 def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
-    """Yield every path down from a layer, which starts at the first tilt of v.
+    """Yield every path that starts in layer `level` with the first rows of v = `tilts` as tilt.
 
-    The tilt at the end of the path replaces the first tilt, as the last part of v.
+    In the results, these rows are removed from v, and the tilt at the end of the path is appended.
     """
     first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
     yield Descent(tilts.select(others, first), level, 0)
@@ -99,7 +97,7 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
 
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
-    """Return every path that starts at the query, with the matrix N from its head to the output."""
+    """Return every path from the query, with the matrix N from its first head to the output."""
     require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)
@@ -115,7 +113,8 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
         stack: the layers and the law of tokens.
         query: $z$, [..., d].
         causal: whether each token attends only to itself and the tokens before it; the query
-            attends to all tokens.
+            attends to all tokens. The product of two paths of k and k' steps then has the weight
+            $\binom{k+k'}k$.
 
     Raises:
         KindUnavailableError: the covariance is infinite, or there are too many paths.
@@ -135,9 +134,9 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
 
 
 def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
-    r"""Raise an error if the square of the term of a path has no mean.
+    r"""Raise an error if the square of the term of a path has an infinite mean.
 
-    With C the covariance of the tilt at the end of the path, at layer p, the mean is infinite if
+    Let C be the covariance of the tilt at the end of the path, in layer p. The mean is infinite if
     an eigenvalue of $C G_p$ is 1 or more.
     """
     across = stack.paths[descent.layer] @ stack.root
@@ -176,14 +175,14 @@ def require_few_terms(stack: GaussianStack) -> None:
 
 
 class InfluenceTerm(eqx.Module):
-    r"""The term of one path in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
+    r"""The term of one path in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$, with F as in `of`.
 
-    The method `of` defines F. The gradient $\nabla$ is in the tilt at the query, and
-    $\partial_\epsilon$ is the derivative in all n infinitesimals of the path.
+    The gradient $\nabla$ is in the tilt at the query, and $\partial_\epsilon$ is the derivative in
+    all n infinitesimals of the path (see `_tilts`). Arrays have $2^n$ coefficients.
 
     Attributes:
         carry: $N$, [e, q].
-        steps: the number of steps of the path.
+        steps: n, the number of steps of the path.
         constant: the constant of F, [2^n].
         linear: the coefficients of F in $y-m$, [2^n, d].
         square: twice the coefficients of F in products of $y-m$, [2^n, d, d].
@@ -201,9 +200,11 @@ class InfluenceTerm(eqx.Module):
 
     @staticmethod
     def of(stack: GaussianStack, carry: Array, descent: Descent) -> "InfluenceTerm":
-        r"""Return the term of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
+        r"""Return the term of a path whose last tilt has the law $N(a,C)$, in layer p.
 
-        F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
+        F(y) = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P u, X a> + (P u)'X C P u/2
+
+        with u = y - m, X = (I + C G_p)^{-1} and P that of layer p.
         """
         tilts, path = descent.tilts, stack.paths[descent.layer]
         cov = path @ stack.cov @ path.mT
@@ -236,8 +237,8 @@ class InfluenceTerm(eqx.Module):
 class InfluenceFunction(eqx.Module):
     r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
 
-    Under the law of a token it has mean zero. Its mean over the tokens of a prompt is the
-    first-order change of the output. As a control variate, this mean reduces the noise of a
+    Its mean under the law of y is zero. Its mean over the tokens of a prompt is the first-order
+    change of the output, which can be used as a control variate: it reduces the noise of a
     simulation by the factor $L^{-1/2}$.
 
     Attributes:

@@ -1,10 +1,9 @@
-r"""A stack of softmax layers over Gaussian tokens: the limit of every layer is affine.
+r"""A stack of softmax layers over Gaussian tokens, on which the limit of every layer is affine.
 
 Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$, with $R_l$ the residual, $U_l^h$
 and $V_l^h$ the key-query and value matrices of head h, and $\Lambda_\mu$ the log-Laplace transform.
-Each token attends to all tokens, itself included, and the query attends to the tokens. Over tokens
-$N(m_l,G_l)$ the layer is $z\mapsto M_lz+c_l$, so tokens stay Gaussian (Castin, Ablin, Carrillo and
-Peyré 2025).
+Each token attends to all tokens, including itself, and so does the query. Over tokens $N(m_l,G_l)$
+the layer is $z\mapsto M_lz+c_l$, so tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
 """
 
 import dataclasses
@@ -19,12 +18,12 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import sqrtm_psd
 
 SHARPEST = 0.5
-r"""A layer that is followed by another has an expansion in 1/L only if its $\tau^2$ (see
-`GaussianStack.squared_tau`) is below this number."""
+r"""The bias has an expansion in 1/L only if $\tau_l^2$ (`GaussianStack.squared_tau`) is below this
+number in every layer but the last."""
 
 SLOWEST = 0.25
-"""If the q of a layer (see `GaussianStack.own_exponent`) is at least this number, the bias
-approaches its leading order more slowly than 1/L."""
+"""The bias approaches its leading order more slowly than 1/L if q (`GaussianStack.own_exponent`) is
+at least this number in a layer before the last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +50,8 @@ class GaussianStack:
         M_l = R_l + sum_h V_l^h G_l U_l^h,    c_l = sum_h V_l^h m_l,    P_l = M_{l-1}...M_0,
         m_{l+1} = M_l m_l + c_l,    G_l = P_l G P_l',    Z_l(z) = m_l + P_l (z - m)
 
-    Tokens before layer l are $N(m_l,G_l)$; $Z_l(z)$ is the position of a token or query z there.
-    Leading axes of `mean`, `cov` and queries hold several laws of tokens under the same layers.
+    Tokens before layer l are $N(m_l,G_l)$, and a token or query z has become $Z_l(z)$. Leading
+    axes of `mean`, `cov` and queries correspond to several laws of tokens under the same layers.
 
     Attributes:
         mean: $m=m_0$, [..., d].
@@ -66,7 +65,7 @@ class GaussianStack:
 
     @staticmethod
     def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
-        """Return a stack over Gaussian tokens; the caller checks the layers with `unread_layer`."""
+        """Return a stack over tokens N(mean, cov). Check the layers with `unread_layer` first."""
         with jax.enable_x64(True):
             return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
 
@@ -135,9 +134,8 @@ class GaussianStack:
     def whitened_key_query(self, level: int, head: int) -> Array:
         r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, [..., d, d].
 
-        Its norm $\tau$ equals the norm of $G_l^{1/2}U_l^hG_l^{1/2}$: if the mean is zero, the
-        scores at a token $G_l^{1/2}x$ that attends have a standard deviation of at most
-        $\tau|x|$.
+        Its norm $\tau$ equals the norm of $G_l^{1/2}U_l^hG_l^{1/2}$. If the mean is zero, the
+        sharpness at a token $G_l^{1/2}x$ is at most $\tau|x|$.
         """
         across = self.paths[level] @ self.root
         return across.mT @ self.layers[level].heads[head][0] @ across
@@ -149,11 +147,11 @@ class GaussianStack:
         return float(np.max(norms, initial=0.0)) ** 2
 
     def own_exponent(self, level: int) -> float:
-        r"""Return q: a token's weight on itself grows at most as $e^{q|\xi|^2}$.
+        r"""Return q, the largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$ over heads and laws.
 
-        Here $\xi$ is the standardised token, and q the largest eigenvalue of
-        $(I-(I-\omega)'(I-\omega))/2$ over heads and laws. The bias approaches its leading order as
-        $L^{-(1/2-q)/q}$, which is no faster than 1/L if $q\ge1/4$.
+        The weight of a token on itself grows at most as $e^{q|\xi|^2}$, with $\xi$ the standardised
+        token. The bias approaches its leading order as $L^{-(1/2-q)/q}$, which is not faster than
+        1/L if $q\ge1/4$.
         """
         heads = range(len(self.layers[level].heads))
         eye = np.eye(self.mean.shape[-1])
@@ -186,7 +184,7 @@ class GaussianStack:
 
 
 def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
-    """Return why layers do not form a `GaussianStack`; None if they do."""
+    """Return why the layers do not form a `GaussianStack`; None if they do."""
     for number, layer in enumerate(layers):
         heads = layer.as_heads()
         if heads is None:

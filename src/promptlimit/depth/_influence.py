@@ -1,4 +1,4 @@
-"""The influence of each token: the derivative of the output with respect to its weight."""
+"""The influence of each token of a prompt on the output of an attention."""
 
 import dataclasses
 
@@ -20,8 +20,8 @@ class Influence:
 
     Attributes:
         output: $T[\mu](z)$, [e].
-        kernel: $K(z,z_i)$, the derivative of the output as the measure moves towards token i,
-            [n, e]. Its weighted mean is zero.
+        kernel: $K(z,z_i)$, the derivative of the output as weight moves from all tokens to token
+            i, [n, e]. Its weighted mean over tokens is zero.
         weights: the weights of the tokens, [n].
     """
 
@@ -31,7 +31,7 @@ class Influence:
 
     @property
     def cov(self) -> Array:
-        r"""$E_yKK'$ over the tokens y: L times the covariance over prompts of length L."""
+        r"""$E_yK(z,y)K(z,y)'$, to leading order L times the covariance over prompts of length L."""
         return (self.weights[:, None] * self.kernel).T @ self.kernel
 
     @property
@@ -45,10 +45,10 @@ class Influence:
 def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike) -> Influence:
     r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$.
 
-    This is the infinitesimal jackknife, computed by reverse-mode differentiation for any attention.
-    For tokens drawn from a law, `cov` estimates, from one prompt, L times the covariance of the
-    output over prompts of L tokens to leading order. For the atoms of a quadrature rule of the law,
-    `cov` equals this covariance up to the error of the rule.
+    This is the infinitesimal jackknife, computed by reverse-mode differentiation. `cov` of the
+    result is, to leading order, L times the covariance of the output over prompts of L tokens. It
+    is an estimate if the tokens are drawn from a law, and accurate up to the quadrature error if
+    they are the atoms of a quadrature rule of the law.
 
     Args:
         attention: any attention, such as a `Stack`.

@@ -1,17 +1,17 @@
 r"""A stack of linear layers over L Gaussian tokens, exact at every L.
 
-A linear layer multiplies all tokens and the query by one matrix M_l, so the output of K layers at a
-query z is a polynomial in the second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
+Layer l has the residual R_l and heads with key-query matrices U_l^h and value matrices V_l^h. It
+multiplies all tokens and the query by one matrix M_l, so the output of K layers at a query z is a
+polynomial of degree $D_K=(3^K-1)/2$ in the second moment $S=\frac1L\sum_iz_iz_i^\top$:
 
     M_l = R_l + sum_h V_l^h P_l S P_l' U_l^h,     P_{l+1} = M_l P_l,     P_0 = I,     output P_K z
 
-Its degree is $D_K=(3^K-1)/2$. Write $z_i=m+Bx_i$ with $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$.
-Then S is a function of two independent parts, $g\sim N(0,I)$ and
+Write $z_i=m+Bx_i$ with $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$. Then S is a function of
+$g\sim N(0,I)$ and of the independent matrix
 $\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$. If m = 0, it is a function of a
 $\mathrm{Wishart}_r(L,I)$ matrix alone. A Wishart matrix with n degrees of freedom is $TT^\top$,
 with T lower trapezoidal, normals below the diagonal and $T_{jj}^2\sim\chi^2_{n-j}$ for
-j = 0, 1, ... (Bartlett). A prompt with m = 0 is thus determined by at most $r(r+1)/2$ random
-numbers, and a product of Gauss rules in these numbers is exact for polynomials. Derived here.
+j = 0, 1, ... (Bartlett). A product of Gauss rules in these random numbers is exact for polynomials.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from promptlimit._quadrature import chi2_gauss, normal_gauss
 from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
-"""The largest number of nodes of a product of Gauss rules; beyond it prompts are simulated."""
+"""The largest number of nodes of a product of Gauss rules; otherwise prompts are simulated."""
 
 _CHUNK = 2**13
 """The number of prompts that are processed at a time."""
@@ -39,7 +39,7 @@ _MANY = 1e8
 
 @dataclasses.dataclass(frozen=True)
 class BartlettDraws:
-    r"""The random numbers of n prompts of L tokens.
+    r"""The random numbers g and T of n prompts of L tokens.
 
     Attributes:
         length: $L$.
@@ -57,7 +57,7 @@ class BartlettDraws:
     def second_moment_error(self, root: Array, mean: Array) -> Array:
         r"""Return $S-E\,S$, [n, d, d], without cancellation.
 
-        It is `B (sum xx'/L - I) B' + m (B g)'/sqrt L + (B g) m'/sqrt L`.
+            S - E S = B (sum xx'/L - I) B' + m (B g)'/sqrt L + (B g) m'/sqrt L
 
         Args:
             root: $B$, [d, r].
@@ -119,7 +119,7 @@ class LinearStack:
 
     @cached_property
     def _limits(self) -> tuple[Array, list[Array], list[Array]]:
-        """The mean second moment, and the limits of $M_l$ and of $P_l$."""
+        """The mean of S, and the limits of every $M_l$ and $P_l$."""
         second = self.root @ self.root.T + np.outer(self.mean, self.mean)
         path = np.eye(self.mean.size)
         maps, paths = [], [path]
@@ -131,21 +131,22 @@ class LinearStack:
 
     @property
     def limit(self) -> Array:
-        """The output of an infinite prompt."""
+        """The output over an infinite prompt, [e]."""
         return self._limits[2][-1] @ self.query
 
     def deviations(self, second_error: Array) -> tuple[Array, Array]:
-        r"""Return the outputs minus their limit in two parts, [n, e], for second moments $S+E$.
+        r"""Return the linear and the nonlinear part of output minus limit, each [n, e].
 
-        In this formula S and P are the limits, and E is `second_error`. The first part is linear in
-        E and has mean zero, so the bias is the mean of the second part. If
-        $P+\delta^1+\rho$ is the matrix $P_l$ of a finite prompt, with $\delta=\delta^1+\rho$, then
-        $P_lSP_l^\top$ of the prompt minus its limit has the two parts
+        Let S and P be the limits of the second moment and of $P_l$, and E = `second_error` the
+        second moment of a prompt minus S. The first part is linear in E and has mean zero, so the
+        bias is the mean of the second part. If $P_l$ of the prompt is $P+\delta$ with
+        $\delta=\delta^1+\rho$, and $\delta^1$ is linear in E, then the two parts of
+        $P_l(S+E)P_l^\top-PSP^\top$ are
 
             delta1 S P' + P E P' + P S delta1'    and    rho S P' + delta (E (P+delta)' + S delta')
                                                          + P E delta' + P S rho'
 
-        in which nothing cancels.
+        They are computed without cancellation.
         """
         second, maps, paths = self._limits
         first = np.zeros((second_error.shape[0], *second.shape))
@@ -162,7 +163,7 @@ class LinearStack:
         return first @ self.query, rest @ self.query
 
     def exact_moments(self, length: float) -> tuple[Array, Array, float]:
-        """Return bias, covariance and mean squared error over prompts of L tokens."""
+        """Return the bias, covariance and mean squared error of the output over L tokens."""
         size = self.limit.size
         bias, square = np.zeros(size), np.zeros((size, size))
         for draws, weights in self._nodes(length):
@@ -177,10 +178,11 @@ class LinearStack:
         return float(chi2) ** columns * float(normal) ** (below + with_mean)
 
     def _shape(self, length: float) -> tuple[int, int, int, int, int]:
-        """Return the nodes per chi-square and per normal, and the numbers of these variables.
+        """Return the numbers of nodes per chi-square and per normal, and of these variables.
 
-        The second moments of the output have degree $2D$ in a chi-square and $4D$ in a normal. Odd
-        powers of $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
+        The variables are the diagonal of T (`columns`), the entries below it, and g. The second
+        moments of the output have degree $2D$ in a chi-square and $4D$ in a normal. Odd powers of
+        $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
         """
         with_mean = bool(self.mean.any())
         rank = self.root.shape[1]
@@ -209,7 +211,7 @@ class LinearStack:
             )
 
     def drawn_deviations(self, length: float, count: int, rng: Generator) -> tuple[Array, Array]:
-        """Return the two parts of `deviations` over random prompts, [count, e] each."""
+        """Return `deviations` for random prompts, [count, e] each."""
         _, _, columns, below, with_mean = self._shape(length)
         freedom = as_float64(_freedom(length, with_mean > 0) - np.arange(columns))
         draws = BartlettDraws(

@@ -1,16 +1,13 @@
 r"""The length from which the bias of a softmax stack is near its leading order.
 
-Over Gaussian tokens the bias of one layer is exactly proportional to $E\,S_2(\sigma,L)$, the mean
-sum of squared weights at the sharpness $\sigma$. The leading order replaces it by
-$e^{\sigma^2}/L$ at every token, at every sharpness. Along the sharpest direction of a layer
-$\sigma=\tau|x|$, where $x\sim N(s,1)$ over the tokens that attend and the error of a token has the
-weight $x^2$. The exact bias is then the share
+Over Gaussian tokens the bias of one layer is proportional to $E\,S_2(\sigma,L)$, the mean sum of
+squared weights at the sharpness $\sigma$, which the leading order replaces by $e^{\sigma^2}/L$.
+Along the sharpest direction of a layer $\sigma=\tau|x|$, where $x\sim N(s,1)$ over the tokens that
+attend. The error of a token has the weight $x^2$, so the exact bias divided by the leading order is
 
     rho(L) = L E[x^2 S_2(tau |x|, L)] / E[x^2 exp(tau^2 x^2)]
 
-of the leading order. The integrands differ where $\sigma^2$ exceeds half of $\ln L$. Therefore
-$1-\rho$ decreases as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$. This is 1/L for $\tau^2\le1/6$, and at
-$\tau^2=1/2$ it does not decrease. Derived here.
+As L grows, $1-\rho$ decreases as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$ (docs/depth-theory.md).
 """
 
 import numpy as np
@@ -21,17 +18,17 @@ from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.weights import MAX_SHARPNESS, some_statistics
 
 LEAST_RATIO = 0.8
-r"""The leading order is used if the share $\rho(L)$ is at least this number."""
+r"""The leading order is used if the ratio $\rho(L)$ is at least this number."""
 
 _STEP = 0.5
 _TAIL = 8.0
 
 
 def leading_order_ratio(stack: GaussianStack, query: Array, lengths: Array) -> Array:
-    r"""Return the smallest $\rho_l(L)$ over the layers below the last, [n]; 1 at infinity.
+    r"""Return the smallest $\rho_l(L)$ over the layers before the last, [n]; 1 at infinity.
 
     Args:
-        stack: the layers, with $\tau_l^2<1/2$ below the last.
+        stack: the layers, with $\tau_l^2<1/2$ before the last.
         query: $z$, [d].
         lengths: $L$, [n].
     """
@@ -39,14 +36,14 @@ def leading_order_ratio(stack: GaussianStack, query: Array, lengths: Array) -> A
     finite = np.isfinite(lengths)
     if finite.any():
         for tau, shift in _sharp_directions(stack, query):
-            least[finite] = np.minimum(least[finite], _share(tau, shift, lengths[finite]))
+            least[finite] = np.minimum(least[finite], _ratio(tau, shift, lengths[finite]))
     return least
 
 
 def leading_order_length(stack: GaussianStack, query: Array) -> float:
     """Return the smallest power of two with `leading_order_ratio` at least `LEAST_RATIO`.
 
-    If no length up to 1e30 reaches this ratio, the result is infinity.
+    The result is infinite if this ratio is not reached by 1e30 tokens.
     """
 
     def is_reached(power: int) -> bool:
@@ -82,7 +79,7 @@ def _sharp_directions(stack: GaussianStack, query: Array) -> set[tuple[float, fl
     return found
 
 
-def _share(tau: float, shift: float, lengths: Array) -> Array:
+def _ratio(tau: float, shift: float, lengths: Array) -> Array:
     r"""Return $\rho(L)$ for one direction, by a trapezoidal sum that is exact for Gaussians."""
     left = 1.0 - 2.0 * tau**2
     ends = [(shift, 1.0), (shift / left, left**-0.5)]

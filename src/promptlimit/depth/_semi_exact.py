@@ -1,21 +1,20 @@
-r"""The bias of two layers whose tokens attend strongly to themselves.
+r"""The bias of two softmax layers, with the effect of the errors of the tokens at length L.
 
-The bias of such a stack is far from its leading order. The term $x_1(t)$ of `_bias`, for the errors
-of the tokens themselves, depends on the first layer F_0 only. It is a mean over tokens z' of
-moments of the error d(z') of this layer at z', over prompts that contain z'. These moments are
-known exactly at every length:
+If tokens attend strongly to themselves, the bias is far from its leading order (`_bias`). The term
+$x_1(t)$ depends only on the first layer F_0. Let d(z') = F_0[mu_L](z') - F_0[mu](z') be the error
+of this layer at a token z' of a prompt mu_L that consists of z' and L - 1 other tokens. Then
 
-    x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ],   d = F_0[mu_L](z') - F_0[mu](z')
+    x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ]
 
-The inner expectations are over prompts mu_L that consist of z' and L - 1 other tokens. The
-remaining terms of the bias are computed to leading order. Derived here.
-"""  # noqa: E501  # a formula stays on one line
+The inner expectations are over the other tokens and have an exact formula. The remaining terms of
+the bias are computed to leading order. Derived here.
+"""
 
 import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit._quadrature import normal_gauss, product_rule, sobol_normals
-from promptlimit.depth._bias import reading_bias
+from promptlimit.depth._bias import bias_without_token_errors
 from promptlimit.depth._fluctuations import query_tilt
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.errors import KindUnavailableError
@@ -25,7 +24,7 @@ _NODES = {1: 48, 2: 24, 3: 12}
 """Nodes per axis of a tensor rule, by dimension."""
 
 _POINTS = 2**15
-"""Points of the Sobol' sequence that is used in higher dimensions, each with its mirror image."""
+"""Points of a Sobol' sequence in higher dimensions, each used together with its negative."""
 
 _TABLE = (20, 56)
 """Numbers of Chebyshev nodes, in the sharpness and in a token's score on itself, from which the
@@ -33,7 +32,7 @@ statistics are interpolated."""
 
 
 def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
-    r"""Return L times the bias at a length, with the exact term $x_1(t)$, [e].
+    r"""Return L times the bias at a length, with $x_1(t)$ at this length, [e].
 
     Args:
         stack: two layers, the first with one head.
@@ -47,7 +46,7 @@ def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
             "must have two layers, the first with one head, for an exact term of the tokens' "
             f"errors, got {stack.depth} layers, the first with {heads} heads. Simulate prompts.",
         )
-    total = reading_bias(stack, query)
+    total = bias_without_token_errors(stack, query)
     for head, (_, value) in enumerate(stack.layers[1].heads):
         tilt = query_tilt(stack, query, 1, head)[:, 0]
         total = total + value @ _own_error_gradient(stack, tilt, length)
@@ -97,7 +96,7 @@ def _own_errors(
 
 
 def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    """Return `own_token_statistics`; for many points, interpolate their logarithms in a table."""
+    """Return `own_token_statistics`, interpolated in a table of logarithms for many points."""
     if sharpness.size <= _TABLE[0] * _TABLE[1] or length == 0.0:
         return own_token_statistics(sharpness, own_score, length)
     rows, left = _chebyshev(sharpness, _TABLE[0])

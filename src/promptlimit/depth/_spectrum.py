@@ -1,22 +1,21 @@
 r"""Averages of polynomials of a random matrix, by Gauss quadrature of its spectrum.
 
-In regression with hidden weights w, a stack of linear layers predicts with the weights $w-p(S)w$
-if there is no noise. Here $S$ is the second moment of the covariates of a prompt of length L, and p
-is a polynomial with $p(0)=1$ that the layers determine. With the number
-$c\ge0$, called the ridge, which is zero without noise, the risk of the stack depends on p through
+In a regression with covariates $N(0,I)$, let $S$ be the second moment of the covariates in a prompt
+of length L, $s^2$ the noise variance and $\tau^2$ the prior variance. The risk of a stack of linear
+layers is $(s^2+\tau^2F(p))/2$, where p is a polynomial with $p(0)=1$ that the layers determine,
 
-$$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)}.$$
+$$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)},$$
 
-With $q=(1-p)/\lambda$, $d\nu=\lambda\,d\mu$ and $\mu_0$ the mass of $\mu$, this is
-$\mu_0-\int(2q-(\lambda+c)q^2)d\nu$. Therefore n Gauss nodes $\lambda_j$ of $\nu$ with weights $W_j$
-are enough for polynomials p of degree up to n. For them (derived here)
+and $c=s^2/L\tau^2$ is called the ridge (docs/depth-findings.md). Let $\mu_0$ be the mass of
+$\mu$, and let $\lambda_j$ and $W_j$ be the n Gauss nodes and weights of $d\nu=\lambda\,d\mu$. If
+the degree of p is at most n (derived here),
 
 $$F(p)=\underbrace{\mu_0-\sum_j\frac{W_j}{\lambda_j+c}}_{F_n}+\sum_j\frac{W_j}{\lambda_j+c}
 \Big(\frac{c-(\lambda_j+c)\,p(\lambda_j)}{\lambda_j}\Big)^2 .$$
 
-$F_n$ is the minimum over all polynomials of degree n, and the other terms are not negative, so
-no digits cancel in the sum. The nodes are ill-conditioned functions of the moments; therefore the
-moments and the Jacobi matrix are computed as exact rational numbers.
+$F_n$ is the minimum of F over all these polynomials. The other terms are not negative, so no digits
+cancel. The moments and the Jacobi matrix of $\nu$ are exact rational numbers, because the nodes are
+ill-conditioned functions of the moments.
 """
 
 import dataclasses
@@ -33,9 +32,9 @@ from promptlimit._quadrature import sobol_sets
 _SEED = 20_240_207
 
 MOST_STEPS = 16
-"""The largest degree n of p for which 2n moments of a Wishart matrix take less than a second.
+"""The largest degree of p for which the moments of a Wishart matrix take less than a second.
 
-If each layer performs one step of gradient descent, n is the number of steps.
+The degree is the number of steps if each layer performs one step of gradient descent.
 """
 
 
@@ -43,11 +42,10 @@ If each layer performs one step of gradient descent, n is the number of steps.
 class Spectrum:
     r"""A measure $\mu$ on $[0,\infty)$, given by its mass and a Jacobi matrix.
 
-    The matrix is that of $d\nu=\lambda\,d\mu$ as a measure in the variable $\lambda-1$. If $\nu$
-    has fewer atoms than the requested number of nodes, `diagonal` and `squares` end early.
+    The matrix is that of $d\nu=\lambda\,d\mu$ as a measure in the variable $\lambda-1$.
 
     Attributes:
-        mass: $\mu_0$.
+        mass: $\mu_0$, the mass of $\mu$.
         diagonal: the diagonal of the Jacobi matrix.
         squares: $\nu_0$, the mass of $\nu$, then the squares of the off-diagonal entries.
     """
@@ -58,7 +56,7 @@ class Spectrum:
 
     @property
     def degree(self) -> int:
-        """The number of nodes, and the degree up to which F is exact."""
+        """The number of nodes, which is also the largest degree of p for which F(p) is exact."""
         return len(self.diagonal)
 
     def least(self, ridge: Fraction) -> Fraction:
@@ -75,9 +73,9 @@ class Spectrum:
     def nodes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         r"""The Gauss nodes of $\nu$, each minus 1, and their weights."""
         diagonal = np.array([float(entry) for entry in self.diagonal])
-        beside = np.array([_root(square) for square in self.squares[1:]])
+        adjacent = np.array([_root(square) for square in self.squares[1:]])
         offsets, vectors = np.linalg.eigh(
-            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+            np.diag(diagonal) + np.diag(adjacent, 1) + np.diag(adjacent, -1)
         )
         return offsets, float(self.squares[0]) * vectors[0] ** 2
 
@@ -86,7 +84,7 @@ class Spectrum:
         return Spectrum(self.mass, self.diagonal[:degree], self.squares[:degree])
 
     def misfits(self, ridge: float, residuals: NDArray[np.inexact]) -> NDArray[np.inexact]:
-        r"""Return the square roots of the terms of $F(p)-F_n$, up to their signs, one per node.
+        r"""Return one number per node, such that the sum of their squares is $F(p)-F_n$.
 
         Args:
             ridge: $c$.
@@ -98,7 +96,7 @@ class Spectrum:
         return np.sqrt(weights / (points + ridge)) * beyond
 
     def mean(self, ridge: Fraction, residuals: NDArray[np.float64]) -> float:
-        r"""Return $F(p)$ from the $p(\lambda_j)$, exact if the degree of p is at most `degree`."""
+        r"""Return $F(p)$ for `residuals` $p(\lambda_j)$; p has a degree of at most `degree`."""
         squares = self.misfits(float(ridge), residuals) ** 2
         return float(self.least(ridge)) + float(squares.sum())
 
@@ -109,10 +107,10 @@ def _root(square: Fraction) -> float:
 
 
 def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
-    r"""Return the spectrum of at most n nodes with the moments $\mu_0,\dots,\mu_{2n}$.
+    r"""Return the spectrum with the moments $\mu_0,\dots,\mu_{2n}$ and n nodes.
 
-    This is Chebyshev's algorithm for the moments of $\lambda-1$ under $\nu$. It ends early if $\nu$
-    has fewer than n atoms.
+    It has fewer nodes if $\nu$ has fewer atoms. This is Chebyshev's algorithm for the moments of
+    $\lambda-1$ under $\nu$.
     """
     count = len(moments) // 2
     previous = [Fraction(0)] * (2 * count)
@@ -143,7 +141,7 @@ def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
 
 @functools.lru_cache(maxsize=64)
 def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
-    r"""Return $E\,\mathrm{tr}W^k$, k from 0 to `order`, $W\sim\mathrm{Wishart}_d(L,I)$: integers.
+    r"""Return the integers $E\,\mathrm{tr}W^k$, k = 0 to `order`, $W\sim\mathrm{Wishart}_d(L,I)$.
 
     They follow from Stein's identity: with $t_k=\mathrm{tr}W^k$ and $t_0=d$, for any product f of
     traces $t_m$,
@@ -176,12 +174,11 @@ def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
 def bartlett_factors(
     dim: int, length: float, points: int, replicate: int, *, extra: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return random factors T of Wishart matrices, and extra standard normals.
+    r"""Return T with $TT^\top\sim\mathrm{Wishart}_d(L,I)$, [points, d, min(L, d)], and normals.
 
-    The factors, [points, d, min(L, d)], satisfy $TT^\top\sim\mathrm{Wishart}_d(L,I)$. The normals
-    are [points, extra]. T is lower trapezoidal, with independent normals below the diagonal and
-    $T_{jj}^2\sim\chi^2_{L-j}$ for j = 0, 1, ... The random numbers come from a scrambled Sobol'
-    sequence.
+    T is lower trapezoidal, with independent normals below the diagonal and
+    $T_{jj}^2\sim\chi^2_{L-j}$ for j = 0, 1, ... (Bartlett). The extra standard normals are
+    [points, extra]. All random numbers come from a scrambled Sobol' sequence.
 
     Args:
         dim: $d$.

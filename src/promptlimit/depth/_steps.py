@@ -1,11 +1,10 @@
-r"""The best step sizes of linear layers: $p(\lambda)=\prod_l(1-\beta_l\lambda)$ of smallest mean F.
+r"""The step sizes $\beta_l$ of n linear layers that minimise $F(p)$, $p=\prod_l(1-\beta_l\lambda)$.
 
-`_spectrum` defines F, its minimum $F_n$ over all polynomials of degree n with $p(0)=1$, and the
-Gauss nodes $\lambda_j$. Without a ridge the roots of the minimiser are the nodes, so
-$\beta_j=1/\lambda_j$. With a ridge c the minimiser has $p(\lambda_j)=c/(\lambda_j+c)$. A product of
-real factors attains these values only while c is small compared with the spread of the spectrum.
-For larger c some steps coincide in pairs, and the minimum over real steps is above $F_n$ (derived
-here).
+`_spectrum` defines F, its minimum $F_n$ over all polynomials of degree n with $p(0)=1$, the ridge c
+and the Gauss nodes $\lambda_j$. If c = 0, the minimiser has its roots at the nodes, so
+$\beta_j=1/\lambda_j$. If c > 0, it satisfies $p(\lambda_j)=c/(\lambda_j+c)$. For small c these are
+the values of a product with real steps. For larger c some of the best real steps coincide in pairs,
+and their F is above $F_n$ (derived here).
 """
 
 import functools
@@ -38,9 +37,9 @@ class BestSteps(NamedTuple):
 def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
     r"""Return the real steps, one per node of the spectrum, that minimise $F(p)$.
 
-    They attain the best polynomial if its roots are real. Otherwise F has several local minima,
-    which differ in the number of steps that exceed $1/\lambda$. One descent starts near each local
-    minimum, and one more from the best steps of one layer less.
+    They attain $F_n$ if the roots of the best polynomial are real. Otherwise F has several local
+    minima, which differ in the number of steps that exceed $1/\lambda$. One descent starts near
+    each local minimum, and another from the best steps for one layer fewer.
     """
     bound = spectrum.least(ridge)
     offsets, _ = spectrum.nodes
@@ -52,7 +51,7 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
 
 @functools.lru_cache(maxsize=128)
 def _least(spectrum: Spectrum, ridge: float) -> _Descent:
-    """Return the best descent; if it ends above F_n, also try a start with one layer less."""
+    """Return the smallest $F-F_n$ that the descents reach, and its shortfalls (`_starts`)."""
     starts = _starts(spectrum.nodes[0], ridge)
     best = min((_descend(spectrum, ridge, start) for start in starts), key=lambda one: one[0])
     if spectrum.degree == 1 or best[0] <= _MET * float(spectrum.mass):
@@ -64,8 +63,8 @@ def _least(spectrum: Spectrum, ridge: float) -> _Descent:
 def _starts(offsets: Vector, ridge: float) -> list[Vector]:
     r"""Return starts for the shortfalls $1-\beta_l$: the optimum without a ridge, and others.
 
-    The other starts have every even number of negative shortfalls; the number is even because
-    $p(\lambda_j)>0$. Large negative shortfalls have their own basins of attraction.
+    The other starts have 0, 2, 4, ... negative shortfalls, an even number because $p(\lambda_j)>0$.
+    Small and large negative shortfalls have different basins of attraction.
     """
     count = offsets.size
     size = max(ridge ** (1 / count), float(np.sqrt(np.mean(offsets**2))))
@@ -79,9 +78,9 @@ def _starts(offsets: Vector, ridge: float) -> list[Vector]:
 
 
 def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
-    """Return a local minimum of $F-F_n$ and its shortfalls.
+    """Return a local minimum of $F-F_n$ and its shortfalls, by a damped Newton method.
 
-    This is a damped Newton method that uses the absolute values of the curvature's eigenvalues.
+    The method uses the absolute values of the eigenvalues of the Hessian.
     """
     problem = _Misfits(spectrum, ridge)
     here, damping = start, 1e-3
@@ -107,8 +106,8 @@ def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
 class _Misfits:
     r"""$F-F_n$ in units of its value at p = 0, as a function of the shortfalls $1-\beta_l$.
 
-    The factors are computed as $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$, which is
-    accurate also if the whole spectrum is close to 1.
+    The factors $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$ are accurate even if the
+    whole spectrum is close to 1.
     """
 
     def __init__(self, spectrum: Spectrum, ridge: float):
@@ -139,7 +138,7 @@ class _Misfits:
 
 
 def moving_degree(depth: int) -> int:
-    """Return (3^K - 1) / 2, the degree of p after K layers that also move the covariates."""
+    """Return $(3^K-1)/2$, the degree of p for K = `depth` layers that also change covariates."""
     return (3**depth - 1) // 2
 
 
@@ -148,10 +147,9 @@ def best_moving_steps(
 ) -> tuple[BestSteps, NDArray[np.float64]]:
     r"""Return the best steps $b_l$ of labels and $a_l$ of covariates (GD++), one per layer.
 
-    The polynomial is $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_0=\lambda$ and
-    $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$. The last $a_l$ is 0, since no layer follows. One
-    descent starts from each order of the best steps with fixed covariates, and the best descent is
-    returned.
+    They minimise F for $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_0=\lambda$ and
+    $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$. The last $a_l$ is 0, because no layer follows.
+    Descents start from each order of the best steps with fixed covariates.
 
     Args:
         spectrum: a spectrum of degree `moving_degree(depth)`.

@@ -23,7 +23,7 @@ from promptlimit._arrays import Array, as_float64
 
 @functools.cache
 def _splits(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return all pairs of disjoint sets S and S', sorted by their union, and where unions start."""
+    """Return all pairs of disjoint sets, sorted by union, and the first index of each union."""
     pairs = [
         (part, whole ^ part) for whole in range(count) for part in range(count) if not part & ~whole
     ]
@@ -81,9 +81,10 @@ def inverse(x: Array) -> tuple[Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Tilts:
-    r"""A Gaussian vector v that stacks one or several tilts, with infinitesimals.
+    r"""A Gaussian vector v that stacks one or several tilts, with n infinitesimals.
 
-    Sizes are k of v, q of the initial tilts, and n infinitesimals.
+    In the shapes, k is the size of v and q the total size of the initial tilts, from which v is
+    computed by affine maps.
 
     Attributes:
         mean: the mean of v, columns [2^n, ..., k, 1].
@@ -103,7 +104,7 @@ class Tilts:
         return Tilts(tilt[None], slope[None], np.zeros((1, *batch, size, size)))
 
     def select(self, *rows: slice) -> "Tilts":
-        """Return some rows of v, stacked."""
+        """Return these rows of v, in this order."""
         places = np.concatenate([np.arange(self.mean.shape[-2])[part] for part in rows])
         cov = self.cov[..., places, :][..., places]
         return Tilts(self.mean[..., places, :], self.slope[..., places, :], cov)
@@ -117,14 +118,14 @@ class Tilts:
         noise: Array | float = 0.0,
         mark: tuple[Array, slice] | None = None,
     ) -> "Tilts":
-        r"""Return v with $Av_{of}+c+N(0,\text{noise})$ appended; a mark adds $\epsilon Bv_{at}$.
+        r"""Return v with $Av_{of}+c+N(0,\text{noise})+\epsilon Bv_{at}$ appended.
 
         Args:
             matrix: $A$, [..., k', k_of].
             of: the rows of v that A multiplies.
             shift: $c$, a column.
             noise: the covariance of the independent Gaussian term.
-            mark: $B$ and the rows of v that B multiplies; $\epsilon$ is a new infinitesimal.
+            mark: $B$ and the rows `at`; $\epsilon$ is a new infinitesimal. None omits this term.
         """
         mean, slope = (matrix @ numbers[..., of, :] for numbers in (self.mean, self.slope))
         across = matrix @ self.cov[..., of, :]
@@ -151,7 +152,7 @@ class Tilts:
         return _below(np.concatenate([self.cov, across.mT], axis=-1), lower)
 
     def correlate(self, cov: Array, first: slice, second: slice) -> "Tilts":
-        r"""Return v with $\epsilon D$ added to the covariance of two of its parts.
+        r"""Return v with $\epsilon D$ added to the covariance of two slices of v, D = `cov`.
 
         The derivative of $E f(v)$ in $\epsilon$ is $E\langle\nabla_1,D\nabla_2\rangle f(v)$.
         """
@@ -162,7 +163,7 @@ class Tilts:
         return Tilts(mean, slope, np.concatenate([self.cov, added]))
 
     def join(self, other: "Tilts") -> "Tilts":
-        """Return both vectors stacked, as independent vectors with their own initial tilts."""
+        """Return both vectors stacked as independent vectors, with separate initial tilts."""
         own, others = len(self.mean), len(other.mean)
 
         def blocks(first: Array, second: Array) -> Array:
@@ -184,7 +185,7 @@ def _below(above: Array, below: Array) -> Array:
 
 
 def symmetric_form(first: Array, between: Array, second: Array) -> Array:
-    """Return the symmetric matrix with these blocks, [..., k, k]."""
+    """Return [[first, between], [between', second]], [..., k, k]."""
     batch = np.broadcast_shapes(*(block.shape[:-2] for block in (first, between, second)))
     a, b, c = (np.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (first, between, second))
     return _below(np.concatenate([a, b], axis=-1), np.concatenate([b.mT, c], axis=-1))
@@ -192,7 +193,7 @@ def symmetric_form(first: Array, between: Array, second: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class GaussianMean:
-    r"""$e^F=E\exp(\tfrac12v'Jv)$, with the derivatives of F in the initial tilts.
+    r"""The mean $e^F=E\exp(\tfrac12v'Jv)$ and the gradient of F in the initial tilts.
 
         F = (mu'Y mu - ln det(I - CJ)) / 2,    Y = J (I - CJ)^-1,    v ~ N(mu, C)
 
@@ -221,13 +222,13 @@ class GaussianMean:
         return GaussianMean(exponential(0.5 * (square - log_det)), gradient, tilts.slope, precision)
 
     def derivative(self) -> Array:
-        """Return the last coefficient of the gradient of the mean, columns [..., q, 1]."""
+        """Return the last coefficient of the gradient of $e^F$, columns [..., q, 1]."""
         return last_of_product(self.value, self.gradient)
 
     def mixed_derivative(self, first: int) -> Array:
-        r"""Return the last coefficient of $\nabla_t\nabla_s'$ of the mean.
+        r"""Return the last coefficient of $\nabla_t\nabla_s'e^F$.
 
-        Of the initial tilts, t is the first `first` entries and s the rest.
+        Here t consists of the first `first` entries of the initial tilts, and s of the others.
         """
         left, right = self.gradient[..., :first, :], self.gradient[..., first:, :]
         onward = product(self.precision, self.slope[..., first:])

@@ -1,10 +1,10 @@
-r"""Block starts of linear regression: invariants, limit and rate of the infinite flow from them.
+r"""Block starts of linear regression, and the infinite-prompt flow from them.
 
 A token is $(x,y)$ with covariates $x\in\mathbb R^d$ of covariance $\Sigma$ and a label
 $y=\langle w,x\rangle$ plus noise; the entries of $w$ have the variance $\tau^2$. A block head has
-the score matrix $U=\mathrm{diag}(A,0)$ and the value matrix $V=\mathrm{diag}(0,b)$, and keeps this
-form along the flow. For labels in $\mathbb R^m$ the number $b$ becomes an $m\times m$ block $B$.
-"The paper" is Boursier and Boyer, arXiv:2512.11784.
+the score matrix $U=\mathrm{diag}(A,0)$ and the value matrix $V=\mathrm{diag}(0,b)$; the flow
+preserves this form. For labels in $\mathbb R^m$, b is an $m\times m$ matrix, called $B$. "The
+paper" is Boursier and Boyer, arXiv:2512.11784.
 """
 
 import math
@@ -32,16 +32,17 @@ def block_start(
 ) -> SoftmaxAttention | LinearAttention:
     r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
 
-    This is the start of Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. For labels
-    in $\mathbb R^m$, $V(0)=\alpha\,\mathrm{diag}(0,I_m)$. Theorem 5.2 proves convergence if
-    $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$ and $\Theta^\top\Sigma\ne0$; the function warns if
+    This is the start of Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. With labels
+    in $\mathbb R^m$, $V(0)=\alpha\,\mathrm{diag}(0,I_m)$. Theorem 5.2 of the paper proves that the
+    infinite-prompt flow converges if $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$ and
+    $\Theta^\top\Sigma\ne0$, with $\Sigma$ the covariance of the d covariates. The function warns if
     one of these conditions does not hold.
 
     Args:
         task: the regression.
         alpha: $\alpha$, the size of the start.
-        theta: $\Theta$, [d, n] with any n; the function scales it to the norm above. None means
-            the identity.
+        theta: $\Theta$, [d, n] with any n, which is scaled to $\|\Theta\Theta^\top\|_F=1$; the
+            identity when None.
         kernel: "softmax" or "linear".
 
     >>> import numpy as np, promptlimit as pl
@@ -86,12 +87,11 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
 
 
 def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
-    r"""Return the largest absolute entry of $u_{21}$ and $v_{21}$ at each time.
+    r"""Return the largest absolute entry of $u$ and $v_1$ at each time; 0 from a block start.
 
-    Here $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$, and $(v_{21},b)$ is the last row of V.
-    From a block start both vectors stay 0, because their gradients are means of odd functions of
-    the weights w, whose law is symmetric. For labels in $\mathbb R^m$, with m = `label_dim`,
-    $u_{21}^\top$ and $v_{21}$ are blocks of the last m rows.
+    Here $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$, and $(v_1,b)$ is the last row of V. With m =
+    `label_dim` labels, $u^\top$ and $v_1$ are blocks of the last m rows. They stay 0 because their
+    gradients are means of odd functions of the hidden weights, whose law is symmetric.
     """
     key_query, value = trajectory.merged()
     of_scores = key_query[..., -label_dim:, :-label_dim]
@@ -102,9 +102,9 @@ def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
 def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
     r"""Return $\|A\|_F^2-\|B\|_F^2$ at each time; the infinite flow of block heads conserves it.
 
-    B is the block of V for the labels, [m, m] with m = `label_dim`. The risk $R_\infty$ depends
-    only on products of an entry of A and an entry of B, so $(A,B)\to(A/\lambda,\lambda B)$ is a
-    symmetry, and gradient flow conserves the corresponding quantity.
+    With m = `label_dim` labels, A is U without its last m rows and columns, and B is the last
+    [m, m] block of V. The conservation law corresponds to the symmetry
+    $(A,B)\to(A/\lambda,\lambda B)$ of the risk over infinite prompts.
     """
     key_query, value = trajectory.merged()
     A = key_query[..., :-label_dim, :-label_dim]
@@ -115,19 +115,19 @@ def imbalance(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
 def block_limit(
     task: LinearRegression, alpha: Number, theta: ArrayLike | None = None
 ) -> SoftmaxAttention:
-    r"""Return where the infinite flow from `block_start(task, alpha, theta)` ends.
+    r"""Return the limit of the infinite-prompt flow from `block_start(task, alpha, theta)`.
 
-    Let $\Pi$ be the projector on the image of $\Sigma$, $P=\Theta\Theta^\top$ (scaled as in
-    `block_start`), $N=P-\Pi P\Pi$ and $\delta=\alpha^2\|N\|_F^2$. Then (appendix F.3 of the paper;
-    Remark 5.3 if $\Sigma$ is invertible, where $N=0$)
+    Let $\Sigma$ be the covariance of the covariates, $\Pi$ the projector on its image,
+    $P=\Theta\Theta^\top$ (scaled as in `block_start`), $N=P-\Pi P\Pi$ and
+    $\delta=\alpha^2\|N\|_F^2$. Then (appendix F.3 of the paper; Remark 5.3 if $\Sigma$ is
+    invertible, where $N=0$)
 
     $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}((\Sigma^+)^2)}\Big),\qquad
     U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
 
-    For labels in $\mathbb R^m$, $V_\infty=\mathrm{diag}(0,\,c\,I_m)$ with
-    $c^2=\big(q+\sqrt{q^2+4m\,\mathrm{tr}((\Sigma^+)^2)}\big)/2m$, $q=\delta+(m-1)\alpha^2$, because
-    the flow conserves $\|A\|_F^2-\|B\|_F^2$. For negative $\alpha$, the limits of U and V change
-    sign.
+    With labels in $\mathbb R^m$, $V_\infty=\mathrm{diag}(0,\,c\,I_m)$ with
+    $c^2=\big(q+\sqrt{q^2+4m\,\mathrm{tr}((\Sigma^+)^2)}\big)/2m$ and $q=\delta+(m-1)\alpha^2$. For
+    negative $\alpha$, the limits of U and V change sign.
 
     >>> import promptlimit as pl
     >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
@@ -171,7 +171,7 @@ class FlowRate(Result):
         pl_constant: $\mu$ of the Polyak-Lojasiewicz (PL) inequality
             $|\nabla R|^2\ge\mu(R-R^*)$, with $R^*$ the risk at the end of the flow. The inequality
             holds along the whole flow, so $R(t)-R^*\le e^{-\mu t}(R(0)-R^*)$.
-        limit_scale: $c$, the absolute value of $b$ at the end of the flow.
+        limit_scale: $c$, the limit of the absolute value of b, the last entry of V.
     """
 
     rate: float
@@ -182,21 +182,23 @@ class FlowRate(Result):
 def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = None) -> FlowRate:
     r"""Return the rate at which the infinite-prompt flow from `block_start` converges.
 
-    Write A in a basis of eigenvectors of $\Sigma$, with nonzero eigenvalues $s_i$, and let c be the
-    limit of $|b|$. Near the end of the flow the entries $A_{ij}$, $i\ne j$, decay at the rates
-    $\tau^2c^2s_i^2s_j$. The diagonal of A and b are coupled and decay at the rates
+    Along the flow, $U=\mathrm{diag}(A,0)$ and $V=\mathrm{diag}(0,b)$. Write A in a basis of
+    eigenvectors of the covariance $\Sigma$ of the covariates, with nonzero eigenvalues $s_i$. Let c
+    be the limit of $|b|$ and $\tau^2$ the prior variance. Near the limit, the entries $A_{ij}$ with
+    $i\ne j$ decay at the rates $\tau^2c^2s_i^2s_j$. The diagonal of A and b decay together, at the
+    rates
 
     $$\tau^2\,\mathrm{eig}\big(c^2\,\mathrm{diag}(s^3)+c^{-2}\sqrt s\sqrt s^\top\big).$$
 
-    The risk falls at the rate $2\lambda$, where $\lambda$ is the smallest of these rates that
-    affects the flow from this start: entries off the diagonal that are zero at the start stay
-    zero, and diagonal entries with equal $s_i$ that are equal at the start stay equal. The PL
-    inequality (see `FlowRate`) holds with $\mu=2\tau^2\ell^3b_*^2$, where $\ell$ is the smallest
-    $s_i$ and
-    $b_*^2=\big(\tfrac12\mathrm{tr}\,\Sigma-(R(0)-R^*)/\tau^2\big)/\|\Sigma^2\|_F$ bounds $b^2$ from
-    below along the flow; $\mu=0$ if the start is too large for this bound. Both
-    constants are derived for this library; the paper only proves that such constants exist
-    (appendix F.3).
+    The excess risk falls at the rate $2\lambda$, where $\lambda$ is the smallest of these rates
+    that affects the flow: entries off the diagonal that are zero at the start stay zero, and
+    diagonal entries with equal $s_i$ that are equal at the start stay equal.
+
+    The PL inequality of `FlowRate` holds with $\mu=2\tau^2\ell^3b_*^2$, where $\ell$ is the
+    smallest $s_i$. Here
+    $b_*^2=\big(\tfrac12\mathrm{tr}\,\Sigma-(R(0)-R^*)/\tau^2\big)/\|\Sigma^2\|_F$ is a lower
+    bound on $b^2$ along the flow; $\mu=0$ if it is negative. Both constants are derived for this
+    library; appendix F.3 of the paper proves that such constants exist.
 
     Args:
         task: a regression whose queries have the covariance of its prompts.
@@ -242,13 +244,9 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
 
 
 def _eigenbasis(covariance: Array, first: Array) -> tuple[Array, Array]:
-    r"""Return the nonzero eigenvalues of $\Sigma$, and A at the start in a basis of eigenvectors.
+    r"""Return the nonzero eigenvalues of $\Sigma$, and A = `first` in a basis of eigenvectors.
 
-    Within each eigenspace the basis is chosen so that the block of A is diagonal.
-
-    Args:
-        covariance: $\Sigma$.
-        first: A at the start.
+    In this basis, the block of A within each eigenspace is diagonal.
     """
     s, axes = np.linalg.eigh(covariance)
     image = s > _RANK * s[-1]
@@ -261,10 +259,7 @@ def _eigenbasis(covariance: Array, first: Array) -> tuple[Array, Array]:
 
 
 def _distinct(s: Array, diagonal: Array) -> tuple[Array, Array]:
-    """Group equal pairs (eigenvalue, diagonal entry).
-
-    Returns the eigenvalue of each distinct pair, and how often the pair occurs.
-    """
+    """Return the eigenvalue and the count of each distinct pair (eigenvalue, diagonal entry)."""
     pairs: list[list[float]] = []
     for size, entry in zip(s, diagonal, strict=True):
         for known in pairs:

@@ -1,7 +1,6 @@
 r"""Gradient flow $\theta'=-\nabla R_L(\theta)$ of the arrays $\theta$ of an attention.
 
-$R_L$ is the risk of the attention on a task over prompts of length $L$. Finished flows can be
-stored in a folder.
+$R_L$ is the risk of the attention on a task over prompts of length $L$.
 """
 
 import dataclasses
@@ -56,27 +55,24 @@ _STABILISED_FROM = 1e-7
 """The smallest tolerance at which the stabilised solver is the default."""
 
 _FOREVER = 1e15
-"""The latest time of a flow whose last requested time is infinite."""
+"""The end time of a flow whose last requested time is infinite."""
 
 _PADDING = 96
-"""The recorded times are padded to a multiple of this number, so that few programs compile."""
+"""The number of recorded times is padded to a multiple of this, so that few programs compile."""
 
 _UNRELIABLE = 0.2
-"""The relative standard error of the last risk above which the flow warns."""
+"""The flow warns if the relative standard error of its last risk is above this number."""
 
 _COARSER = 300.0
-"""The factor by which the tolerance of the second flow, which measures `parameter_error`, is
-larger than the tolerance of the first."""
+"""The tolerance of the second flow (see `_parameter_error`), divided by that of the first."""
 
 _FAR = 1.5
-"""A flow has left the tables of weight statistics if its sharpness is above this multiple of the
-largest sharpness in them."""
+"""A flow has left the tables of weight statistics if its last sharpness exceeds the largest
+sharpness in the tables by this factor."""
 
 _FALL = 0.01
-"""On arrival the gradient norm is at most this fraction of its value at the start.
-
-A start near a saddle has a small gradient, but it has not arrived.
-"""
+"""On arrival the gradient norm is at most this fraction of its value at the start, because a start
+near a saddle also has a small gradient."""
 
 _ROUNDING = 1e-12
 """The smallest threshold of the gradient norm for arrival."""
@@ -155,8 +151,8 @@ class FlowRequest:
     """The validated arguments of one flow.
 
     Attributes:
-        risk: the risk that the flow descends.
-        plan: its times, accuracy and solver.
+        risk: the risk that the flow decreases.
+        plan: times, accuracy and solver.
     """
 
     risk: TrainedRisk
@@ -169,7 +165,7 @@ class FlowRequest:
 
     @property
     def solver(self) -> diffrax.AbstractSolver:
-        """The solver of the plan; by default of high order if the risk is cheap or `rtol` small."""
+        """The solver: that of the plan, or the default that `FlowPlan` describes."""
         if self.plan.solver is not None:
             return self.plan.solver
         cheap = self.risk.objectives.is_closed_form or self.plan.rtol < _STABILISED_FROM
@@ -177,7 +173,7 @@ class FlowRequest:
 
     @property
     def config(self) -> dict[str, object]:
-        """The request as plain numbers and strings; their hash names the stored run."""
+        """The request as plain numbers and strings; their hash is the name of the stored run."""
         risk, key = self.risk, self.risk.effort.key
         unused = "points" if risk.exact is None else "samples"
         names = [field.name for field in dataclasses.fields(self.plan) if field.name != unused]
@@ -198,7 +194,7 @@ class FlowRequest:
 
 
 def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) -> list[Trajectory]:
-    """Return one trajectory per request; finished flows are read from the folder."""
+    """Return one trajectory per request, read from the folder if it is stored there."""
     runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
     stored = [run is not None and run.finished for run in runs]
     to_do = tuple(one.risk.length for one, there in zip(requests, stored, strict=True) if not there)
@@ -249,13 +245,13 @@ class _Attempt(NamedTuple):
 
     @property
     def left_the_tables(self) -> bool:
-        """Whether the flow stopped near the largest sharpness of the tables or far above it."""
+        """Whether the flow failed near the largest sharpness of the tables, or ended above it."""
         stopped = not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
         return stopped or self.sharpness > _FAR * self.max_sharpness
 
 
 def _solution(request: FlowRequest) -> Trajectory:
-    """Return the trajectory; compute it again with larger tables if the sharpness leaves them."""
+    """Return the trajectory; repeat the flow with larger tables if the sharpness leaves them."""
     usual, widest = SHARPNESS_RANGES
     attempt = _attempt(request, usual)
     if attempt.left_the_tables:
@@ -289,11 +285,11 @@ def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Desce
         descent = Descent(states, start, to_device(0.0, jnp.float64), yes, no, yes, no)
     else:
         if not isinstance(request.solver, StabilisedRungeKutta):
-            # At the edge of stability, the distance of other methods from the limit stays of the
-            # order of their tolerance.
+            # Other methods end at the limit of their stability and stay about one tolerance away
+            # from the limit of the flow.
             tolerance = max(min(tolerance, 0.01 * arrival), _FINEST)
         numbers = (end, tolerance, arrival, plan.radius)
-        # Always arrays of one dtype: jax would compile again for a Python number.
+        # Arrays, because jax would compile again for a Python number.
         limits = FlowLimits(*(to_device(number, jnp.float64) for number in numbers))
         descent = descend(risk, start, to_device(padded), limits, request.solver)
     states = np.asarray(descent.states)[padded.size - finite.size :]
@@ -301,7 +297,7 @@ def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Desce
 
 
 def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
-    """Raise an error if the flow left the ball or the tables, or did not reach its end."""
+    """Raise an error if the flow left the ball or the tables, or stopped too early."""
     descent = attempt.descent
     end = float(descent.end)
     if bool(descent.escaped):
@@ -311,9 +307,10 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
         )
     if attempt.left_the_tables:
         raise ArithmeticError(
-            f"the flow must keep the sharpness below {attempt.max_sharpness:g}, where weight "
-            f"statistics end, but reached that at time {end:.4g}. Request earlier times, or raise "
-            "`points`: with too few points a flow descends the error of its points, not the risk."
+            f"the flow must keep the sharpness below {attempt.max_sharpness:g}, the largest in the "
+            f"tables of weight statistics, but reached it at time {end:.4g}. Request earlier "
+            "times, or raise `points`: with too few points a flow minimises the quadrature error, "
+            "not the risk."
         )
     if bool(descent.solver_failed):
         raise ArithmeticError(
@@ -323,7 +320,7 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
     in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
     if not (bool(descent.finished) and in_time):
         raise ArithmeticError(
-            f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
+            f"the flow must end within {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
             f"stopped at time {end:.4g} with parameters of norm "
             f"{jnp.linalg.norm(descent.last):.3g}. Request earlier times, a larger `rtol` or "
             "a larger `arrival`."
@@ -331,7 +328,6 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
 
 
 def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
-    """Return the parameters and risks at the requested times."""
     descent, risk = attempt.descent, request.risk
     states = _states(request, descent)
     moments = risk.moments(states, attempt.max_sharpness)
@@ -373,8 +369,8 @@ def _parameter_error(
 ) -> np.ndarray | None:
     r"""Return $\|\theta-\tilde\theta\|/\sqrt2$, with $\tilde\theta$ the flow on another point set.
 
-    This is the standard deviation of the two values. The second flow has a larger tolerance, which
-    increases the distance. If the second flow stops without arriving, later errors are NaN.
+    This is the standard deviation of the two parameter vectors; the larger tolerance of the second
+    flow increases it. It is NaN at times that the second flow did not reach.
     """
     if request.risk.exact is None or not request.plan.parameter_error:
         return None
@@ -388,10 +384,7 @@ def _parameter_error(
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
-    """Return the parameters at the requested times, [times, n].
-
-    They are the start at time 0, saved states up to the end, and the last state after it.
-    """
+    """Return the parameters at the requested times, [times, n]; constant after the end."""
     times = request.times
     states = np.tile(np.asarray(descent.last), (times.size, 1))
     before = times <= float(descent.end)
@@ -401,7 +394,7 @@ def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
 
 
 def save_flow(run: RunFolder, flow: Trajectory) -> None:
-    """Save a trajectory at one length in the folder of its run."""
+    """Store a trajectory at one length in the folder of its run."""
     named = {name: getattr(flow, name) for name in (*_CURVES, *_OPTIONAL)}
     arrays = {name: array for name, array in named.items() if array is not None}
     arrays |= {_PREFIX + name: array for name, array in flow.parameters.items()}

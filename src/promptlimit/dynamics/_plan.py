@@ -29,22 +29,21 @@ from promptlimit.tasks import require_points
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    r"""The steps of SGD: their number, optimiser and batches, and which ones to record.
+    r"""The steps of `sgd`: their number, the optimiser, the batches and the steps to record.
 
     Attributes:
         steps: the number of steps.
         batch: prompts per step.
         learning_rate: $\eta$, the step size of plain gradient descent.
-        optimiser: an optax optimiser in place of plain gradient descent. It is applied to each run
-            separately and receives the gradient of twice the task's loss for that run. For
-            example, `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` clips the
-            gradient of each run by its own norm.
-        label: the name of the optimiser with its numbers, such as "adam 0.001". Runs that are
-            stored in a folder require a label, because it identifies the optimiser there.
-        record: steps to record; about ten per decade when None.
-        sampling: "tokens" draws the tokens of each prompt. "law" draws the sums over tokens
-            directly, from their exact law, which is faster; but then every head has its own
-            prompts.
+        optimiser: an optax optimiser; plain gradient descent when None. It is applied to each run
+            separately, with the gradient of twice the loss. For example,
+            `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` limits the gradient
+            norm of each run to 10.
+        label: the name of `optimiser` with its hyperparameters, such as "adam 0.001". It is
+            required for runs that are stored in a folder, where it identifies the optimiser.
+        record: increasing steps to record; about ten per decade when None.
+        sampling: "tokens" draws the tokens of each prompt. "law" draws the sums over tokens from
+            their exact law, which is faster, but then no two runs train on the same prompts.
         points: the number of quadrature points for exact risks, a power of two.
         samples: the number of simulated prompts for a risk that is not exact.
 
@@ -94,10 +93,7 @@ class TrainingPlan:
 
     @property
     def times(self) -> NDArray[np.float64]:
-        r"""The time of each recorded step on the axis of `gradient_flow`.
-
-        After k steps of plain gradient descent it is $2k\eta$. For other optimisers it is k.
-        """
+        r"""The time of each recorded step k: $2k\eta$ (`flow_time`); k for other optimisers."""
         if self.optimiser is not None:
             return self.recorded_steps.astype(np.float64)
         rate = float(self.learning_rate)
@@ -125,15 +121,15 @@ class FlowPlan:
         times: increasing times, at least 0. The last may be `math.inf`, which records the limit of
             the flow.
         rtol: the tolerance of each step, absolute and relative.
-        arrival: the gradient norm below which the flow stops, because it has arrived; `rtol` by
-            default. The threshold is at most a hundredth of the gradient norm at the start, so
-            that a flow does not stop at a start near a saddle.
+        arrival: the flow stops when the gradient norm is at most this threshold; `rtol` by
+            default. If a hundredth of the gradient norm at the start is smaller, it is the
+            threshold, so that a flow does not stop at a start near a saddle.
         radius: the radius of the ball about 0 that the parameters must not leave.
         solver: a diffrax solver; by default a stabilised method of order 2, or `diffrax.Dopri8` if
             the risk is a closed form or `rtol` is below 1e-7.
-        points: the number of quadrature points for exact risks, a power of two. `error` of the
-            trajectory estimates the error of the risks that the points cause, and
-            `parameter_error` that of the parameters.
+        points: the number of quadrature points for exact risks, a power of two. In the trajectory,
+            `error` estimates the quadrature error of the risks, and `parameter_error` that of the
+            parameters.
         replicate: the index of an independent point set.
         parameter_error: whether to estimate the error of the parameters by a second flow on an
             independent point set. The second flow takes about as long as the first.
@@ -166,15 +162,15 @@ class FlowPlan:
 
 @functools.cache
 def _plain_descent(rate: float) -> optax.GradientTransformation:
-    """Return plain gradient descent; one object per rate, so that compiled programs are reused."""
+    """Return plain gradient descent, the same object for the same rate (to compile only once)."""
     return optax.sgd(rate)
 
 
 def flow_time(steps: Number, learning_rate: float) -> float:
-    r"""Return $2k\eta$, the time of the gradient flow that k steps of `sgd` correspond to.
+    r"""Return $2k\eta$, the time of `gradient_flow` that corresponds to k steps of `sgd`.
 
-    The factor 2 arises because `sgd` minimises twice the risk $R$, as in the experiments of the
-    paper (twice the risk is the mean squared error), and `gradient_flow` minimises $R$.
+    The factor is 2 because `sgd` minimises twice the risk (the mean squared error, as in the
+    experiments of the paper), and `gradient_flow` minimises the risk.
 
     Args:
         steps: k, the number of steps.
@@ -186,7 +182,7 @@ def flow_time(steps: Number, learning_rate: float) -> float:
     if steps < 0 or learning_rate <= 0:
         raise ArgumentError(
             "steps",
-            "must not be negative and `learning_rate` must be positive, "
+            "must not be negative, and `learning_rate` must be positive, "
             f"got {steps} and {learning_rate}.",
         )
     return 2.0 * steps * learning_rate
@@ -219,7 +215,6 @@ def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
 
 
 def _require_times(times: ArrayLike) -> NDArray[np.float64]:
-    """Return the times as a vector."""
     when = real_numbers("times", times)
     if when.ndim != 1 or when.size == 0:
         raise ArgumentError(

@@ -1,8 +1,8 @@
 """The risk and its gradient as functions of the trained parameters of an attention.
 
-A vector that concatenates the trained arrays is called a state. For one head, U is the score
-matrix and V the value matrix. A set is a set of quadrature points or of simulated prompts;
-independent sets provide the error of a risk.
+A state is the vector of all trained arrays. For one head, U is the score matrix and V the value
+matrix. A set is one set of quadrature points or one set of simulated prompts. The error of a risk
+is estimated from several independent sets.
 """
 
 import dataclasses
@@ -40,19 +40,19 @@ _ROUNDING = 1e-12
 RISK_SETS = 5
 """The number of independent sets on which recorded risks are computed."""
 _LARGE = 2.0
-"""The largest accepted ratio of the error of a risk to the risk."""
+"""The largest ratio of the error of a risk to the risk that `require_risks` accepts."""
 
 _FEW = 64
-"""The largest number of states for which computing unused gradients takes less time than compiling
-a program for the risk alone."""
+"""For at most this many states, unused gradients take less time than compiling a program for the
+risk alone."""
 
 
 class Parametrisation:
     """The map from trained arrays to an attention, and for one head also to U and V.
 
-    Parametrisations of single heads are equal if their jaxprs are equal, so a softmax head and a
-    linear head share compiled programs. Parametrisations of other attentions are equal if their
-    tree structures and array shapes are.
+    Equal parametrisations share compiled programs. Two parametrisations of single heads are equal
+    if their jaxprs are, so the kernel does not matter; two others are equal if their tree
+    structures and array shapes are.
 
     Attributes:
         shapes: the shapes of the arrays, in order.
@@ -77,7 +77,7 @@ class Parametrisation:
     def attention(
         self, arrays: Sequence[Array], rest: AbstractAttention | None = None
     ) -> AbstractAttention:
-        """Return the attention with these arrays; `rest` replaces its untrained part."""
+        """Return the attention with these arrays, and with the fields of `rest` that have none."""
         moving = jax.tree.unflatten(self._structure, arrays)
         return eqx.combine(moving, self._rest if rest is None else rest)
 
@@ -98,13 +98,13 @@ class Parametrisation:
 
 
 def is_one_head(attention: AbstractAttention) -> bool:
-    """Return whether an attention, in any precision, is one head."""
+    """Return whether an attention is one head."""
     with jax.enable_x64(True):
         return attention.single_head() is not None
 
 
 def kernel_of(start: AbstractAttention) -> str:
-    """Return the kernel of one head, or the type and the kernels of another attention.
+    """Return the kernel of one head; for other attentions, the type and the kernels of the heads.
 
     >>> import promptlimit as pl
     >>> head = pl.LinearAttention([[1.0]], [[1.0]])
@@ -120,7 +120,7 @@ def kernel_of(start: AbstractAttention) -> str:
 
 
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
-    """Return the trained arrays of an attention as one vector."""
+    """Return the state: the trained arrays of an attention as one vector."""
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
     return to_device(np.concatenate([np.ravel(leaf) for leaf in leaves]))
 
@@ -131,8 +131,8 @@ class RiskOfState(eqx.Module):
     Attributes:
         objective: the risk of an attention.
         parametrisation: the map from trained arrays to the attention.
-        attention: the untrained part of the attention; None if the objective depends only on U
-            and V.
+        attention: the attention without its trained arrays; None if the objective depends only on
+            U and V.
     """
 
     objective: AbstractObjective
@@ -146,7 +146,7 @@ class RiskOfState(eqx.Module):
         parametrisation: Parametrisation,
         start: AbstractAttention,
     ) -> "RiskOfState":
-        """Return the risk as a function of the state of an attention like `start`."""
+        """Return the risk as a function of the arrays that replace those of `start`."""
         rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
         return cls(objective, parametrisation, rest if objective.of_matrices is None else None)
 
@@ -158,7 +158,7 @@ class RiskOfState(eqx.Module):
         return self.objective(self.parametrisation.attention(arrays, self.attention))
 
     def gradient(self, state: Float[Array, " n"]) -> Float[Array, " n"]:
-        r"""Return $\nabla R_L$ as a vector."""
+        r"""Return $\nabla R_L$ at a state."""
         return jax.grad(self)(state)
 
 
@@ -186,10 +186,8 @@ def state_moments(risk: RiskOfState, states: Float[np.ndarray, "times n"]) -> St
 def state_risks(
     risk: RiskOfState, states: Float[np.ndarray, "times n"]
 ) -> Float[np.ndarray, " times"]:
-    """Return the risk at each state.
-
-    For few states this calls the compiled program of `state_moments`, which avoids a compilation.
-    """
+    """Return the risk at each state."""
+    # For few states, call the program of `state_moments`, which is already compiled.
     if states.shape[0] <= _FEW:
         return np.asarray(state_moments(risk, states).risk)
     return _in_chunks(_state_risks, risk, states)
@@ -198,7 +196,7 @@ def state_risks(
 def _in_chunks(
     program: Callable[[RiskOfState, Array], Any], risk: RiskOfState, states: np.ndarray
 ) -> Any:
-    """Return the results of a program at all states, computed in chunks of equal size."""
+    """Return the results of a program at all states, called with `_CHUNK` states at a time."""
     count = states.shape[0]
     padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
     chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
@@ -244,9 +242,9 @@ class SetMoments(NamedTuple):
     def error(self) -> Float[np.ndarray, " times"]:
         r"""The standard error of the risk on a single set; 0 if there is only one set.
 
-        The mean over n sets has a standard error that is smaller by the factor $\sqrt n$. If the
-        risk on some set is NaN, because the sharpness is beyond the tables of weight statistics,
-        the error is the absolute value of the risk.
+        Divide by $\sqrt n$ for the mean over n sets. If the risk on some set is NaN, because the
+        sharpness exceeds the tables of weight statistics, the error is the absolute value of the
+        risk on the first set.
         """
         count = self.risks.shape[0]
         if count == 1:
@@ -259,7 +257,7 @@ class SetMoments(NamedTuple):
 class TrainedRisk:
     """The risk of one start at one length, on independent sets of quadrature points or prompts.
 
-    Call its methods inside `enable_x64`.
+    Call the methods inside `enable_x64`.
 
     Attributes:
         start: an attention, in double precision.
@@ -268,8 +266,7 @@ class TrainedRisk:
         points: the number of quadrature points per set, if a rule computes the risk.
         effort: the random key and the number of prompts per set, if the risk is simulated.
         first_set: the index of the first set.
-        together: lengths whose tables of weight statistics are computed in the same call as those
-            of this length.
+        together: other lengths whose tables of weight statistics are computed in the same call.
         simulates: whether to simulate prompts even if a rule computes the risk.
     """
 
@@ -317,7 +314,7 @@ class TrainedRisk:
     def moments(
         self, states: Float[np.ndarray, "times n"], max_sharpness: float, sets: int = RISK_SETS
     ) -> SetMoments:
-        """Return the risk on each set, and its gradient on the first; one set for closed forms."""
+        """Return the risk on each set and its gradient on the first; closed forms use one set."""
         first = self.on_set(0, max_sharpness)
         moments = state_moments(first, states)
         others = range(1, 1 if self.objectives.is_closed_form else sets)
@@ -327,9 +324,9 @@ class TrainedRisk:
     def mean_moments(
         self, leaves: list[np.ndarray], sets: int = RISK_SETS
     ) -> tuple[StateMoments, np.ndarray]:
-        """Return the mean risk over sets, with the gradient on one set, and the error of the mean.
+        """Return the moments with the mean risk over sets, and the standard error of the mean.
 
-        All numbers are NaN at states that are not finite.
+        The gradient is that on the first set. All numbers are NaN at states that are not finite.
 
         Args:
             leaves: the trained arrays at n states, each [n, ...].
@@ -356,10 +353,7 @@ class TrainedRisk:
 
 
 def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Return the risks, where a value slightly below the lower bound is replaced by the bound.
-
-    "Slightly" means by less than four errors. A value further below, or an error of more than
-    twice the risk, shows that a few points dominate the result.
+    """Return the risks, raised to the lower bound where they are at most four errors below it.
 
     Args:
         bound: a lower bound on every risk of the task.
@@ -367,7 +361,8 @@ def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.nda
         errors: the standard errors of the risks, 0 for closed forms.
 
     Raises:
-        AccuracyError: the points do not determine the risk.
+        AccuracyError: a risk is further below the bound, or its error is more than twice the risk,
+            because a few points dominate the result.
     """
     with np.errstate(invalid="ignore"):
         poor = (risks + 4.0 * errors < bound - _ROUNDING * abs(bound)) | (

@@ -1,7 +1,6 @@
 """Stochastic gradient descent on an in-context task, with fresh prompts at every step.
 
-Training runs in groups of runs (`_steps.RunGroup`). Runs can be stored in a folder and resumed,
-and the seeds of a group can be distributed over devices. "The paper" is Boursier and Boyer,
+`_steps` defines runs, groups of runs and sequences of prompts. "The paper" is Boursier and Boyer,
 arXiv:2512.11784.
 """
 
@@ -74,33 +73,31 @@ def sgd(
 ) -> Training:
     r"""Return the parameters and risks along stochastic gradient descent on fresh prompts.
 
-    Each step draws a batch of prompts and descends twice the mean loss of the task. For a
-    regression, twice the loss is the mean squared error, as in the experiments of the paper
-    (section 6). By default all starts and seeds train on the same prompts: the batch of step k
-    depends only on the key, the length and k. At an infinite length the prompt is its law, and
-    only queries are drawn. Recorded risks are exact if a rule computes them. Otherwise they are
-    estimated on prompts that are independent of the training prompts.
+    Each step draws a batch of prompts and minimises twice the mean loss. For a regression, twice
+    the mean loss is the mean squared error, as in section 6 of the paper. By default all starts
+    and seeds train on the same prompts: the batch of step k depends only on the key, the length
+    and k. At an infinite length the prompt is the law itself, and only queries are drawn. Recorded
+    risks are exact if a rule computes them; otherwise they are estimated on prompts that are
+    independent of the training prompts.
 
-    For single heads on `LinearRegression`, a rule of `tasks.BATCH_GRADIENT` computes the gradient
-    in single precision. For other attentions and tasks, the task draws the prompts and jax
-    differentiates the loss. Inside `use_devices` the seeds of a length are distributed over the
-    devices, and results agree with those of one device up to rounding. Seeds with independent
-    prompts run on one device.
+    Training is in single precision. At finite lengths, a rule of `tasks.BATCH_GRADIENT` computes
+    the gradients of single heads on `LinearRegression`; other gradients use automatic
+    differentiation. Inside `use_devices` the seeds of a length are distributed over the devices,
+    unless each seed has independent prompts. Results agree with those of one device up to rounding.
 
     Args:
-        start: an attention, whose arrays are trained; or a function of a random key that returns
-            an attention, called once per seed; or a list of attentions or such functions, all
-            trained on the same prompts.
+        start: an attention, whose arrays are trained; a function of a random key that returns an
+            attention, called once per seed; or a list of these, all trained on the same prompts.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, one or several whole numbers or `math.inf`.
         plan: steps, optimiser, batches and recorded steps.
         key: the random key.
         seeds: the number of runs from each start.
-        independent_prompts: whether each seed draws its own prompts.
-        packed: whether all finite lengths are trained in one compiled program, if `sampling` of
-            the plan is "tokens". By default they are, except on a CPU.
-        folder: where to store runs. Finished runs are read from it; unfinished runs resume from
-            their last checkpoint, with the same bits as without the interruption.
+        independent_prompts: whether each seed draws separate prompts.
+        packed: whether one compiled program trains all finite lengths; by default True except on a
+            CPU. It has no effect if `sampling` of the plan is "law".
+        folder: where to store runs. Finished runs are read from this folder. Interrupted runs
+            resume from their last checkpoint and give the same bits as without interruption.
         every: the number of steps between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
@@ -183,7 +180,7 @@ def _counts_tokens(length: object) -> bool:
 
 
 def _require_law(request: TrainingRequest) -> None:
-    """Raise an error if the plan requests `sampling="law"` and it is not supported."""
+    """Raise an error if the plan requests `sampling="law"` where it is not supported."""
     if request.plan.sampling == "tokens":
         return
     if not request.are_heads or math.inf in request.lengths:
@@ -204,7 +201,7 @@ def _require_law(request: TrainingRequest) -> None:
 def _group_arrays(
     group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a group; read them from the folder of the run if it is finished.
+    """Train a group and return its arrays, or read them from the folder if it is finished.
 
     Only process 0 reads and writes the folder.
     """
@@ -250,7 +247,7 @@ def _arrays(group: RunGroup, records: "Records") -> dict[str, np.ndarray]:
 
 
 def _training(request: TrainingRequest, groups: list[dict[str, np.ndarray]]) -> Training:
-    """Return the arrays of all groups as one result, with axes for lengths, starts and seeds."""
+    """Combine the arrays of all groups into one result, with axes for lengths, starts and seeds."""
     sequences = [sequence for group in request.groups for sequence in group.sequences]
     order = sorted(range(len(sequences)), key=lambda i: request.lengths.index(sequences[i][0]))
     arrays = {name: np.concatenate([group[name] for group in groups])[order] for name in groups[0]}
@@ -286,9 +283,8 @@ class Records(NamedTuple):
     """The parameters of a group of runs at the recorded steps.
 
     Attributes:
-        leaves: the trained arrays, each [sequences, runs, records, ...].
-        diverged: the first step after which the parameters of a run were infinite or NaN, or -1,
-            [sequences, runs].
+        leaves: the trained arrays, each [sequences, runs, recorded steps, ...].
+        diverged: `TrainingState.diverged` after the last step, [sequences, runs].
     """
 
     leaves: list[np.ndarray]
@@ -298,8 +294,8 @@ class Records(NamedTuple):
 def _records(group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None) -> Records:
     """Train a group and return its records.
 
-    With a folder, training resumes from its checkpoint and writes new checkpoints. Only process 0
-    uses the folder; it sends the resumed state to the other processes.
+    With a folder, training resumes from the last checkpoint and writes new checkpoints. Process 0
+    reads the checkpoint and sends the state to the other processes.
     """
     plan = group.request.plan
     recorded, steps = plan.recorded_steps, int(plan.steps)
@@ -334,18 +330,17 @@ def _records(group: RunGroup, run: RunFolder | None, every: int, watch: Watcher 
         stops += recorded[recorded > step][:1].tolist()
         end = int(agreed(np.array(min(stops))))
         state, step = advance(state, step, end), end
-        pace.seen(step)
+        pace.update(step)
 
 
 def _checkpoint(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint."""
     numbers = {f"state.{i}": leaf for i, leaf in enumerate(jax.tree.leaves(state))}
     records = {f"records.{i}": leaf for i, leaf in enumerate(leaves)}
     return {**numbers, **records, "step": np.array(step)}
 
 
 def _current_risk(group: RunGroup, parameters: Any) -> float:
-    """Return the current risk of the first run of a group."""
+    """Return the risk of the first run of a group at the current parameters."""
     leaves = [leaf[0, :1] for leaf in jax.tree.leaves(parameters)]
     risk = group.request.risks[group.lengths[0]][0]
     with jax.enable_x64(True):
@@ -360,7 +355,8 @@ class _StepPace:
         self.stride = 8
         self._step, self._time = step, time.perf_counter()
 
-    def seen(self, step: int) -> None:
+    def update(self, step: int) -> None:
+        """Measure the pace once `stride` steps have passed since the last measurement."""
         now = time.perf_counter()
         if step - self._step < self.stride:
             return
@@ -378,38 +374,36 @@ class _StepPace:
 def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
     """Return the indices of the runs of each device, [devices, runs per device].
 
-    The run of start i and seed j has the index `seeds * i + j`. Seeds are distributed evenly; all
-    starts of a seed are on one device, because they share prompts. If the devices do not divide
-    the seeds, the last devices repeat the last seed.
-
-    Args:
-        seeds: the number of seeds.
-        starts: the number of starts.
-        devices: the number of devices.
+    The run of start i and seed j has the index `seeds * i + j`. All starts of a seed are on one
+    device, because they share prompts. If the number of seeds is not a multiple of the number of
+    devices, the last devices repeat the last seed.
 
     >>> runs_of_devices(3, 2, 2).tolist()
     [[0, 1, 3, 4], [2, 2, 5, 5]]
     """
-    own = -(-seeds // devices)
-    mine = np.minimum(np.arange(devices * own), seeds - 1).reshape(devices, 1, own)
-    return (seeds * np.arange(starts)[:, None] + mine).reshape(devices, -1)
+    per_device = -(-seeds // devices)
+    places = np.minimum(np.arange(devices * per_device), seeds - 1)
+    return (seeds * np.arange(starts)[:, None] + places.reshape(devices, 1, -1)).reshape(
+        devices, -1
+    )
 
 
 def _advancer(group: RunGroup) -> Callable[[TrainingState, int, int], TrainingState]:
     """Return a function (state, first, last) -> the state after steps first, ..., last - 1.
 
-    The steps run on the active devices; seeds with independent prompts run on one device. With
+    The steps run on the active devices, or on one device if seeds have independent prompts. With
     several processes, seeds that share prompts run on all devices, because every process needs
-    the result. The state contains all runs in order, as NumPy arrays, so a checkpoint does not
-    depend on the number of devices.
+    the result. The state contains all runs in order, as NumPy arrays, so that a checkpoint does
+    not depend on the number of devices.
     """
     team, request = active_devices(), group.request
-    own = -(-group.seeds // team.size)
-    devices = team.size if team.hosts > 1 and group.shares_prompts else -(-group.seeds // own)
+    per_device = -(-group.seeds // team.size)
+    needed = -(-group.seeds // per_device)
+    devices = team.size if team.hosts > 1 and group.shares_prompts else needed
     runs = runs_of_devices(group.seeds, len(request.starts), devices)
     first = np.unique(runs, return_index=True)[1]
     if devices > 1:
-        starts = tuple(row[:own] for row in request.starts)
+        starts = tuple(row[:per_device] for row in request.starts)
         group = dataclasses.replace(group, request=dataclasses.replace(request, starts=starts))
     shared = request.plan.rule, group.gradient
 

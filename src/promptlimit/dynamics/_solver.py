@@ -1,10 +1,9 @@
-r"""Gradient flows $\theta'=-\nabla R_L(\theta)$ by diffrax, and an explicit method for stiff flows.
+r"""Solution of gradient flows $\theta'=-\nabla R_L(\theta)$, and a method for stiff flows.
 
-The Hessian of a risk is symmetric, so the Jacobian of a gradient flow has real eigenvalues. With
-$\rho$ the largest eigenvalue of the Hessian, a Runge-Kutta-Chebyshev step of length $h$ with $s$
-stages is stable up to $h\rho\approx0.65\,s^2$. Twice as many stages thus allow a step four times as
-long, and no matrix is formed. All lengths, tolerances and starts of one shape share a compiled
-program.
+The Jacobian of a gradient flow has real eigenvalues, because the Hessian of the risk is symmetric.
+With $\rho$ the largest eigenvalue of the Hessian, a Runge-Kutta-Chebyshev step of length $h$ with
+$s$ stages is stable up to $h\rho\approx0.65\,s^2$: twice as many stages allow a step four times as
+long. The method is explicit and forms no matrix.
 """
 
 from collections.abc import Callable
@@ -20,20 +19,20 @@ from promptlimit.dynamics._risks import RiskOfState
 
 _DAMPING = 2.0 / 13.0
 _SAFETY = 1.25
-_FIRST_LOOKS = 23
+_FIRST_POWER_STEPS = 23
 _NUDGE = 1e-6  # displacement of a finite difference, about the square root of the rounding error
 _FEWEST = 3
-_EVERY = 4  # the number of steps from one update of the largest eigenvalue to the next
-_UNSEEN = -1  # `FlowState.age` before the first estimate of the largest eigenvalue
+_EVERY = 4  # steps between two updates of the largest eigenvalue
+_NO_ESTIMATE = -1  # `FlowState.age` before the first estimate of the largest eigenvalue
 MAX_STAGES = 250
 
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11
 
 _STOPPED = diffrax.RESULTS.internal_error
-"""The result of a step at which a flow stops; it ends diffrax's loop.
+"""The result of `_StoppingSolver.step` that ends diffrax's loop.
 
-It does not determine the reason, because a solver may also fail with this result.
+A solver may also fail with this result. `_StoppingState` states whether the flow was stopped.
 """
 
 
@@ -44,7 +43,7 @@ class FlowState(NamedTuple):
         field: the field $-\nabla R_L$ at the end of the last step.
         direction: an approximate eigenvector of the largest eigenvalue of the Hessian.
         radius: an estimate of this eigenvalue, times a safety factor.
-        age: the number of steps since the last estimate of `radius`; -1 before the first step.
+        age: the number of steps since the last update of `radius`; -1 before the first step.
     """
 
     field: Float[Array, " n"]
@@ -64,10 +63,9 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
     $$Y_1=y+b_1w_1hF_0,\qquad
     Y_j=(1-\mu-\nu)y+\mu Y_{j-1}+\nu Y_{j-2}+\tfrac{w_1}{w_0}\mu h(F_{j-1}-a_{j-1}F_0),$$
 
-    where $\mu=2w_0b_j/b_{j-1}$ and $\nu=-b_j/b_{j-2}$. The number of stages follows from $h$ and
-    the largest eigenvalue of the Hessian. Power iteration updates this eigenvalue with one
-    evaluation of $f$ every four steps, which is enough because it changes slowly. The error of the
-    step is estimated by $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
+    where $\mu=2w_0b_j/b_{j-1}$ and $\nu=-b_j/b_{j-2}$. The step is stable with `stages_for` stages.
+    Power iteration updates the largest eigenvalue of the Hessian with one evaluation of $f$ every
+    four steps. The estimate of the error of a step is $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
 
     The method requires an autonomous system whose state is one vector.
     """
@@ -88,16 +86,15 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return the solver state before the first step, without an evaluation of the field.
+        """Return the solver state before the first step.
 
-        The first step evaluates the field at `y0`; an evaluation here would compile the field a
-        second time. The power iteration starts from a vector without symmetries. From a symmetric
-        vector it would not find eigenvectors of another symmetry, along which rounding errors
-        grow.
+        The field is not evaluated here, because that would compile it a second time. The power
+        iteration starts from a vector without symmetries: from a symmetric vector it would miss
+        eigenvectors of another symmetry, along which rounding errors grow.
         """
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
         direction = mixed / jnp.linalg.norm(mixed)
-        return FlowState(jnp.zeros_like(y0), direction, 0.0 * mixed[0], jnp.int32(_UNSEEN))
+        return FlowState(jnp.zeros_like(y0), direction, 0.0 * mixed[0], jnp.int32(_NO_ESTIMATE))
 
     def step(  # noqa: PLR0917  # as above
         self,
@@ -109,21 +106,20 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         solver_state: FlowState,
         made_jump: Any,  # noqa: ARG002  # a gradient flow has none
     ) -> tuple[Array, Array, dict[str, Array], FlowState, diffrax.RESULTS]:
-        """Return the result of one step in the form that diffrax requires."""
+        """Take one step; diffrax defines the arguments and the results."""
         h = t1 - t0
-        y1, own, state = chebyshev_step(lambda y: terms.vf(t0, y, args), y0, h, solver_state)
-        error = 0.8 * (y0 - y1) + 0.4 * h * (own + state.field)
+        y1, field, state = chebyshev_step(lambda y: terms.vf(t0, y, args), y0, h, solver_state)
+        error = 0.8 * (y0 - y1) + 0.4 * h * (field + state.field)
         # A step that requires more stages is unstable; an infinite error makes diffrax shorten it.
         error = jnp.where(stages_for(h * state.radius) > MAX_STAGES, jnp.inf, error)
-        dense = {"y0": y0, "y1": y1, "k0": h * own, "k1": h * state.field}
+        dense = {"y0": y0, "y1": y1, "k0": h * field, "k1": h * state.field}
         return y1, error, dense, state, diffrax.RESULTS.successful
 
 
 def stages_for(stiffness: Float[Array, ""]) -> Array:
-    r"""Return the smallest stable number of stages at $h\rho$ = `stiffness`, at least 3.
+    r"""Return the smallest $s\ge3$ with $h\rho\le0.65(s^2-1)$, where $h\rho$ = `stiffness`.
 
-    A step with $s$ stages is stable up to $h\rho=0.65(s^2-1)$. With two stages the error estimate
-    would be too small.
+    A step with $s$ stages is then stable. With two stages the error estimate would be too small.
     """
     return jnp.maximum(_FEWEST, jnp.ceil(jnp.sqrt(1 + 1.54 * stiffness)).astype(jnp.int32))
 
@@ -137,28 +133,30 @@ def chebyshev_step(
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], FlowState]:
     """Return $Y_s$, the field at y and the solver state at $Y_s$, after a step of length h from y.
 
-    All evaluations of the field are in one loop, so that the field is compiled once. The first
-    step of a flow evaluates it at y. When an update of the largest eigenvalue is due, the loop
-    evaluates it at y displaced along the approximate eigenvector; the first step does so 23 times.
-    Then it evaluates the field at $Y_1$ to $Y_s$.
+    One loop contains all evaluations of the field, so that the field is compiled once:
+
+    1. at y, in the first step of a flow (later steps receive this value in `state`);
+    2. at y displaced along the approximate eigenvector, once for each step of the power iteration:
+       23 in the first step of a flow, then 1 every four steps;
+    3. at $Y_1$ to $Y_s$.
 
     Args:
-        field: f.
+        field: $f$.
         y: the parameters at the start of the step.
         h: the length of the step.
         state: the solver state at y.
-        stages: s; None computes it from h and the largest eigenvalue.
+        stages: $s$; None computes it from h and the largest eigenvalue.
     """
-    begins, is_due = state.age == _UNSEEN, state.age + 1 >= _EVERY
-    looks = jnp.where(begins, 1 + _FIRST_LOOKS, is_due.astype(jnp.int32))
+    is_first, is_due = state.age == _NO_ESTIMATE, state.age + 1 >= _EVERY
+    before_stages = jnp.where(is_first, 1 + _FIRST_POWER_STEPS, is_due.astype(jnp.int32))
 
     def count(radius: Array) -> Array:
         return jnp.minimum(stages_for(h * radius), MAX_STAGES) if stages is None else stages
 
     def evaluate(carry: tuple) -> tuple:
-        i, own, direction, radius, (last, before, (t1, t0), (b1, b2), seen) = carry
-        j = i - looks + 1
-        starts, is_looking, is_known = j <= 1, j < 1, ~begins | (i > 0)
+        i, f0, direction, radius, (last, before, (t1, t0), (b1, b2), f_last) = carry
+        j = i - before_stages + 1
+        starts, is_before, has_f0 = j <= 1, j < 1, ~is_first | (i > 0)
         w0, w1 = _nodes(count(radius).astype(y.dtype))
         one, zero = jnp.ones_like(w0), jnp.zeros_like(w0)
         t1 = jnp.where(starts, jnp.stack([w0, one, zero]), t1)
@@ -168,36 +166,36 @@ def chebyshev_step(
         b = jnp.where(starts, b1, t[2] / t[1] ** 2)
         mu, nu = 2 * w0 * b / b1, -b / b2
         a = 1 - b1 * jnp.where(starts, 0.5, t1[0])
-        pull = (w1 / w0) * mu * h * (jnp.where(starts, own, seen) - a * own)
+        pull = (w1 / w0) * mu * h * (jnp.where(starts, f0, f_last) - a * f0)
         new = (1 - mu - nu) * y + mu * last + nu * before + pull
-        looked = jnp.where(is_known, y + _NUDGE * direction, y)
-        now = field(jnp.where(is_looking, looked, new))
-        image = (now - own) / _NUDGE
+        displaced = jnp.where(has_f0, y + _NUDGE * direction, y)
+        f_new = field(jnp.where(is_before, displaced, new))
+        image = (f_new - f0) / _NUDGE
         size = jnp.linalg.norm(image)
-        iterates = is_looking & is_known
+        is_power_step = is_before & has_f0
         return (
             i + 1,
-            jnp.where(is_known, own, now),
-            jnp.where(iterates & (size > 0), image / size, direction),
-            jnp.where(iterates, _SAFETY * size, radius),
+            jnp.where(has_f0, f0, f_new),
+            jnp.where(is_power_step & (size > 0), image / size, direction),
+            jnp.where(is_power_step, _SAFETY * size, radius),
             (
-                jnp.where(is_looking, y, new),
-                jnp.where(is_looking, y, last),
+                jnp.where(is_before, y, new),
+                jnp.where(is_before, y, last),
                 (t, jnp.where(starts, t0, t1)),
                 (b, b1),
-                now,
+                f_new,
             ),
         )
 
     scalar, three = jnp.ones_like(state.radius), jnp.ones(3, y.dtype)
     empty = (y, y, (three, three), (scalar, scalar), state.field)
-    _, own, direction, radius, (end, *_, seen) = jax.lax.while_loop(
-        lambda carry: carry[0] < looks + count(carry[3]),
+    _, f0, direction, radius, (end, *_, f_last) = jax.lax.while_loop(
+        lambda carry: carry[0] < before_stages + count(carry[3]),
         evaluate,
-        (jnp.zeros_like(looks), state.field, state.direction, state.radius, empty),
+        (jnp.zeros_like(before_stages), state.field, state.direction, state.radius, empty),
     )
-    age = jnp.where(looks > 0, 0, state.age + 1)
-    return end, own, FlowState(seen, direction, radius, age)
+    age = jnp.where(before_stages > 0, 0, state.age + 1)
+    return end, f0, FlowState(f_last, direction, radius, age)
 
 
 def _nodes(s: Float[Array, ""]) -> tuple[Array, Array]:
@@ -211,23 +209,20 @@ def _nodes(s: Float[Array, ""]) -> tuple[Array, Array]:
 
 
 def _next(last: Float[Array, "3"], before: Float[Array, "3"], w: Array) -> Float[Array, "3"]:
-    r"""Return $T_{j+1}=2wT_j-T_{j-1}$ at w with its first two derivatives.
+    r"""Return $T_{j+1}=2wT_j-T_{j-1}$ and its first two derivatives at w.
 
-    Args:
-        last: $T_j$, $T_j'$ and $T_j''$ at w.
-        before: $T_{j-1}$, $T_{j-1}'$ and $T_{j-1}''$ at w.
-        w: the argument.
+    Of these three numbers, `last` contains those of $T_j$, and `before` those of $T_{j-1}$.
     """
     return 2 * w * last - before + jnp.stack([0.0 * w, 2 * last[0], 4 * last[1]])
 
 
 class FlowLimits(NamedTuple):
-    """The conditions under which a flow stops, and its accuracy, as arrays.
+    """When a flow stops, and the tolerance of its steps, as arrays.
 
     Attributes:
         end: the latest time.
         tolerance: the tolerance of a step, absolute and relative.
-        arrival: the gradient norm at or below which the flow has arrived.
+        arrival: the flow has arrived when the gradient norm is at most this number.
         radius: the radius of the ball about 0 that the parameters must not leave.
     """
 
@@ -241,7 +236,7 @@ class Descent(NamedTuple):
     """The solution of a flow.
 
     Attributes:
-        states: the parameters as vectors at the requested times; infinite at times after `end`.
+        states: the parameters at the requested times; infinite at times after `end`.
         last: the parameters at `end`.
         end: the time at which the flow stopped.
         arrived: whether it stopped because the gradient norm was at most `FlowLimits.arrival`.
@@ -276,17 +271,16 @@ class _StoppingState(NamedTuple):
 class _StoppingSolver(diffrax.AbstractWrappedSolver):
     """A solver that stops when the gradient is small or the parameters are large.
 
-    The argument `args` of its methods is a `FlowLimits`. A `diffrax.Event` would be slower: it does
-    not receive the state of the solver, so it would evaluate the gradient again, and the first call
-    would take longer (benchmarks/README.md). The reason for stopping is stored in the state,
-    because diffrax has no result for it.
+    The argument `args` of its methods is a `FlowLimits`. A `diffrax.Event` would be slower
+    (benchmarks/README.md): it does not receive the state of the solver, so it would evaluate the
+    gradient again.
     """
 
     solver: Any  # ty: ignore[incompatible-attribute-override]  # a field
 
     @property
     def term_structure(self) -> Any:  # ty: ignore[incompatible-property-override]  # as diffrax
-        """The term structure of the wrapped solver; the members below also return its values."""
+        """The term structure of the wrapped solver, which also defines the members below."""
         return self.solver.term_structure
 
     @property
@@ -324,14 +318,14 @@ class _StoppingSolver(diffrax.AbstractWrappedSolver):
         solver_state: _StoppingState,
         made_jump: Any,
     ) -> tuple[Array, Any, Any, _StoppingState, diffrax.RESULTS]:
-        """Return the step of the wrapped solver, with the result `_STOPPED` if it is the last."""
+        """Take a step of the wrapped solver; the result is `_STOPPED` if the flow stops."""
         y1, error, dense, state, result = self.solver.step(
             terms, t0, t1, y0, args, solver_state.solver, made_jump
         )
-        known = state.field if isinstance(state, FlowState) else terms.vf(t1, y1, args)
+        field = state.field if isinstance(state, FlowState) else terms.vf(t1, y1, args)
         succeeded = diffrax.is_okay(result)
         escaped = succeeded & (jnp.linalg.norm(y1) > args.radius)
-        arrived = succeeded & ~escaped & (jnp.linalg.norm(known) <= args.arrival)
+        arrived = succeeded & ~escaped & (jnp.linalg.norm(field) <= args.arrival)
         result = diffrax.RESULTS.where(arrived | escaped, _STOPPED, result)
         return y1, error, dense, _StoppingState(state, arrived, escaped), result
 
@@ -345,10 +339,10 @@ def descend(
     solver: diffrax.AbstractSolver,
 ) -> Descent:
     r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from $\theta$ = `start`."""
-    pull = jax.jit(lambda y: -risk.gradient(y))
+    field = jax.jit(lambda y: -risk.gradient(y))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         flow = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: pull(y)),  # noqa: ARG005  # its signature
+            diffrax.ODETerm(lambda t, y, args: field(y)),  # noqa: ARG005  # its signature
             _StoppingSolver(solver),
             0.0,
             limits.end,

@@ -1,6 +1,6 @@
-"""Starts of training: random factors, and validation of the starts that users pass.
+"""Starts of training: random factors, and validation of the argument `start`.
 
-"The paper" is Boursier and Boyer, arXiv:2512.11784. $d$ is the dimension of the covariates.
+"The paper" is Boursier and Boyer, arXiv:2512.11784.
 """
 
 import math
@@ -35,17 +35,16 @@ Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
 
 
 def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> Factored:
-    r"""Return a head with random factors $K$, $Q$, $V$ (key, query, value) and $O$ (output).
+    r"""Return a head with random key, query, value and output weights $K$, $Q$, $V$ and $O$.
 
-    Their entries are uniform between $-1/\sqrt{d+1}$ and $1/\sqrt{d+1}$, the default of PyTorch.
-    This is the start of the experiments of the paper (section 6). $K$, $Q$ and $V$ have the shape
-    $[d+1,d+1]$, $O$ has the shape $[1,d+1]$, and scores are multiplied by $1/\sqrt{d+1}$. The same
-    key gives both kernels the same factors.
+    Entries are uniform between $-1/\sqrt{d+1}$ and $1/\sqrt{d+1}$, the default of PyTorch. $K$, $Q$
+    and $V$ have the shape $[d+1,d+1]$, $O$ has the shape $[1,d+1]$, and scores are multiplied by
+    $1/\sqrt{d+1}$. The experiments in section 6 of the paper use this start.
 
     Args:
-        dim: $d$, the dimension of the covariates.
+        dim: $d$, the dimension of the covariates of a regression with one label.
         key: the random key.
-        kernel: "softmax" or "linear".
+        kernel: "softmax" or "linear"; the weights do not depend on it.
 
     >>> import jax, promptlimit as pl
     >>> start = pl.dynamics.uniform_factors(5, key=jax.random.key(0))
@@ -62,7 +61,7 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
 
 @partial(jax.jit, static_argnums=2)
 def _uniform(key: PRNGKeyArray, bound: Array, size: int) -> list[Array]:
-    """Return K, Q, V and O, with entries uniform between -bound and bound."""
+    """Return K, Q, V and O for d + 1 = `size`, with entries between -bound and bound."""
     shapes = [(size, size)] * 3 + [(1, size)]
     return [
         jax.random.uniform(own_key, shape, jnp.float64, -bound, bound)
@@ -84,7 +83,7 @@ def require_start(start: AbstractAttention, task: AbstractTask) -> None:
 def starts_of_seeds(
     start: Start | Sequence[Start], task: AbstractTask, seeds: int, key: PRNGKeyArray
 ) -> Starts:
-    """Return the attention of each start and seed; functions receive one key per seed."""
+    """Return the attention of each start and seed, validated; functions get one key per seed."""
     several = list(start) if isinstance(start, Sequence) else [start]
     if not several:
         raise ArgumentError("start", "must contain at least one attention, got none.")
@@ -108,7 +107,7 @@ def starts_of_seeds(
 
 
 def _require_alike(starts: Starts) -> None:
-    """Raise an error for starts that cannot be trained together."""
+    """Raise an error if the starts cannot be trained in one call of `sgd`."""
     everyone = [attention for row in starts for attention in row]
     shapes = {_shapes(attention) for attention in everyone}
     if len(shapes) > 1:
@@ -119,12 +118,12 @@ def _require_alike(starts: Starts) -> None:
         )
     different = _different(everyone)
     if not all(map(is_one_head, different)):
-        # Each start has its own compiled program, which the seeds of this start share.
+        # The seeds of a start share a compiled program.
         if any(len(_different(row)) > 1 for row in starts):
             raise ArgumentError(
                 "start",
-                "must return attentions that differ only in their arrays, got others for "
-                "other keys. Pass one function for each.",
+                "must return attentions that differ only in their arrays, got other differences "
+                "between two keys. Pass one function for each.",
             )
         return
     if len({Parametrisation(attention, np.float32) for attention in different}) > 1:
@@ -147,10 +146,7 @@ def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], 
 
 
 def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttention]:
-    """Return one attention for each distinct untrained part.
-
-    The untrained part is the attention without its trained arrays.
-    """
+    """Return one representative of each class of attentions that differ only in trained arrays."""
     rests: list[tuple[AbstractAttention, Any]] = []
     for attention in attentions:
         rest = eqx.filter(attention, eqx.is_inexact_array, inverse=True)

@@ -1,7 +1,8 @@
 """The steps of `sgd`: the gradient over one batch of prompts, and a compiled loop of optax steps.
 
-A run is one start, trained from one seed at one length. A group of runs is trained together, by
-one compiled program. A sequence of prompts is the batches that a length and a seed determine.
+A run is the training of one start with one seed at one length. A group is a set of runs that one
+compiled program trains. A sequence of prompts is the series of batches at one length, for one seed
+or for all seeds.
 """
 
 import dataclasses
@@ -36,20 +37,20 @@ from promptlimit.tasks import (
 )
 
 Gradient: TypeAlias = Callable[[Any, Array], Any]
-"""A function (parameters, step) -> the gradient of twice the loss of each run on that batch."""
+"""A function (parameters, step) -> the gradient of twice the mean loss over a batch, per run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRequest:
-    """The validated arguments of `sgd`, which determine all runs.
+    """The validated arguments of `sgd`.
 
     Attributes:
-        starts: the attentions at step 0, [start][seed].
+        starts: the attention of each start and seed at step 0, indexed [start][seed].
         task: the law of prompts and queries, and the loss.
         lengths: the prompt lengths.
         plan: steps, optimiser, batches and recorded steps.
         key: the random key of the prompts.
-        independent_prompts: whether each seed draws its own prompts.
+        independent_prompts: whether each seed draws separate prompts.
         packed: whether all finite lengths are trained in one group.
     """
 
@@ -68,7 +69,7 @@ class TrainingRequest:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The kernel of each start; its type and kernels if it is not one head (`kernel_of`)."""
+        """The kernel of each start; see `kernel_of` for attentions that are not one head."""
         return tuple(kernel_of(start[0]) for start in self.starts)
 
     @property
@@ -78,9 +79,9 @@ class TrainingRequest:
 
     @functools.cached_property
     def risks(self) -> dict[Length, list[TrainedRisk]]:
-        """The risk of each start at each length, independent of the prompts of the steps.
+        """The risk of each start at each length; simulated prompts are not those of the steps.
 
-        If any of these risks requires simulated prompts, all risks are simulated.
+        If one of these risks requires simulated prompts, all risks are simulated.
         """
         plan, lengths = self.plan, tuple(map(float, self.lengths))
         effort = Effort(self.key, int(plan.samples))
@@ -105,10 +106,9 @@ class TrainingRequest:
 
     @property
     def groups(self) -> "list[RunGroup]":
-        """All runs, split into groups that are trained together.
+        """All runs, in groups: one per sequence of prompts, or at most two if `packed`.
 
-        Unless `packed`, each sequence of prompts is one group. Otherwise there are at most two:
-        the finite lengths, and the infinite length, whose prompt is a law instead of tokens.
+        These two are the finite lengths, and the infinite length, whose prompt is a law.
         """
         seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
         sequences = [(length, seed) for length in self.lengths for seed in seeds]
@@ -119,7 +119,7 @@ class TrainingRequest:
         return [RunGroup(self, some) for some in (finite, infinite) if some]
 
     def config(self, lengths: object) -> dict[str, object]:
-        """The request as plain numbers and strings, with `lengths` in place of all lengths."""
+        """Return the request as plain numbers and strings, for some of its lengths."""
         plan = self.plan
         return {
             "what": "sgd",
@@ -143,11 +143,12 @@ class TrainingRequest:
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
-    """Runs that are trained together: all starts on some sequences of prompts.
+    """Runs that one compiled program trains: all starts on some sequences of prompts.
 
     Attributes:
         request: the validated arguments of `sgd`.
-        sequences: (length, seed) of each sequence of prompts; the seed is None if seeds share them.
+        sequences: (length, seed) of each sequence of prompts; the seed is None if all seeds share
+            the sequence.
     """
 
     request: TrainingRequest
@@ -160,7 +161,7 @@ class RunGroup:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether seeds share prompts."""
+        """Whether all seeds train on the same prompts."""
         return self.sequences[0][1] is None
 
     @property
@@ -177,10 +178,10 @@ class RunGroup:
 
     @property
     def fused_gradient(self) -> BatchGradient | None:
-        """The gradient in U and V of heads, computed by a rule that also draws the prompts.
+        """The gradient in U and V (`_risks`) by a rule of `tasks.BATCH_GRADIENT`.
 
-        U is the score matrix of a head and V its value matrix. None if no rule of
-        `tasks.BATCH_GRADIENT` applies, a length is infinite, or some start is not one head.
+        The rule also draws the prompts. None if no rule applies, a length is infinite, or some
+        start is not one head.
         """
         request = self.request
         if not request.are_heads or math.inf in self.lengths:
@@ -198,14 +199,14 @@ class RunGroup:
 
     @property
     def gradient(self) -> Gradient:
-        """The gradient of twice the task's loss over the batch of a step, for each run.
+        """The gradient of twice the mean loss over the batch of a step, for each run.
 
-        Gradients of two groups that differ only in the values of arrays reuse a compiled program.
+        Groups whose gradients differ only in the values of arrays reuse a compiled program.
         """
-        own = self.fused_gradient
-        if own is None:
+        fused = self.fused_gradient
+        if fused is None:
             return _PromptGradient.of(self)
-        return _HeadGradient(own, Parametrisation(self.request.starts[0][0], np.float32))
+        return _HeadGradient(fused, Parametrisation(self.request.starts[0][0], np.float32))
 
     @property
     def first_arrays(self) -> list[Array]:
@@ -229,7 +230,8 @@ class TrainingState(NamedTuple):
     Attributes:
         parameters: the trained arrays, each [sequences, runs, ...].
         optimiser: the optimiser state of each run.
-        diverged: the first step after which the parameters of a run were infinite or NaN, or -1.
+        diverged: the number of steps after which the parameters of a run were first infinite or
+            NaN; -1 if they are finite.
     """
 
     parameters: Any
@@ -249,9 +251,9 @@ def take_steps(
     shared: tuple[optax.GradientTransformation, Gradient],
     part: tuple[TrainingState, UInt32[Array, "2"]],
 ) -> TrainingState:
-    """Return the state after steps first, ..., last - 1; each device runs this function.
+    """Return the state after steps first, ..., last - 1 of the runs on one device.
 
-    Splitting the steps into several calls changes no bit and requires no further compilation.
+    Several calls for consecutive steps give the same bits as one call, from the same program.
 
     Args:
         shared: the optimiser and the gradient.
@@ -273,36 +275,36 @@ def take_steps(
 
 
 def _finite(parameters: Any) -> Array:
-    """Return whether all parameters of a run are finite, [sequences, runs]."""
+    """Return whether all parameters of each run are finite, [sequences, runs]."""
     leaves = jax.tree.leaves(parameters)
     sums = [jnp.sum(jnp.abs(leaf), axis=tuple(range(2, leaf.ndim))) for leaf in leaves]
     return jnp.isfinite(jnp.sum(jnp.stack(sums), axis=0))
 
 
 class _HeadGradient(eqx.Module):
-    """The gradient in the trained arrays of heads, by the chain rule from that in U and V.
+    """The gradient in the trained arrays of heads, by the chain rule from the one in U and V.
 
     Attributes:
-        own: the gradient in U and V.
+        fused: the gradient in U and V.
         parametrisation: the map from the trained arrays to U and V.
     """
 
-    own: BatchGradient
+    fused: BatchGradient
     parametrisation: Parametrisation = eqx.field(static=True)
 
     def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
         heads, back = jax.vjp(jax.vmap(jax.vmap(self.parametrisation)), parameters)
-        return back(self.own(step, *heads))[0]
+        return back(self.fused(step, *heads))[0]
 
 
 class _PromptGradient(eqx.Module):
-    """The gradient by automatic differentiation over prompts that the task draws.
+    """The gradient by automatic differentiation of the loss on prompts that the task draws.
 
     Attributes:
         task: the task.
         keys: random keys, one per sequence of prompts.
-        rests: for each start, the attention without its trained arrays.
-        parametrisations: for each start, the map from trained arrays to the attention.
+        rests: the attention without its trained arrays, one per start.
+        parametrisations: the map from trained arrays to the attention, one per start.
         lengths: prompt lengths, one per sequence of prompts.
         seeds: the number of runs per start on each sequence.
         size: the number of prompts per batch.
@@ -354,8 +356,8 @@ class _PromptGradient(eqx.Module):
             def twice(leaves: list[Array]) -> Array:
                 return 2.0 * objective(parametrisation.attention(leaves, rest))
 
-            own = slice(number * self.seeds, (number + 1) * self.seeds)
-            return jax.vmap(jax.grad(twice))([leaf[own] for leaf in arrays])
+            runs = slice(number * self.seeds, (number + 1) * self.seeds)
+            return jax.vmap(jax.grad(twice))([leaf[runs] for leaf in arrays])
 
         rows = [slopes(number) for number in range(len(self.rests))]
         return [jnp.concatenate(leaves) for leaves in zip(*rows, strict=True)]

@@ -1,7 +1,4 @@
-"""The active devices, on which simulations and training run: one by default.
-
-The context manager `use_devices` makes several devices active.
-"""
+"""The active devices, on which simulations and training run: one device, or several."""
 
 import contextlib
 import functools
@@ -58,17 +55,17 @@ _CURRENT: ContextVar[DeviceGroup | None] = ContextVar("devices", default=None)
 
 
 def active_devices() -> DeviceGroup:
-    """Return the devices of the enclosing `use_devices`; outside of it, jax's default device."""
+    """Return the devices of the enclosing `use_devices`, or jax's default device outside it."""
     current = _CURRENT.get()
     return _of((_default_device(),), 1, 0) if current is None else current
 
 
 @contextlib.contextmanager
 def use_devices(devices: int | str = "all") -> Generator[None]:
-    """Run simulations and training inside the context on several devices.
+    """Run the simulations and the training inside the context on several devices.
 
-    Estimates have the same bits on any number of devices. Training distributes its seeds over the
-    devices, and its results on different numbers of devices agree up to rounding.
+    Estimates have the same bits on any number of devices. Training distributes seeds over the
+    devices; results on different numbers of devices agree up to rounding.
 
     Args:
         devices: the number of devices, or "all" for all devices of all processes. With several

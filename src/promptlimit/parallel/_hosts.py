@@ -1,10 +1,9 @@
-"""Runs of several processes, on one host or several, and errors when one of them is lost.
+"""Runs of several processes, on one host or several, and the errors when a process is lost.
 
-jax's runtime connects the processes. When a process is lost, a collective operation that involves
-it fails in the other processes, and `peers_needed` raises a `PeerLostError`. In a process that is
-not inside a collective operation, jax's coordination service calls `abort` in a separate thread. A
-handler of SIGABRT then prints the message of the error on standard error, after jax's own messages,
-and exits with status 1.
+When a process is lost, a collective operation fails in the other processes, and `peers_needed`
+raises a `PeerLostError`. In a process outside a collective operation, jax calls `abort` in a
+separate thread. A handler of SIGABRT then prints the same message, after the messages of jax, and
+exits with status 1.
 """
 
 import atexit
@@ -27,7 +26,7 @@ HEARTBEAT = 20
 WAIT = 300
 """Default number of seconds to wait for all processes at the start."""
 
-_GRACE = 2.0  # seconds that the main thread has for reporting an error after jax aborts
+_GRACE = 2.0  # seconds for the main thread to report an error after jax aborts
 
 
 class _State:
@@ -51,7 +50,7 @@ def peers_needed(when: str) -> Generator[None]:
     """Convert an exception of a collective operation into a `PeerLostError`.
 
     Args:
-        when: what happened at that time, as the end of "... was lost while ...".
+        when: a clause that completes the message "Another process of this run was lost while".
     """
     try:
         yield
@@ -64,7 +63,7 @@ def peers_needed(when: str) -> Generator[None]:
 
 
 def lost(when: str, problem: BaseException | None = None) -> str:
-    """Return the message of the error in a process when another process was lost."""
+    """Return the message of a `PeerLostError`."""
     reason = "" if problem is None else f" ({_first_line(problem)})"
     return (
         f"Another process of this run was lost while {when}{reason}. Run the same command on "
@@ -142,9 +141,9 @@ def _require_address(coordinator: str | None) -> None:
 
 
 def _report_before_abort() -> None:
-    """Install a handler that prints `_State.message` last when jax aborts this process.
+    """Install a handler that prints `_State.message` when jax aborts this process.
 
-    It has no effect where Python cannot call the C library's `signal`, such as on Windows.
+    This has no effect where Python cannot call the C function `signal`, such as on Windows.
     """
     if _State.handler is not None:
         return
@@ -167,10 +166,9 @@ def _report_before_abort() -> None:
 
 
 def leave_at_exit(code: int) -> None:
-    """Make this process exit with status `code`, without waiting for the other processes.
+    """When the program ends, exit with status `code` without waiting for the other processes.
 
-    It exits when the Python program ends. A normal exit would wait for the other processes, which
-    may be lost or waiting for this process.
+    A normal exit would wait for them, although they may be lost or waiting for this process.
     """
     atexit.register(_exit_now, code)
 

@@ -1,7 +1,7 @@
-"""One function run on every device, and values that all processes share.
+"""Programs that run on every active device, and values that processes exchange.
 
-The function, here called a program, receives shared inputs and a part of the work that is different
-for each device. It is compiled once, and the same part gives the same bits on every device.
+A program is a function (shared, part): `shared` is the same on all devices, and `part` differs. It
+is compiled once, and the same part gives the same bits on every device.
 """
 
 import io
@@ -22,13 +22,13 @@ from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices, all
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
-"""Bytes of the smallest message. Message sizes are powers of two, to compile few programs."""
+"""The smallest message in bytes. Messages are padded to powers of two, to compile few programs."""
 
 
 Program = Callable[[Any, Any], Any]
 """A function (shared, part) -> pytree of arrays.
 
-Define it at module level: jax compiles a new function object again.
+Define programs at module level, because jax compiles each new function object again.
 """
 
 
@@ -36,7 +36,7 @@ def gathered(tree: Any, team: DeviceGroup) -> Any:
     """Return sharded arrays as complete NumPy arrays on every process."""
     if team.hosts == 1:
         return jax.tree.map(np.asarray, tree)
-    tree = jax.block_until_ready(tree)  # raises errors of this process before those of peers
+    tree = jax.block_until_ready(tree)  # raises the errors of this process first
     with peers_needed("results were gathered"):
         copy = jax.jit(_same, out_shardings=NamedSharding(team.mesh, P()))
         return jax.tree.map(np.asarray, jax.block_until_ready(copy(tree)))
@@ -67,7 +67,7 @@ def agreed(tree: Any) -> Any:
 
 
 def _from_first(message: bytes, team: DeviceGroup) -> bytes:
-    """Return the message of process 0; the messages of all processes must have the same length."""
+    """Return the message of process 0 on every process; all messages must have the same length."""
     size = max(_LEAST, 2 ** (len(message) - 1).bit_length()) if message else _LEAST
     row = np.zeros((1, size), np.uint8)
     row[0, : len(message)] = np.frombuffer(message, np.uint8)
@@ -99,7 +99,7 @@ def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.nd
         try:
             with alone():
                 content = _packed(work())
-        except Exception as raised:  # raised again below, after the other processes know
+        except Exception as raised:  # raised below, after the others have received it
             problem, content = raised, f"{raised}".encode()
     head = np.array([problem is not None, len(content)], np.int64)
     failed, length = agreed(head).tolist()
@@ -121,7 +121,7 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 def collective_sums() -> tuple[np.ndarray, float]:
     """Return the sum 1 + 2 + ... + n as computed by each of n devices, and the correct value.
 
-    A difference between them shows that the devices do not communicate correctly.
+    If they differ, the devices do not communicate correctly.
 
     >>> sums, expected = collective_sums()
     >>> bool((sums == expected).all())
@@ -164,33 +164,33 @@ def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) ->
 
 
 def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
-    """Start `run_on_devices`, and return a function that waits for its result.
+    """Start `run_on_devices`, and return a function that waits for the result.
 
-    Until then the host can do other work, and launch further programs on the devices.
+    Meanwhile the host can do other work and launch further programs.
     """
     team = active_devices()
     if team.size == 1:
         computed = _alone(program, shared, part(0))
         return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], computed)
-    everywhere = jax.tree.map(lambda leaf: _everywhere(leaf, team.mesh), _plain(shared))
-    own = _own({i: _plain(part(i)) for i in team.local}, team)
-    computed = _together(program, team.mesh, everywhere, own)
+    replicated = jax.tree.map(lambda leaf: _replicated(leaf, team.mesh), _without_keys(shared))
+    parts = _sharded({i: _without_keys(part(i)) for i in team.local}, team)
+    computed = _together(program, team.mesh, replicated, parts)
     return lambda: gathered(computed, team)
 
 
 def in_chunks(
     program: Program, shared: Any, chunk: int, *, key: PRNGKeyArray, draws: int
 ) -> Iterator[Any]:
-    """Yield the results of a program on consecutive chunks of rows of random keys, without end.
+    """Yield the results of a program on consecutive chunks of rows of random keys, endlessly.
 
-    Row i consists of the keys `split(fold_in(key, i), draws)`. The chunks and their order do not
-    depend on the number of devices, so each result has the same bits on any number of devices.
+    Row i consists of the keys `split(fold_in(key, i), draws)`. The sequence of results has the same
+    bits on any number of devices.
 
     Args:
         program: a function (shared, keys) -> arrays with one row per row of keys.
         shared: arrays, random keys and constants that are the same on all devices.
         chunk: the number of rows in a chunk; it must not depend on the number of devices.
-        key: the random key from which the rows are computed.
+        key: the random key.
         draws: the number of keys per row.
 
     >>> def coins(bias, keys):
@@ -233,7 +233,7 @@ def _together(program: Program, mesh: Mesh, shared: Any, parts: Any) -> Any:
 
 
 class _Words(eqx.Module):
-    """A random key as plain numbers, which can be placed on devices of several processes.
+    """A random key as an array of numbers, which can be placed on devices of several processes.
 
     Attributes:
         words: the data of the key.
@@ -244,16 +244,20 @@ class _Words(eqx.Module):
     generator: Any = eqx.field(static=True)
 
 
-def _plain(tree: Any) -> Any:
-    def plain(leaf: Any) -> Any:
+def _without_keys(tree: Any) -> Any:
+    """Return the tree with `_Words` in place of random keys."""
+
+    def words(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return _Words(jax.random.key_data(leaf), jax.random.key_impl(leaf))
         return leaf
 
-    return jax.tree.map(plain, tree)
+    return jax.tree.map(words, tree)
 
 
 def _with_keys(tree: Any) -> Any:
+    """Undo `_without_keys`."""
+
     def key(leaf: Any) -> Any:
         if isinstance(leaf, _Words):
             return jax.random.wrap_key_data(leaf.words, impl=leaf.generator)
@@ -262,7 +266,7 @@ def _with_keys(tree: Any) -> Any:
     return jax.tree.map(key, tree, is_leaf=lambda leaf: isinstance(leaf, _Words))
 
 
-def _everywhere(leaf: Any, mesh: Mesh) -> Any:
+def _replicated(leaf: Any, mesh: Mesh) -> Any:
     """Return an array with a copy on every device; other leaves are returned unchanged."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
@@ -273,23 +277,23 @@ def _everywhere(leaf: Any, mesh: Mesh) -> Any:
     return jax.make_array_from_callback(host.shape, place, lambda where: host[where])
 
 
-def _own(parts: dict[int, Any], team: DeviceGroup) -> Any:
-    """Return the parts of all devices as arrays whose first axis is sharded over the devices."""
+def _sharded(parts: dict[int, Any], team: DeviceGroup) -> Any:
+    """Return the parts, given by device index, stacked along an axis that the devices share."""
     place = NamedSharding(team.mesh, P(AXIS))
 
     def stacked(*leaves: Any) -> Array:
-        mine = {i: _host(leaf)[None] for i, leaf in zip(parts, leaves, strict=True)}
-        shape = (team.size, *next(iter(mine.values())).shape[1:])
+        rows = {i: _host(leaf)[None] for i, leaf in zip(parts, leaves, strict=True)}
+        shape = (team.size, *next(iter(rows.values())).shape[1:])
 
-        def own(where: Any) -> np.ndarray:
-            return mine[where[0].start or 0]
+        def row(where: Any) -> np.ndarray:
+            return rows[where[0].start or 0]
 
-        return jax.make_array_from_callback(shape, place, own)
+        return jax.make_array_from_callback(shape, place, row)
 
     return jax.tree.map(stacked, *parts.values())
 
 
 def _host(leaf: Any) -> np.ndarray:
-    """Return an array as NumPy array, in the precision that jax currently uses."""
+    """Return an array as a NumPy array, in the precision that jax currently uses."""
     host = np.asarray(leaf)
     return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

@@ -1,4 +1,4 @@
-"""Arrays from untrusted files: archives, tables and JSON, read within limits."""
+"""Arrays from untrusted files (.npy, .npz, .csv and .json), read within limits."""
 
 import contextlib
 import csv
@@ -20,8 +20,8 @@ BinaryFile: TypeAlias = io.BytesIO | io.BufferedReader
 _MASK = "missing."
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _UNPACKED = 2**30
-"""The largest size in bytes of the content of a pipe. It also limits the unpacked size of an
-archive, unless the archive itself is larger."""
+"""The largest size in bytes of the content of a pipe, and of the unpacked content of an archive,
+unless the archive itself is larger."""
 
 
 def read_arrays(
@@ -29,15 +29,15 @@ def read_arrays(
 ) -> dict[str, np.ndarray | str]:
     """Return the named arrays of a file or of a pipe.
 
-    The ending of a file name determines its format. The format of a pipe, or of a file without an
-    ending, is detected from its first bytes. A pipe is read into memory, up to 1 GiB.
+    The ending of a file name determines the format. Without an ending, and for a pipe, the first
+    bytes determine it. A pipe is read into memory, up to 1 GiB.
 
     Args:
-        source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array
-            from any format.
-        names: the arrays to read; other arrays of an archive are returned empty.
-        unnamed: the name for a single array that the file stores without a name; if None, such a
-            file raises an error.
+        source: `FILE.npz` or `FILE.json`, which contain named arrays, or `NAME=FILE` for one array
+            of a file of any format.
+        names: the arrays to read from an archive, all if None; other arrays are returned empty.
+        unnamed: the name to give to the array of a .npy or .csv file; if None, such a file raises
+            an error unless `source` contains a name.
     """
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)
@@ -88,7 +88,7 @@ def _opened(path: Path) -> Generator[tuple[BinaryFile, int]]:
 
 
 def _sniffed(file: BinaryFile) -> str:
-    """Return the ending for the format of a file, detected from its first bytes."""
+    """Return the ending that corresponds to the first bytes of a file."""
     start = file.read(64)
     file.seek(0)
     if start.startswith(_NPY):
@@ -131,8 +131,7 @@ def unpacked_arrays(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of an archive, after checking their unpacked size.
 
-    The size is that in the archive's directory. `zipfile` never reads more bytes than this from a
-    member.
+    The directory of the archive states this size, and `zipfile` never reads more bytes.
 
     Args:
         file: the archive.
@@ -160,10 +159,9 @@ def unpacked_arrays(
 
 
 def _require_plain(name: str, stream: Any, size: int) -> None:
-    """Raise an error for a stored array that is unsafe or damaged.
+    """Raise an error for a stored array that contains Python objects or has a wrong size.
 
-    It is unsafe if it holds Python objects, which are stored as a pickle, and damaged if its data
-    do not have the size that its header states.
+    Python objects are stored as a pickle, which is unsafe to load.
     """
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -187,7 +185,7 @@ def _require_magic(file: BinaryFile, magic: bytes, what: str) -> None:
 
 
 def _read_csv(name: str, file: BinaryFile, *_: object) -> np.ndarray:
-    """Return a table as a matrix, also if it has a single row or column."""
+    """Return a table as a matrix."""
     text = io.StringIO(file.read().decode("utf-8-sig"), newline="")
     rows = [row for row in csv.reader(text) if row and not row[0].lstrip().startswith("#")]
     if not rows:
@@ -237,7 +235,7 @@ _READERS = {".npy": _read_npy, ".csv": _read_csv, ".npz": _read_npz, ".json": _r
 
 
 def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with NaN and infinity replaced by zeros, and masks of these entries."""
+    """Return the arrays with zeros in place of NaN and infinity, and masks of these entries."""
     finite = {}
     for name, array in arrays.items():
         missing = ~np.isfinite(array)

@@ -1,7 +1,7 @@
-"""Atomic writes, and untrusted JSON read within limits.
+"""Atomic writes, and reading of untrusted JSON within limits.
 
-The message of a `ValueError` from these functions is a clause such as "it is not a file" or "its
-'key' is not text", which callers insert into a sentence about the file.
+The functions raise a `ValueError` whose message is a clause, such as "it is not a file" or "its
+'key' is not text". Callers insert the clause into a sentence about the file.
 """
 
 import json
@@ -18,11 +18,11 @@ _LARGEST, _DEEPEST = 1_000_000, 20
 
 
 def as_path(value: object, what: str) -> Path:
-    """Return the value as a path; for a value that is not a path, raise an error.
+    """Return a string or path-like value as a path; raise an error for other values.
 
     Args:
         value: the path.
-        what: the object at the path, for the message, such as "a file".
+        what: the kind of object at the path, for the error message, such as "a file".
     """
     if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
         raise ArgumentError("path", f"must be the path of {what}, got {value!r:.40}.")
@@ -30,13 +30,13 @@ def as_path(value: object, what: str) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: at any moment it has either the old content or the new content.
+    """Write a file atomically: at any moment it has either the old or the new content.
 
-    If the path is a symbolic link, the file that it points to is written and the link is kept.
+    A symbolic link is kept, and the file to which it points is written.
     """
     try:
         _write_whole(Path(os.path.realpath(path)), content)
-    except OSError as problem:  # the error of a full disk does not name the file
+    except OSError as problem:  # for a full disk, the error does not name the file
         reason = problem.strerror or str(problem)
         raise OSError(problem.errno, reason, str(path)) from problem
 
@@ -98,7 +98,7 @@ def json_object(
 
 
 def _depth(content: object) -> int:
-    """Return the nesting depth of lists and objects, counted up to one more than is allowed."""
+    """Return the nesting depth of lists and objects, or `_DEEPEST` + 1 if it is larger."""
     level, depth = [content], 0
     while level and depth <= _DEEPEST:
         depth += 1
@@ -164,7 +164,7 @@ def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def one_of(content: Mapping[str, Any], key: str, known: tuple[str, ...]) -> Any:
-    """Return the string at a key, which must be one of the known ones."""
+    """Return the string at a key, which must be in `known`."""
     value = content.get(key)
     if value not in known:
         raise ValueError(f"its '{key}' is not one of {', '.join(known)}")

@@ -15,10 +15,10 @@ class Progress:
     Attributes:
         done: the number of steps taken, or of tokens read.
         total: the total number of steps or tokens; None if it is not known in advance.
-        rate: the number of steps or tokens per second; 0 before it is known.
+        rate: the number of steps or tokens per second; 0 before it is measured.
         lengths: the prompt lengths of the runs that are trained together; empty for a stream.
-        risk: a function that returns the current risk of the first run, or NaN for a stream. A
-            watcher may call it only before it returns.
+        risk: a function that computes the current risk of the first run; NaN for a stream. Call
+            it only before the watcher returns.
     """
 
     done: int
@@ -29,7 +29,7 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The share that is done, from 0 to 1; 0 if the total is not known."""
+        """The completed fraction of the total, from 0 to 1; 0 if `total` is None."""
         return self.done / self.total if self.total else 0.0
 
 
@@ -39,7 +39,7 @@ Watcher = Callable[[Progress], None]
 
 @contextlib.contextmanager
 def watching(watch: Watcher | bool | None, words: str) -> Generator[Watcher | None]:
-    """Yield the watcher of a computation, or None.
+    """Yield the function to call with the progress of a computation, or None.
 
     Args:
         watch: a function; True for a progress bar if standard error is a terminal or a notebook;
@@ -49,7 +49,7 @@ def watching(watch: Watcher | bool | None, words: str) -> Generator[Watcher | No
     if not isinstance(watch, bool):
         yield watch
         return
-    # Loading rich takes a while; only bars need it.
+    # rich loads slowly.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress as Bar  # noqa: PLC0415
 

@@ -1,11 +1,10 @@
 """Run folders: the configuration, the environment and the arrays of a run.
 
-The folder of a run is named by the hash of its configuration, and contains `config.json`,
-`environment.json`, `arrays.npz` and `done`. The folder of a run in progress also contains
-`checkpoint.npz`, `lock` and `lock-holder`. Files are written atomically, `done` last. A run that
-was killed at any moment is therefore either finished or resumes from its last checkpoint. Folders
-are not trusted when read: nothing is unpickled, the name of the folder must be the hash of the
-configuration, and `done` must hold the checksum of the arrays.
+The name of the folder is the hash of the configuration. A run in progress has `config.json`,
+`checkpoint.npz`, `lock` and `lock-holder`. A finished run has `config.json`, `environment.json`,
+`arrays.npz` and `done`. Files are written atomically, `done` last, so a run that was killed resumes
+from its last checkpoint. Files are not trusted when read: nothing is unpickled, the name must be
+the hash of the configuration, and `done` must contain the checksum of the arrays.
 """
 
 import contextlib
@@ -31,9 +30,10 @@ _LARGEST = 2**24
 """The largest configuration in bytes; it may contain matrices."""
 
 CHECKPOINT = "checkpoint"
-"""The file name of the checkpoint that contains the whole state of a run."""
+"""The file name, without .npz, of the checkpoint with the whole state of a run."""
 OPAQUE = "without a name"
-"""The key that marks a part of a configuration, such as a lambda, that no name identifies."""
+"""The key, in a configuration, of the description of an object that has no name to identify it,
+such as a lambda."""
 
 Configuration = Mapping[str, object]
 """Finite numbers, strings, lists and mappings, which can be written as JSON."""
@@ -45,7 +45,7 @@ class RunFolder:
     """The folder of one run, inside a folder of runs.
 
     Attributes:
-        config: the configuration, which determines the run.
+        config: the configuration of the run.
         path: the path of the folder.
     """
 
@@ -55,7 +55,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: str | Path) -> "RunFolder":
-        """Return the run in a folder."""
+        """Return the run that is stored in a folder."""
         path = Path(path)
         config = _config(path)
         try:
@@ -83,7 +83,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Lock the folder against other processes; the lock ends with the process."""
+        """Lock the folder against other processes, until the context or this process ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         # A soft lock, used on systems without file locks, would outlive a killed process.
         lock = FileLock(self.path / "lock", fallback_to_soft=False)
@@ -107,7 +107,7 @@ class RunFolder:
             lock.release()
 
     def save(self, arrays: Arrays) -> Path:
-        """Write the result, unless it is already there, and return the folder."""
+        """Write the arrays of the finished run, unless they are stored already; return the path."""
         if self.finished:
             self.load()
             return self.path
@@ -143,7 +143,7 @@ class RunFolder:
 
         Args:
             arrays: the state of the run.
-            name: the name of the file without .npz; a run may store its finished parts one by one.
+            name: the name of the file without .npz; a run may have several checkpoints.
         """
         write_bytes(self._file(name), _archive(arrays))
 
@@ -181,7 +181,7 @@ class RunFolder:
 
 
 def run_name(config: Configuration) -> str:
-    """Return the name of a run: the hash of its configuration, whatever the order of its keys.
+    """Return the name of a run: a hash of its configuration that ignores the order of keys.
 
     >>> run_name({"a": 1, "b": [2.0]}) == run_name({"b": [2.0], "a": 1})
     True
@@ -191,9 +191,9 @@ def run_name(config: Configuration) -> str:
 
 
 def _require_named(config: Configuration) -> None:
-    """Raise an error for a configuration with an unnamed part, such as a lambda.
+    """Raise an error if the configuration contains an `OPAQUE` object.
 
-    Otherwise two runs that differ only in this part would share a folder.
+    Two runs that differ only in such an object would have the same folder.
     """
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -219,12 +219,7 @@ def _environment() -> dict[str, str]:
 
 
 def require_configuration(path: Path, config: Configuration) -> None:
-    """Write the configuration to a file; if the file exists, require that it has the same content.
-
-    Args:
-        path: the file.
-        config: the configuration.
-    """
+    """Write a configuration to a file; if the file exists, require the same configuration."""
     if not path.exists():
         write_json(path, config)
         return
@@ -241,7 +236,7 @@ def require_configuration(path: Path, config: Configuration) -> None:
 def differences(old: object, new: object, name: str = "") -> list[str]:
     """Return one line for each entry in which two configurations differ.
 
-    In the lines, "there" is the old configuration and "here" the new one.
+    In these lines, "there" refers to the old configuration and "here" to the new configuration.
 
     >>> differences({"rate": 0.1, "steps": 5}, {"rate": 0.2, "steps": 5, "seed": 1})
     ['rate: 0.1 there, 0.2 here', 'seed: nothing there, 1 here']

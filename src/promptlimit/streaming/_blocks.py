@@ -1,7 +1,7 @@
-"""The function that each device runs: it sums the tokens of its part of a prompt, block by block.
+"""The function `block_sums` that each device runs: sums over a part of a prompt, block by block.
 
-Tokens are stored in the part, drawn as normals or sampled from a measure. A block consists of a
-fixed number of leaves of 4096 tokens. `_sums.TiltedSums` lists the sums.
+A part consists of the consecutive tokens that a device sums in one call. They are stored in the
+part or generated on the device. `_sums` defines blocks, leaves and the sums.
 """
 
 import abc
@@ -29,11 +29,11 @@ _MEMORY = 2**31
 
 
 class BlockPart(NamedTuple):
-    """The part of a prompt that one device sums.
+    """The consecutive tokens of a prompt that a device sums in one call of `block_sums`.
 
     Attributes:
-        first: the index of its first leaf in the prompt.
-        valid: the number of its tokens.
+        first: the index of the first leaf in the prompt.
+        valid: the number of tokens.
         tokens: the tokens, [n, d], followed by finite padding; None if the device generates them.
     """
 
@@ -43,14 +43,14 @@ class BlockPart(NamedTuple):
 
 
 class TokenSource(eqx.Module):
-    """The tokens of a part, in the coordinates $u$ of this source.
+    """A source of the tokens of a part, in coordinates $u$.
 
-    The tokens of the prompt are $z=Au+b$, with $A$ and $b$ those of the prompt.
+    A token of the prompt is $z=Au+b$, with $A$ and $b$ the matrix and the shift of the prompt.
     """
 
     @property
     def origin(self) -> Float[Array, " dim"]:
-        """What `columns` adds to $u$, in double precision; only for a source with a `point`."""
+        """The vector that `columns` adds to $u$, in double precision; requires a `point`."""
         raise NotImplementedError
 
     def point(
@@ -58,22 +58,19 @@ class TokenSource(eqx.Module):
     ) -> Float[Array, " dim"] | None:
         """Return a point near the tokens of a leaf; None if the tokens are near zero.
 
-        The leaf is summed relative to this point. Without it, rounding in single precision could
-        exceed the covariance of tokens with a large mean.
+        The leaf is summed relative to this point. Relative to zero, rounding errors in single
+        precision could exceed the covariance of tokens with a large mean.
         """
         del part, leaf, count
         return None
 
     @abc.abstractmethod
     def columns(self, part: BlockPart, leaf: Int32[Array, ""]) -> Float[Array, "dim leaf"]:
-        """Return the tokens of a leaf: $u$, plus `origin` if the source has a `point`.
-
-        The index of the leaf counts from the start of the part.
-        """
+        """Return the tokens of a leaf of the part: $u$, plus `origin` if there is a `point`."""
 
 
 class GivenTokens(TokenSource):
-    """Tokens $z$ that are stored in the part.
+    """Tokens that are stored in the part; $u$ is the token minus the first token of the prompt.
 
     Attributes:
         start: the first token of the prompt.
@@ -89,7 +86,7 @@ class GivenTokens(TokenSource):
     def point(
         self, part: BlockPart, leaf: Int32[Array, ""], count: Int32[Array, ""]
     ) -> Float[Array, " dim"]:
-        """Return the coordinatewise median of three tokens, which one outlier does not affect."""
+        """Return the coordinatewise median of three tokens, which is robust to one outlier."""
         last = jnp.maximum(count - 1, 0)
         a, b, c = (part.tokens[leaf * LEAF + at] for at in (0, last // 2, last))
         return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
@@ -101,8 +98,6 @@ class GivenTokens(TokenSource):
 
 class StandardNormals(TokenSource):
     """Standard normal tokens from a counter-based random generator.
-
-    The key, the leaf and the position within the leaf determine a token.
 
     Attributes:
         key: the two words of the random key.
@@ -157,7 +152,7 @@ class SharedInputs(eqx.Module):
     Attributes:
         source: the source of tokens.
         tilts: the tilts, one per row, in the coordinates and the precision of the source.
-        leaves: the number of leaves per block, a power of two; it affects the last bits of results.
+        leaves: the number of leaves per block, a power of two.
         blocks: the number of blocks that a device sums per round; it does not affect results.
         second: whether to compute second moments.
         platform: the platform of the devices, such as "cpu".
@@ -206,21 +201,21 @@ def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> Tilt
     point = shared.source.point(part, leaf, count)
     columns = shared.source.columns(part, leaf)
     columns = columns if point is None else columns - point[:, None]
-    columns = jax.lax.optimization_barrier(columns)  # computes the columns only once
+    columns = jax.lax.optimization_barrier(columns)  # XLA must not compute them twice
     sums = leaf_sums(columns, shared.tilts, count, second=shared.second)
     if point is None:
         return sums
     sums = translate(sums, point.astype(jnp.float64) - shared.source.origin, shared.tilts)
-    # Scores relative to a nearby point may be finite when the true scores overflow.
+    # Scores relative to the point may be finite although the true scores overflow.
     too_large = jnp.isfinite(sums.top) & ~jnp.isfinite(sums.top.astype(shared.tilts.dtype))
     return sums._replace(top=jnp.where(too_large, jnp.nan, sums.top))
 
 
 def leaves_together(shared: SharedInputs) -> int:
-    """Return the number of leaves that an accelerator sums together, a power of two.
+    """Return the number of leaves that an accelerator sums at the same time, a power of two.
 
-    Memory limits this number. It contains three copies of each token (drawn, reordered and
-    centred), and the products of its coordinates, its scores and its weights.
+    Memory limits this number. Each token takes three copies (drawn, reordered and centred), the
+    products of its coordinates, its scores and its weights.
     """
     tilts, dim = shared.tilts.shape
     numbers = 3 * dim + 2 * tilts + (triangle(dim) if shared.second else 0)

@@ -1,7 +1,7 @@
 """The pass over a prompt, which computes the sums over each requested prefix.
 
-In each round every device sums a chunk of blocks. This host then adds the sums over blocks in a
-fixed binary tree, and saves checkpoints. `_sums.TiltedSums` lists the sums.
+In each round every device sums the blocks of one part of the prompt. The host then adds the sums
+over blocks in a binary tree and saves checkpoints. `_sums` defines blocks and sums.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from promptlimit.streaming._sums import BlockTree, TiltedSums
 
 @dataclasses.dataclass
 class PassState:
-    """The state between two rounds; a pass resumes from it with identical bits.
+    """The state between two rounds; a pass that resumes from it gives identical bits.
 
     Attributes:
         tree: the sums over the whole blocks so far.
         blocks: the number of blocks in the tree.
-        prefixes: the sums over each finished prefix, by length.
+        prefixes: the sums over each finished prefix, by prefix length.
     """
 
     tree: BlockTree = dataclasses.field(default_factory=BlockTree)
@@ -109,7 +109,7 @@ class Saver:
         return {**arrays, "finished": np.array(False)}
 
     def _fits(self, arrays: Mapping[str, np.ndarray]) -> bool:
-        """Return whether the arrays of a checkpoint have the shapes and values of this pass."""
+        """Return whether the arrays of a checkpoint are a valid state of this pass."""
         shapes = [np.shape(x) for x in self._request.none]
         try:
             state = PassState.from_arrays(arrays)
@@ -139,7 +139,7 @@ def all_sums(
     Args:
         request: the validated arguments of `stream`.
         saver: loads and saves the state of the pass.
-        watch: a function that is called with the progress before each round and at the end.
+        watch: called with the progress before the sums of each round are added, and at the end.
     """
     state, finished = saver.load()
     first, begun = state.blocks, time.perf_counter()
@@ -152,7 +152,7 @@ def all_sums(
     while current is not None:
         if watch is not None:
             watch(Progress(state.blocks * request.block, request.prompt.length, rate()))
-        # The devices compute the next round while this host adds the sums of the current one.
+        # The devices compute the next round while the host adds the sums of the current round.
         following = None if current.is_last else _launch_round(request, current.end)
         _finish(request, state, current)
         saver.save(state, finished=following is None)
@@ -171,15 +171,15 @@ def all_sums(
 
 
 class _Round(NamedTuple):
-    """A round in progress: one chunk of blocks per device.
+    """A round in progress: the blocks that all devices sum at the same time.
 
     Attributes:
-        first: the index of its first block.
-        end: the index of its last whole block, plus 1.
+        first: the index of the first block.
+        end: the index of the last whole block, plus 1.
         is_last: whether the prompt ends in this round.
         cuts: the lengths of the prefixes that end in this round.
         blocks: a function that waits for the sums over the whole blocks and returns them.
-        tails: a function that waits for the sums over the partial last blocks of prefixes and
+        tails: a function that waits for the sums over the incomplete last blocks of prefixes and
             returns them by prefix length.
     """
 
@@ -229,9 +229,9 @@ def _whole_blocks(request: StreamRequest, first: int, end: int) -> Callable[[], 
     """Launch the sums over the whole blocks `first`, ..., `end - 1`."""
     if end == first:
         return list
-    block, share = request.block, request.shared.blocks
-    starts = [(first + i * share) * block for i in range(active_devices().size)]
-    valid = [min(max(end - start // block, 0), share) * block for start in starts]
+    block, per_device = request.block, request.shared.blocks
+    starts = [(first + i * per_device) * block for i in range(active_devices().size)]
+    valid = [min(max(end - start // block, 0), per_device) * block for start in starts]
     wait = _launch(request, starts, valid)
     return lambda: [sums for device in wait() for sums in device]
 
@@ -239,7 +239,7 @@ def _whole_blocks(request: StreamRequest, first: int, end: int) -> Callable[[], 
 def _partial_blocks(
     request: StreamRequest, lengths: Sequence[int]
 ) -> Callable[[], dict[int, TiltedSums]]:
-    """Launch the sums over the partial last blocks of prefixes with these lengths."""
+    """Launch the sums over the incomplete last blocks of prefixes with these lengths."""
     size, waiting = active_devices().size, []
     for i in range(0, len(lengths), size):
         some = lengths[i : i + size]
@@ -261,14 +261,14 @@ def _partial_blocks(
 def _launch(
     request: StreamRequest, starts: list[int], valid: list[int]
 ) -> Callable[[], list[list[TiltedSums]]]:
-    """Launch the sums over some tokens per device; return a function that waits for them.
+    """Launch the sums over one part per device; return a function that waits for them.
 
-    The returned function gives the sums over each block, [device][block].
+    This function returns the sums over each block, indexed [device][block].
 
     Args:
         request: the validated arguments of `stream`.
-        starts: the index of the first token of each device.
-        valid: the number of tokens of each device.
+        starts: the index of the first token of each part.
+        valid: the number of tokens of each part.
     """
 
     def part(device: int) -> BlockPart:

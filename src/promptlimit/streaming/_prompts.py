@@ -1,6 +1,6 @@
 """Prompts that are generated, arrays, files or iterables, divided into parts for the devices.
 
-The tokens are $z=Au+b$, where a token source (`_blocks.TokenSource`) produces $u$ on a device.
+`_blocks` defines parts. A token is $z=Au+b$, where a `TokenSource` produces $u$ on a device.
 """
 
 import abc
@@ -33,15 +33,15 @@ from promptlimit.streaming._blocks import (
 from promptlimit.streaming._sums import LEAF
 
 LONGEST = 2**31 * LEAF
-"""The length of the longest prompt, about 9e12 tokens; the index of a leaf has 32 bits."""
+"""The largest length of a prompt, about 9e12 tokens, because leaves have indices of 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
     """A prompt of tokens drawn from a measure; token i depends only on the key and on i.
 
-    Tokens of a Gaussian law are drawn in single precision by a counter-based random generator.
-    Tokens of other laws are drawn by the method `sample` of the measure, in groups of 4096.
+    Tokens are drawn in single precision: for a Gaussian by a counter-based random generator, for
+    other measures by the method `sample`, in groups of 4096.
 
     Args:
         measure: the law of a token.
@@ -64,7 +64,7 @@ class Generated:
 
 
 def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
-    """Return one typed random key; convert a key of jax's older, untyped kind."""
+    """Return one typed random key; a key in jax's older format is converted."""
     require_random_key(key)
     if key is None:
         raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
@@ -88,9 +88,9 @@ class AbstractPrompt(abc.ABC):
         dim: the dimension of a token.
         dtype: the precision of the sums over a leaf.
         length: the number of tokens; None if it is not known in advance.
-        matrix: $A$ in $z=Au+b$, where $z$ is a token and $u$ its coordinates in the source.
+        matrix: $A$ in $z=Au+b$, where $z$ is a token and $u$ its coordinates in `source`.
         shift: $b$ in this formula.
-        source: the token source of the devices.
+        source: the source of the tokens on a device.
         description: plain numbers and strings that identify this prompt in a stored run.
     """
 
@@ -104,14 +104,14 @@ class AbstractPrompt(abc.ABC):
 
     @abc.abstractmethod
     def available(self, start: int, stop: int) -> int:
-        """Return the smaller of `stop` and the length.
+        """Return the smaller of `stop` and the length of the prompt.
 
         After this call, parts that begin before `start` may no longer be available.
         """
 
     @abc.abstractmethod
     def part(self, start: int, valid: int, capacity: int) -> BlockPart:
-        """Return a part of `valid` tokens from index `start`, padded to `capacity` tokens."""
+        """Return the part of `valid` tokens from index `start`, padded to `capacity` tokens."""
 
 
 def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
@@ -119,9 +119,9 @@ def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
     if isinstance(prompt, Generated):
         return _DrawnTokens(prompt)
     if isinstance(prompt, str | Path):
-        return _Held(_mapped(Path(prompt)))
+        return _ArrayTokens(_mapped(Path(prompt)))
     if isinstance(prompt, SupportsArray):
-        return _Held(_readable("prompt", _rows(prompt)))
+        return _ArrayTokens(_readable("prompt", _rows(prompt)))
     if isinstance(prompt, Iterable):
         if hosts > 1:
             raise ArgumentError(
@@ -129,7 +129,7 @@ def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
                 "must be generated, an array or a file in a run of several processes, got "
                 f"{type(prompt).__name__}, which only one process can read.",
             )
-        return _Arriving(iter(prompt))
+        return _IteratedTokens(iter(prompt))
     raise ArgumentError(
         "prompt",
         "must be a `Generated`, an array [length, dim], the path of a .npy file or an "
@@ -176,7 +176,7 @@ def _root(covariance: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
-class _Held(AbstractPrompt):
+class _ArrayTokens(AbstractPrompt):
     """Tokens in an array, possibly memory-mapped."""
 
     def __init__(self, tokens: np.ndarray):
@@ -205,8 +205,8 @@ def _rows(block: object) -> np.ndarray:
     return np.asarray(block)
 
 
-class _Arriving(AbstractPrompt):
-    """Tokens from an iterator over blocks of tokens, of any sizes."""
+class _IteratedTokens(AbstractPrompt):
+    """Tokens from an iterator over blocks of tokens, of any sizes; stores the current blocks."""
 
     def __init__(self, blocks: Iterator[Any]):
         self._blocks, self._start, self._stop = blocks, 0, 0
@@ -269,9 +269,9 @@ def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
 
 
 def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the rows, padded to `capacity` with copies of the last row; zeros if there is none.
+    """Return the rows, padded to `capacity` with copies of the last row, or zeros without rows.
 
-    Padding tokens with zeros could cause overflow, because zeros may be far from the last tokens.
+    Zeros may be far from the tokens and could cause overflow.
     """
     if len(rows) == capacity:
         return rows
@@ -316,7 +316,7 @@ def _readable(name: str, tokens: np.ndarray) -> np.ndarray:
 
 
 def _precision(dtype: np.dtype) -> np.dtype:
-    """Return the dtype of sums: single precision for 16- and 32-bit floats, double otherwise."""
+    """Return the dtype of sums: single precision for 16- and 32-bit floats, otherwise double."""
     single = dtype.kind == "f" and dtype.itemsize <= 4
     return np.dtype(np.float32 if single else np.float64)
 

@@ -35,7 +35,7 @@ def leaves_per_block(platform: str) -> int:
 
 
 def most_blocks(platform: str) -> int:
-    """Return the largest number of blocks per device and round; 32 bits count their tokens."""
+    """Return the largest number of blocks per device and round, whose tokens 32 bits can count."""
     return 2**31 // (leaves_per_block(platform) * LEAF) - 1
 
 
@@ -44,16 +44,16 @@ class StreamRequest:
     r"""The validated arguments of `stream`.
 
     Attributes:
-        attention: the attention that was passed.
-        head: this attention as one head, in double precision.
+        attention: the attention.
+        head: the attention as one head, in double precision.
         prompt: the prompt.
         queries: the queries, one per row.
         lengths: the requested prefix lengths.
         covariance: whether to return tilted covariances.
         linear: whether to compute linear attention.
-        shared: the inputs that all devices share. Its tilts are $A^\top Uz$ for each query $z$,
-            with $U$ the score matrix of the head and $A$ the matrix of the prompt. A last tilt of
-            zero is added for linear attention.
+        shared: the inputs that all devices share. The tilts are $A^\top Uz$ for each query $z$,
+            with $U$ the score matrix of the head and $A$ the matrix of the prompt; for linear
+            attention, the last tilt is zero.
     """
 
     attention: AbstractAttention
@@ -82,7 +82,7 @@ class StreamRequest:
         return no_sums(tilts, dim, triangle(dim) if self.shared.second else 0)
 
     def config(self) -> dict[str, object]:
-        """The values that determine the bits of the result, as plain numbers and strings."""
+        """Return the values that determine the bits of the result, as numbers and strings."""
         return {
             "what": "stream",
             "version": __version__,

@@ -1,7 +1,4 @@
-"""Attention over a prompt of any length and over its prefixes, in one pass.
-
-`stream_report` also compares it with the limit of infinite length, or with the whole prompt.
-"""
+"""Attention over a prompt of any length and over its prefixes, in one pass."""
 
 import math
 from collections.abc import Sequence
@@ -41,27 +38,26 @@ def stream(
 ) -> StreamedAttention:
     r"""Return attention over the first L tokens of a prompt that need not fit in memory.
 
-    Tokens are summed in leaves of 4096, and leaves in double precision along one fixed binary tree.
-    The result for a prefix therefore has the same bits as for a prompt that ends after it. Results
-    do not depend on the number of devices or processes (see `use_devices`), on `chunk`, or on the
-    sizes of the blocks of an iterable. Another kind of device may round differently.
+    Tokens are summed in groups of 4096 (leaves), and the sums over leaves are added in double
+    precision in a fixed order. Results therefore do not depend on the number of devices or
+    processes (see `use_devices`), on `chunk`, or on the sizes of the blocks of an iterable, and a
+    prefix gives the same bits as a prompt that consists of the prefix. Another kind of device may
+    round differently.
 
     Args:
         attention: one head, softmax or linear.
-        prompt: a `Generated`, an array [length, token_dim] (a memory-mapped array stays in its
-            file), the path of a .npy file, or an iterable of blocks [n, token_dim] of any sizes.
-            Leaves of tokens in half or single precision are summed in single precision, other
-            leaves in double precision.
+        prompt: a `Generated`, an array [length, token_dim] (possibly memory-mapped), the path of a
+            .npy file, or an iterable of blocks [n, token_dim] of any sizes. Within a leaf, tokens
+            in half or single precision are summed in single precision, others in double precision.
         queries: the queries, [q, query_dim].
         lengths: increasing prefix lengths. The length of the whole prompt is always included.
-        covariance: whether to compute second moments too, which is half of the work.
-        linear: whether to compute linear attention over the same tokens as well.
+        covariance: whether to compute tilted covariances, which is half of the work.
+        linear: whether to also compute linear attention over the same tokens.
         chunk: the number of internal blocks of leaves that a device sums per round; it affects only
             speed and memory.
         folder: where to save the sums. An interrupted stream resumes from this folder; an iterable
-            must then yield all its blocks again. To identify a stored run, a prompt that is not
-            generated is compared by its first 4096 tokens, and an array or a file also by its
-            shape and its last 4096 tokens.
+            must then yield all its blocks again. The first 4096 tokens identify a prompt that is
+            not generated; for an array or a file, so do the shape and the last 4096 tokens.
         every: the number of seconds between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
@@ -93,9 +89,9 @@ def stream(
 
 
 def _require_same_in_all_processes(request: StreamRequest) -> None:
-    """Raise an error if the arguments differ between processes.
+    """Raise an error if the arguments other than queries differ between processes.
 
-    Queries are not compared: their last bits may differ between hosts.
+    The last bits of queries may differ between hosts.
     """
     if active_devices().hosts == 1:
         return
@@ -112,12 +108,13 @@ def _require_same_in_all_processes(request: StreamRequest) -> None:
 def streamed_attention(
     request: StreamRequest, sums_by_length: Sequence[tuple[int, TiltedSums]]
 ) -> StreamedAttention:
-    r"""Return attention at each prefix length, from the sums over that many tokens.
+    r"""Return attention at each prefix length, from the sums over the tokens of the prefix.
 
-    The sums are in the coordinates $u$ of a token $z=Au+b$. At a tilt $t$, the score of the token
-    is $\langle A^\top t,u\rangle+\langle t,b\rangle$. The tilted mean is $A\bar u+b$ and the tilted
-    covariance $A\,\mathrm{cov}(u)A^\top$, with $\bar u$ and $\mathrm{cov}(u)$ those of $u$. The
-    entropy of the weights is the log-sum-exp of the scores minus their weighted mean.
+    The sums are in the coordinates $u$ of a token $z=Au+b$, with $A$ and $b$ those of the prompt.
+    At a tilt $t$, the score of the token is $\langle A^\top t,u\rangle+\langle t,b\rangle$. If $u$
+    has the tilted mean $\bar u$ and the tilted covariance $C$, then $z$ has $A\bar u+b$ and
+    $ACA^\top$. The entropy of the weights is the log-sum-exp of the scores minus their weighted
+    mean.
     """
     prompt, count = request.prompt, len(request.queries)
     lengths, parts = zip(*sums_by_length, strict=True)
@@ -171,11 +168,11 @@ def stream_report(
     every: float = 30.0,
     watch: Watcher | bool | None = True,
 ) -> StreamReport:
-    """Return the attention over prefixes of a prompt with a reference output and expected errors.
+    """Return attention over prefixes of a prompt, a reference output and expected errors.
 
-    The reference for a `Generated` prompt is the limit of infinite length, and for other prompts
-    the output on the whole prompt. Expected errors relative to the limit are exact; they are None
-    for other prompts and if no exact method applies.
+    For a `Generated` prompt, the reference is the limit of infinite length, and the expected errors
+    relative to it are exact; they are None if no exact method applies. For other prompts, the
+    reference is the output on the whole prompt, and there are no expected errors.
 
     Args:
         attention: one head, softmax or linear.
@@ -228,7 +225,7 @@ def _length(prompt: Any) -> int:
 
 
 def _two_per_decade(length: int) -> np.ndarray:
-    """Return 10, 32, 100, 316, ... below a length, or the length itself if it is at most 10."""
+    """Return 10, 32, 100, 316, ... up to below `length`; `length` itself if it is at most 10."""
     steps = range(2, 2 * math.ceil(math.log10(max(length, 10))))
     sizes = sorted({size for step in steps if (size := round(10 ** (step / 2))) < length})
     return np.array(sizes or [length], np.float64)

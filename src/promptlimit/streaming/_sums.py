@@ -1,14 +1,12 @@
-r"""The sums that determine attention on a prompt, and how the sums of its parts combine.
+r"""The sums over tokens that determine attention, and their combination over sets of tokens.
 
-At a tilt $t$, tokens $u_i$ have the scores $s_i=\langle t,u_i\rangle$. With $m=\max_is_i$, the
-sums are $m$, $\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and
-$\sum_ie^{s_i-m}u_iu_i^\top$.
-
+At a tilt $t$, tokens $u_i$ have the scores $s_i=\langle t,u_i\rangle$. `TiltedSums` lists the sums.
 Softmax attention at a query z follows from the sums at $t=Uz$, with U the score matrix of the head.
 Linear attention follows from the sums at $t=0$.
 
-A prompt is divided into leaves of 4096 tokens, and leaves into blocks. The sums over leaves are
-added in a fixed order, so results do not depend on how the work is distributed.
+A prompt is divided into leaves of 4096 consecutive tokens. A block is a fixed number of consecutive
+leaves. Sums over leaves and over blocks are added in a fixed order, so results do not depend on how
+the work is distributed.
 """
 
 from collections.abc import Mapping
@@ -23,23 +21,22 @@ from jaxtyping import Array, Float, Int32
 _ADDED_PER_KERNEL = 16
 
 Place = tuple[int, int]
-"""A node of a `BlockTree`: its level (blocks are level 0) and its index within the level."""
+"""A node of a `BlockTree`: the level (blocks have level 0) and the index within the level."""
 
 LEAF = 4096
 """The number of tokens per leaf. Another value would change the last bits of results.
 
-Tokens within a leaf are summed in the precision of the tokens, and leaves in double precision, so
-the rounding error for a prompt of any length is that of one leaf.
+Leaves are added in double precision, so the rounding error does not grow with the length.
 """
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
 class TiltedSums(NamedTuple):
-    r"""Sums over some tokens, at each of q tilts, in double precision.
+    r"""Sums over a set of tokens $u_i$ with scores $s_i$, at each of q tilts, in double precision.
 
     Attributes:
-        top: $m$, the largest score, [..., q]; minus infinity without tokens.
+        top: $m=\max_is_i$, [..., q]; minus infinity without tokens.
         mass: $\sum_ie^{s_i-m}$, [..., q].
         square: $\sum_ie^{2(s_i-m)}$, [..., q].
         first: $\sum_ie^{s_i-m}u_i$, [..., q, d].
@@ -71,9 +68,9 @@ def triangle(dim: int) -> int:
 
 
 def combine(a: TiltedSums, b: TiltedSums) -> TiltedSums:
-    """Return the sums over the tokens of two parts together, computed in NumPy.
+    """Return the sums over the union of two sets of tokens, computed in NumPy.
 
-    If one part contains no tokens, the result has the bits of the other.
+    If one set is empty, the result has the bits of the other.
     """
     top = np.maximum(a.top, b.top)
     one, two = _scale(a.top, top, np), _scale(b.top, top, np)
@@ -93,13 +90,9 @@ def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
 
 
 def combine_leaves(leaves: TiltedSums) -> TiltedSums:
-    """Return the sums over a block from the sums over its leaves.
+    """Return the sums over a block from the sums over its leaves, [leaves, ...].
 
-    The sums of all leaves are first expressed relative to the largest score of the block, and then
-    added in a fixed order.
-
-    Args:
-        leaves: the sums over each leaf, along the first axis, whose size is a power of 2.
+    The number of leaves must be a power of two.
     """
     top = jnp.max(leaves.top, axis=0)
     scale = _scale(leaves.top, top[None], jnp)
@@ -123,13 +116,7 @@ def _add_neighbours(columns: Array, count: int) -> Array:
 
 
 def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> TiltedSums:
-    """Return the sums over the tokens of a leaf after adding a vector to each of them.
-
-    Args:
-        sums: the sums over the original tokens.
-        by: the vector.
-        tilts: the tilts, one per row.
-    """
+    """Return the sums over a set of tokens after adding the vector `by` to each token."""
     first = sums.first + sums.mass[:, None] * by[None]
     second = sums.second
     if second.shape[-1]:
@@ -143,8 +130,8 @@ def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> Tilte
 class BlockTree:
     """A binary tree over the blocks of a prompt, which fixes the order of additions.
 
-    Node k of a level covers nodes 2k and 2k + 1 of the level below. As soon as the sums of both are
-    known, the tree stores only their combination, so it contains few nodes.
+    Node k of a level covers nodes 2k and 2k + 1 of the level below. When both are available, the
+    tree replaces them by node k, so it stores few nodes.
 
     Attributes:
         nodes: the sums at each stored node.
@@ -164,8 +151,7 @@ class BlockTree:
     def total(self, last: TiltedSums) -> TiltedSums:
         """Return the sums over the n blocks of the tree and over `last`, the start of block n.
 
-        The result has the same bits as the root of a complete tree in which all later blocks are
-        empty.
+        The result has the bits of the root of a complete tree whose later blocks are empty.
         """
         in_order = sorted(self.nodes, key=lambda place: place[1] << place[0], reverse=True)
         for place in in_order:
