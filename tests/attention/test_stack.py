@@ -395,9 +395,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "queries of another dimension than tokens": (
         lambda: pl.Stack([OTHER_QUERIES, PLAIN]),
-        "`layers[0]` must have queries of the dimension of its tokens, because in a layer that is "
-        "followed by another the tokens are also queries, got tokens of dimension 2 and queries of "
-        "dimension 3.",
+        "`layers[0]` must take tokens and queries of the same dimension, because in all layers but "
+        "the last tokens are also queries, got tokens of dimension 2 and queries of dimension 3.",
     ),
     "a law without a closed image": (
         lambda: PAIR(pl.Rademacher([1.0, 1.0]), [0.0, 0.0]),

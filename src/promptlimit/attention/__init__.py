@@ -1,4 +1,4 @@
-"""Attention on measures: softmax heads, linear heads, layers and stacks."""
+"""Attention over prompts that are measures: softmax and linear heads, layers, stacks."""
 
 from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
 from promptlimit.attention._abstract import array_names as array_names

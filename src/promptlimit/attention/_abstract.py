@@ -1,4 +1,4 @@
-"""The base class of attentions: an output, its parameter gradients, and its Gaussian limit."""
+"""The base class of attentions: output, gradients in parameters, and limit over Gaussian tokens."""
 
 import abc
 import dataclasses
@@ -44,13 +44,12 @@ AttentionT = TypeVar("AttentionT", bound="AbstractAttention")
 class AbstractAttention(eqx.Module):
     r"""A map from a prompt $\mu$ and a query $z$ to an output $T[\mu](z)$.
 
-    The prompt is any measure: finitely many tokens, or the law of one token when the prompt is
-    infinite.
+    The prompt is a measure: a list of tokens, or for an infinite prompt the law of one token.
 
     A subclass implements the three dimensions and `attend`. The optional methods `as_heads`,
     `residual_matrix`, `as_layers`, `affine_limit` and `gradient_structure` describe its structure.
-    If `as_heads` or `as_layers` is implemented, exact methods for finite prompts can apply, and
-    otherwise prompts are simulated.
+    Exact methods for finite prompts require `as_heads` or `as_layers`; otherwise prompts are
+    simulated.
     """
 
     @property
@@ -74,8 +73,7 @@ class AbstractAttention(eqx.Module):
     ) -> Float[Array, " output_dim"]:
         r"""Return $T[\mu](z)$ for one query.
 
-        `attention(prompt, query)` checks its arguments, accepts a batch of queries, and calls this
-        method for each query.
+        `attention(prompt, query)` checks the arguments and calls this method for each query.
         """
 
     def __call__(
@@ -91,7 +89,7 @@ class AbstractAttention(eqx.Module):
             OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt.
             ArgumentError: single precision overflows where double precision does not.
 
-        In code that jax traces, the output is NaN instead of these errors.
+        In code that jax traces, no error is raised, and the output is not finite.
         """
         require_prompt(self, prompt)
         point = as_queries(self, query)
@@ -110,18 +108,18 @@ class AbstractAttention(eqx.Module):
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
         r"""Return $(M, b)$ with $T[\mu](z) = Mz + b$ for every query, over $\mu=N(m,\Gamma)$.
 
-        The default is the sum over `as_heads`, with `residual_matrix` added to $M$. It is None if
-        `as_heads` returns None. For a softmax head $M = V\Gamma U$ and $b = Vm$ (Lemma 2.1 of the
-        paper); for a linear head $M = V(\Gamma+mm^\top)U$ and $b = 0$.
+        For a softmax head $M = V\Gamma U$ and $b = Vm$ (Lemma 2.1 of the paper). For a linear head
+        $M = V(\Gamma+mm^\top)U$ and $b = 0$. The default is the sum over `as_heads`, with
+        `residual_matrix` added to $M$; it is None if `as_heads` returns None.
         """
         require_gaussian_prompt(self, prompt)
         heads = self.as_heads()
         return None if heads is None else _sum_of_limits(heads, self.residual_matrix(), prompt)
 
     def push_forward(self, prompt: Gaussian) -> Gaussian:
-        r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
+        r"""Return the law of $T[\mu](z)$ if the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
 
-        With the affine limit $Mz+b$, it is $N(Mm+b,\ M\Gamma M^\top)$ (Lemma 2.1 of the paper).
+        If $Mz+b$ is the affine limit, this law is $N(Mm+b,\ M\Gamma M^\top)$ (Lemma 2.1).
 
         >>> import jax.numpy as jnp, promptlimit as pl
         >>> attention = pl.SoftmaxAttention(key_query=[[2.0]], value=[[1.0]])
@@ -141,17 +139,16 @@ class AbstractAttention(eqx.Module):
     def jacobian(
         self, prompt: AbstractMeasure, query: ArrayLike, *, wrt: str
     ) -> Float[Array, "output_dim rows columns"]:
-        r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$, $\theta$ the matrix named `wrt`.
+        r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$, where $\theta$ is a matrix.
 
-        Let $m_t$ and $C_t$ be the tilted mean and covariance at $t=Uz$, and $v_i$ the rows of $V$.
-        For `key_query` of a softmax head the result is $\nabla_UT_i = C_tv_iz^\top$. For `value` it
-        is given by $\nabla_{v_i}T_i = m_t$.
+        For a softmax head, let $m_t$ and $C_t$ be the tilted mean and covariance at $t=Uz$, and
+        $v_i$ the rows of $V$. Then $\nabla_UT_i = C_tv_iz^\top$ and $\nabla_{v_i}T_i = m_t$.
 
         Args:
             prompt: the measure $\mu$.
             query: the query $z$.
-            wrt: the name of a matrix of this attention, such as "key_query", "value" or
-                "heads[0].value".
+            wrt: the name of the matrix $\theta$, such as "key_query", "value" or "heads[0].value";
+                `matrices` lists the names.
         """
         require_matrix(self, wrt)
         require_prompt(self, prompt)
@@ -162,15 +159,15 @@ class AbstractAttention(eqx.Module):
         return jacobian
 
     def as_heads(self) -> "tuple[AbstractHead, ...] | None":
-        r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
+        r"""Return merged heads $(U_h, V_h)$ whose sum is this attention; None if there are none.
 
-        The sum does not include `residual_matrix`. The heads are differentiable functions of the
-        parameters, so that factored or projected heads can be trained.
+        The sum does not include the term of `residual_matrix`. The returned matrices must be
+        differentiable functions of the parameters.
         """
         return None
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
-        """Return $C$ if the term $Cz$ is added to the sum of the heads; None if it is not."""
+        """Return the matrix $C$ of a term $Cz$ that is added to the heads; None without a term."""
         return None
 
     def as_layers(self) -> "tuple[AbstractAttention, ...] | None":
@@ -178,31 +175,31 @@ class AbstractAttention(eqx.Module):
         return None
 
     def scratch_size(self, length: int) -> int:  # noqa: ARG002  # for subclasses
-        """Return how many temporary numbers a call stores for a prompt of `length` tokens."""
+        """Return the number of temporary values that a call stores for `length` tokens."""
         return 0
 
     def single_head(self) -> "AbstractHead | None":
-        """Return this attention as one head with merged parameters; None if it is not one head."""
+        """Return this attention as one merged head; None unless it is one head and no residual."""
         heads = self.as_heads()
         if heads is None or len(heads) != 1 or self.residual_matrix() is not None:
             return None
         return heads[0]
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":  # noqa: ARG002  # for subclasses
-        """Return the structure of the gradient in the matrix named `wrt`; None if unknown."""
+        """Return the structure of the gradient in the matrix named `wrt`; None if it has none."""
         return None
 
     def matrices(self) -> list[str]:
-        """Return the names of this attention's matrices that `jacobian` accepts."""
+        """Return the names of the matrices of this attention, which `jacobian` accepts."""
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
 
     def with_arrays(self: AttentionT, arrays: Mapping[str, ArrayLike]) -> AttentionT:
-        """Return this attention with some arrays replaced; the new arrays keep their precision.
+        """Return this attention with some arrays replaced.
 
         Args:
             arrays: the new arrays by name, such as "value" or "heads[0].value"; `array_names`
-                lists the names. Other arrays are kept.
+                lists the names. They keep their precision. Other arrays are unchanged.
 
         >>> import promptlimit as pl
         >>> both = pl.MultiHead([pl.LinearAttention([[1.0]], [[1.0]])] * 2)
@@ -233,7 +230,6 @@ def array_names(attention: AbstractAttention) -> list[str]:
 def _sum_of_limits(
     heads: "tuple[AbstractHead, ...]", residual: Array | None, prompt: Gaussian
 ) -> tuple[Array, Array]:
-    """Return the sum of the heads' matrices and the residual, and the sum of their shifts."""
     matrices, shifts = zip(*(head.affine_limit(prompt) for head in heads), strict=True)
     matrix, shift = sum(matrices[1:], matrices[0]), sum(shifts[1:], shifts[0])
     return matrix if residual is None else residual + matrix, shift
@@ -241,7 +237,7 @@ def _sum_of_limits(
 
 @compiled
 def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]:
-    """Return the mean and covariance of $Mz+b$ for z from the prompt."""
+    """Return the mean and covariance of $Mz+b$, with matrix M and shift b, for a token z."""
     covariance = matrix @ prompt.covariance @ matrix.T
     return matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T)
 
@@ -295,7 +291,7 @@ def _jacobian(
 
 
 def require_matrix(attention: AbstractAttention, wrt: str) -> None:
-    """Raise an error if the name is not one of `AbstractAttention.matrices`."""
+    """Raise an error if `wrt` is not in `attention.matrices()`."""
     if not (matrices := attention.matrices()):
         raise ArgumentError(
             "wrt",

@@ -1,4 +1,4 @@
-"""One head with merged parameters: a key-query matrix U and a value matrix V."""
+"""Merged heads: a key-query matrix U, a value matrix V and a kernel."""
 
 import math
 from typing import TypeVar
@@ -19,18 +19,18 @@ HeadT = TypeVar("HeadT", bound=AbstractAttention)
 
 
 class GradientStructure(eqx.Module):
-    r"""The structure of the gradient of $T=V\,r(\mu,Uz)$ with respect to one matrix.
+    r"""The gradient of $T=V\,r(\mu,Uz)$ in one matrix, reduced to the kernel $r$.
 
-    It reduces the distance between the gradients over two prompts to moments of the kernel r. The
-    squared distance, summed over outputs, is a factor times another squared distance: for a value
-    matrix that between the $V'r$, and for a score matrix that between the $KCV'^\top$ with
-    $C=\partial r/\partial t$. The factor is a constant, or $|Fz|^2$.
+    Consider the gradients over two prompts at a query $z$, and the squared distance between them,
+    summed over outputs. For a value matrix it is $a\,|V'(r_1-r_2)|^2$, where $r_1$ and $r_2$ are
+    the kernels over the two prompts. For a score matrix it is
+    $a\,|Fz|^2\,|K(C_1-C_2)V'^\top|^2$ with $C_i=\partial r_i/\partial t$.
 
     Attributes:
         head: the head with the value matrix $V'$ in place of $V$.
-        left: $K$ for a score matrix, [k, token_dim]; None for a value matrix.
-        constant: the factor, if it does not depend on the query.
-        factor: $F$, [f, query_dim], if the factor is $|Fz|^2$; otherwise None.
+        left: $K$, [k, token_dim], for a score matrix; None for a value matrix.
+        constant: $a$.
+        factor: $F$, [f, query_dim], for a score matrix; None for a value matrix.
     """
 
     head: "AbstractHead"
@@ -40,10 +40,10 @@ class GradientStructure(eqx.Module):
 
 
 class AbstractHead(AbstractAttention):
-    r"""One head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$.
+    r"""A head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$.
 
-    The kernel $r(\mu,t)$ is the softmax-weighted mean $\nabla\Lambda_\mu(t)$ of the tokens, or the
-    linear one, $E_\mu[z'\langle z',t\rangle]$.
+    The kernel $r(\mu,t)$ is $\nabla\Lambda_\mu(t)$, the mean of the tokens with softmax weights, or
+    $E_\mu[z'\langle z',t\rangle]$, their mean with linear weights.
     """
 
     key_query: eqx.AbstractVar[Float[Array, "token_dim query_dim"]]
@@ -102,7 +102,7 @@ class AbstractHead(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(VGU, Vc)$, with $r(\mu,t)=Gt + c$ the kernel over the Gaussian prompt."""
+        r"""Return $(VGU, Vc)$, where $r(\mu,t)=Gt + c$ is the kernel over the Gaussian prompt."""
         require_gaussian_prompt(self, prompt)
         return _limit_of_head(self, prompt)
 
@@ -115,9 +115,9 @@ class AbstractHead(AbstractAttention):
         return eqx.tree_at(lambda head: head.value, self, value)
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":
-        r"""Return the structure of the gradient $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$.
+        r"""Return the structure of $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$.
 
-        $C=\partial r/\partial t$, and $v_i$ are the rows of $V$.
+        Here $C=\partial r/\partial t$, and $v_i$ is row $i$ of $V$.
         """
         dtype = self.key_query.dtype
         if wrt == "value":
@@ -140,8 +140,8 @@ def _limit_of_head(head: AbstractHead, prompt: Gaussian) -> tuple[Array, Array]:
 class SoftmaxAttention(AbstractHead):
     r"""Softmax attention $T[\mu](z) = V\,\nabla\Lambda_\mu(Uz)$.
 
-    On `Empirical` tokens it is the textbook $\sum_i p_iVz_i$ with
-    $p = \mathrm{softmax}_i\langle z_i,Uz\rangle$; on a `Gaussian` it is the infinite-prompt limit
+    Over `Empirical` tokens it is the textbook $\sum_i p_iVz_i$ with
+    $p = \mathrm{softmax}_i\langle z_i,Uz\rangle$. Over a `Gaussian` it is the infinite-prompt limit
     $Vm + V\Gamma Uz$ (Lemma 2.1 of the paper).
 
     Args:
@@ -167,9 +167,9 @@ class SoftmaxAttention(AbstractHead):
 class LinearAttention(AbstractHead):
     r"""Linear attention $T[\mu](z) = V\,E_\mu[z'z'^\top]\,Uz$.
 
-    On `Empirical` tokens it is $\frac1L\sum_i\langle z_i,Uz\rangle Vz_i$. Over an infinite prompt
-    of centred Gaussian tokens it equals softmax attention. If $Vm \ne 0$, or if the tokens are not
-    Gaussian, the two differ.
+    Over `Empirical` tokens it is $\frac1L\sum_i\langle z_i,Uz\rangle Vz_i$. Over an infinite prompt
+    of centred Gaussian tokens it equals softmax attention. Over other laws the two differ, unless
+    $Vm=0$ and the law is Gaussian.
 
     Args:
         key_query: $U = K^\top Q$, shape `[token_dim, query_dim]`.
@@ -197,7 +197,7 @@ def _merged_parameters(key_query: ArrayLike, value: ArrayLike) -> tuple[Array, A
 
 
 def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[Array, Array]:
-    """Return K and Q as arrays with compatible shapes."""
+    """Return K and Q as arrays, after checking that their shapes are compatible."""
     key, query = _matrices(key_weight=key_weight, query_weight=query_weight)
     reason = "as many rows as `key_weight`"
     require_shape("query_weight", query, (key.shape[0], query.shape[1]), reason)
@@ -205,7 +205,7 @@ def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[A
 
 
 def _matrices(**named: ArrayLike) -> tuple[Array, ...]:
-    """Return finite matrices of one dtype."""
+    """Return the arguments as arrays of one dtype, after checking that they are finite matrices."""
     matrices = float_arrays(**named)
     for name, matrix in zip(named, matrices, strict=True):
         require_rank(name, matrix, 2)
@@ -219,7 +219,7 @@ def _product(scale: float | Array, key: Array, query: Array) -> Array:
 
 
 def require_scale(scale: float) -> float:
-    """Return the finite factor of the scores."""
+    """Return the factor on the scores; raise an error if it is not finite."""
     if not math.isfinite(scale):
         raise ArgumentError("scale", f"must be finite, got {scale}.")
     return float(scale)

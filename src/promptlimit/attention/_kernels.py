@@ -1,8 +1,7 @@
-r"""The two kernels of a head: softmax and linear.
+r"""The two kernels $r$ of a head $V\,r(\mu, Uz)$.
 
-A head is $V\,r(\mu, Uz)$ with a kernel $r$. For softmax attention it is the tilted mean
-$r(\mu,t) = \nabla\Lambda_\mu(t)$. For linear attention $r(\mu,t) = E_\mu[z'\langle z',t\rangle]$.
-For Gaussian prompts both are affine in $t$.
+The softmax kernel is the tilted mean $\nabla\Lambda_\mu(t)$. The linear kernel is
+$E_\mu[z'\langle z',t\rangle]$. Over Gaussian prompts both are affine in the tilt $t$.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,10 @@ KernelName = Literal["softmax", "linear"]
 
 
 class Kernel(NamedTuple):
-    r"""A kernel $r$, and the $(G, c)$ with $r(\mu,t)=Gt+c$ for Gaussian prompts $\mu$."""
+    r"""A kernel: `read` returns $r(\mu,t)$, and `affine` $(G, c)$ with $r(\mu,t)=Gt+c$.
+
+    `affine` requires a Gaussian $\mu$.
+    """
 
     read: Callable[[AbstractMeasure, Array], Array]
     affine: Callable[[Gaussian], tuple[Array, Array]]
@@ -31,22 +33,18 @@ def read_softmax(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Arr
 
 
 def read_linear(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
-    r"""Return $E_\mu[z'\langle z',t\rangle] = \nabla^2\Lambda_\mu(0)\,t + m\langle m,t\rangle$.
-
-    The product of Hessian and tilt is one directional derivative, so the cost is linear in the
-    number of tokens.
-    """
+    r"""Return $E_\mu[z'\langle z',t\rangle] = \nabla^2\Lambda_\mu(0)\,t + m\langle m,t\rangle$."""
     mean, slope = jax.jvp(prompt.tilted_mean, (jnp.zeros_like(tilt),), (tilt,))
     return slope + mean * (mean @ tilt)
 
 
 def affine_softmax(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
-    r"""Return $(\Gamma, m)$: a Gaussian's tilted mean is $\Gamma t + m$."""
+    r"""Return $(\Gamma, m)$: the tilted mean is $\Gamma t + m$."""
     return prompt.covariance, prompt.location
 
 
 def affine_linear(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
-    r"""Return $(\Gamma + mm^\top, 0)$: linear attention depends on the second moment."""
+    r"""Return $(\Gamma + mm^\top, 0)$, the second moment of a token and zero."""
     mean = prompt.location
     return prompt.covariance + jnp.outer(mean, mean), jnp.zeros_like(mean)
 

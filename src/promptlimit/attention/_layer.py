@@ -1,4 +1,4 @@
-"""A transformer layer: heads and a residual."""
+"""Transformer layers: heads and a residual."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,8 @@ from promptlimit.measures import AbstractMeasure, Gaussian
 class Layer(AbstractHeadSum):
     r"""The layer $Cz+\sum_hT_h[\mu](z)$: heads over one prompt and a residual matrix.
 
-    The residual does not depend on the prompt, so differences between two prompts come from the
-    heads alone. If a residual matrix is given, it is a parameter and is trained. The default
-    identity is fixed. Use `MultiHead` for heads without a residual.
+    A given residual matrix is a trainable parameter; the default identity is fixed. Use `MultiHead`
+    for heads without a residual.
 
     Args:
         heads: one attention or several attentions $T_h$, whose outputs have the same dimension.

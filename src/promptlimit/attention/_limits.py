@@ -1,4 +1,4 @@
-"""Softmax and linear attention over the same prompt."""
+"""Comparison of softmax and linear attention over the same prompt."""
 
 import jax
 import numpy as np
@@ -15,10 +15,10 @@ from promptlimit.results import Limits
 def limits(attention: AbstractAttention, measure: AbstractMeasure, query: ArrayLike) -> Limits:
     r"""Return $V\nabla\Lambda_\mu(Uz)$ (softmax) and $V E_\mu[z'z'^\top]\,Uz$ (linear).
 
-    Both are computed in double precision.
+    Both are computed in double precision, from the same matrices $U$ and $V$.
 
     Args:
-        attention: one head; its matrices $U$ and $V$ are used with both kernels.
+        attention: one head with any kernel.
         measure: $\mu$, the law of a token, or a finite prompt.
         query: $z$.
 

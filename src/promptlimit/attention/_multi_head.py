@@ -1,4 +1,4 @@
-"""Several heads side by side."""
+"""Sums of heads over one prompt."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
 class AbstractHeadSum(AbstractAttention):
-    r"""Attentions $T_h$ over one prompt, whose outputs are added."""
+    r"""The sum $\sum_hT_h[\mu](z)$ of attentions over one prompt."""
 
     heads: tuple[AbstractAttention, ...]
 
@@ -71,7 +71,7 @@ class AbstractHeadSum(AbstractAttention):
         return jnp.sum(jnp.stack(matrices), axis=0), jnp.sum(jnp.stack(shifts), axis=0)
 
     def as_heads(self) -> tuple[AbstractHead, ...] | None:
-        """Return the heads of all attentions $T_h$; None if one of them has no heads."""
+        """Return the heads of all attentions $T_h$; None if one of them returns None."""
         parts = [part.as_heads() for part in self.heads]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
@@ -79,15 +79,12 @@ class AbstractHeadSum(AbstractAttention):
         return tuple(head for part in known for head in part)
 
     def matrices(self) -> list[str]:
-        """Return the names of all matrices, such as "heads[0].value", then those of this sum."""
+        """Return the names of the heads' matrices, such as "heads[0].value", then of the others."""
         pairs = ((i, name) for i, head in enumerate(self.heads) for name in head.matrices())
         return [*(f"heads[{i}].{name}" for i, name in pairs), *super().matrices()]
 
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
-        """Return the structure of the gradient in a matrix of a head; None for other matrices.
-
-        The other heads do not depend on this matrix, so they do not contribute.
-        """
+        """Return the structure of the gradient in a matrix of a head; None for other matrices."""
         named = re.fullmatch(r"heads\[(\d+)\]\.(.+)", wrt)
         return None if named is None else self.heads[int(named[1])].gradient_structure(named[2])
 
@@ -95,8 +92,8 @@ class AbstractHeadSum(AbstractAttention):
 class MultiHead(AbstractHeadSum):
     r"""The sum of heads $O\sum_h T_h[\mu](z)$, over one prompt.
 
-    Concatenated heads followed by one output matrix are such a sum. For these, use one `Factored`
-    per head, with the columns of the output matrix that belong to this head as its `output`.
+    For concatenated heads followed by an output matrix, pass one `Factored` per head. The `output`
+    of each is the block of columns of the output matrix that multiplies this head.
 
     Args:
         heads: the attentions $T_h$, whose outputs have the same dimension.
@@ -135,10 +132,7 @@ class MultiHead(AbstractHeadSum):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return $O$ times the sums of the heads' matrices and shifts.
-
-        None if a head has no affine limit.
-        """
+        r"""Return $O$ times the sums of the heads' matrices and shifts; None if a head has None."""
         limit = super().affine_limit(prompt)
         if limit is None or self.output is None:
             return limit
@@ -156,7 +150,7 @@ class MultiHead(AbstractHeadSum):
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
         """Return the structure of the gradient in a matrix of a head.
 
-        None for `output`, and for a value matrix that is followed by `output`.
+        It is None for `output`, and for the value matrices if there is an `output`.
         """
         structure = super().gradient_structure(wrt)
         if structure is None or self.output is None:

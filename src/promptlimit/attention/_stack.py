@@ -1,4 +1,4 @@
-"""Stacks of layers: an attention network on tokens, and its infinite-prompt limit."""
+"""Stacks of layers: the forward pass on tokens, and the infinite-prompt limit."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -32,26 +32,26 @@ _SCORES = 2**20
 """The largest number of scores between tokens that are in memory at a time for one prompt."""
 
 _COPIES = 3
-"""The number of arrays of this size: scores, exponentials and masked exponentials."""
+"""The number of arrays of the size of the scores: scores, exponentials, masked exponentials."""
 
 
 class Stack(AbstractAttention):
     r"""The composition of layers $F_1,F_2,\dots$, applied to tokens and query.
 
-    In each layer every token attends to all tokens, itself included; the query attends to the
-    tokens, and no token attends to it. With $\mu_0$ the prompt and $q_0$ the query,
+    In each layer, every token attends to all tokens including itself. The query attends to the
+    tokens, and no token attends to the query. With $\mu_1$ the prompt and $q_1$ the query,
 
         mu_{l+1} = F_l[mu_l]_# mu_l,      q_{l+1} = F_l[mu_l](q_l).
 
-    On `Empirical` tokens this is the usual forward pass; the method `causal` applies a causal mask.
-    On a `Gaussian` every $\mu_l$ is Gaussian and every layer affine (Castin et al. 2025), so the
-    limit of the stack has a closed form. Softmax and linear layers can be mixed. For other laws the
-    image of the law under a layer has no closed form; use
-    `prompt_moments(stack, law, query, math.inf)`, which uses particles or quadrature.
+    Over `Empirical` tokens this is the usual forward pass; the method `causal` applies a causal
+    mask. Over a `Gaussian`, every $\mu_l$ is Gaussian and every layer is affine (Castin et al.
+    2025), so the limit of the stack has a closed form. For other laws, the push-forward by a layer
+    has no closed form; use `prompt_moments(stack, law, query, math.inf)`, which uses particles or
+    quadrature.
 
     Args:
-        layers: the layers, from the first to the last. A `Layer` has a residual; a head or a
-            `MultiHead` is a layer without a residual. A stack in the list stands for its layers.
+        layers: the layers, from the first to the last: each a `Layer`, which has a residual, or a
+            head or `MultiHead`, which has none. A stack in the list is replaced by its layers.
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> layer = pl.Layer(pl.SoftmaxAttention(key_query=[[0.2]], value=[[0.6]]))
@@ -103,10 +103,10 @@ class Stack(AbstractAttention):
         return self.layers[-1].output_dim
 
     def causal(self, prompt: Empirical, query: ArrayLike) -> Float[Array, " output_dim"]:
-        """Return the output with a causal mask: token i attends to tokens 1 to i, the query to all.
+        """Return the output with a causal mask: token i attends only to tokens 1 to i.
 
-        The limit of long prompts is the same as without the mask. At a finite length the distance
-        from this limit is larger.
+        The mask does not change the limit of long prompts, but at a finite length the distance from
+        this limit is larger.
 
         Args:
             prompt: the tokens in order, without weights.
@@ -136,13 +136,13 @@ class Stack(AbstractAttention):
         return self.layers[0].residual_matrix() if len(self.layers) == 1 else None
 
     def scratch_size(self, length: int) -> int:
-        """Return how many numbers the arrays of scores hold in memory at a time."""
+        """Return the number of temporary values in arrays of scores, for `length` tokens."""
         return _COPIES * length * _rows_at_a_time(length) if len(self.layers) > 1 else 0
 
     def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
-        r"""Return $q_K$, the query after all $K$ layers."""
+        r"""Return the query after all layers."""
         if len(self.layers) == 1:
             return self.layers[0].attend(prompt, query)
         if isinstance(prompt, Empirical):
@@ -160,20 +160,20 @@ class Stack(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(P_K, p_K)$ with $q_K = P_Kz + p_K$, the composition of the layers' limits."""
+        r"""Return $(P, p)$ such that the query after all layers is $Pz + p$."""
         require_gaussian_prompt(self, prompt)
         return _composed_limit(self.layers, prompt)
 
 
 def _require_chain(layers: Sequence[AbstractAttention]) -> None:
-    """Raise an error unless each layer accepts the outputs of the layer below."""
+    """Raise an error unless each layer accepts the outputs of the previous layer."""
     for index, (below, layer) in enumerate(itertools.pairwise(layers)):
         if below.query_dim != below.token_dim:
             raise ArgumentError(
                 f"layers[{index}]",
-                "must have queries of the dimension of its tokens, because in a layer that is "
-                "followed by another the tokens are also queries, got tokens of dimension "
-                f"{below.token_dim} and queries of dimension {below.query_dim}.",
+                "must take tokens and queries of the same dimension, because in all layers but the "
+                f"last tokens are also queries, got tokens of dimension {below.token_dim} and "
+                f"queries of dimension {below.query_dim}.",
             )
         if not below.output_dim == layer.token_dim == layer.query_dim:
             raise ArgumentError(
@@ -186,9 +186,9 @@ def _require_chain(layers: Sequence[AbstractAttention]) -> None:
 
 @compiled
 def _composed_limit(layers: tuple[AbstractAttention, ...], prompt: Gaussian) -> Affine:
-    r"""Return $(P_K, p_K)$: $P_{l+1}=M_lP_l$, $p_{l+1}=M_lp_l+c_l$.
+    r"""Return the last $(P_l, p_l)$ of $P_{l+1}=M_lP_l$, $p_{l+1}=M_lp_l+c_l$, from $(I, 0)$.
 
-    $(M_l, c_l)$ is the limit of layer l over $\mu_l=N(P_lm+p_l,\ P_l\Gamma P_l^\top)$.
+    $(M_l, c_l)$ is the affine limit of layer $l$ over $\mu_l=N(P_lm+p_l,\ P_l\Gamma P_l^\top)$.
     """
 
     def step(layer: AbstractAttention, so_far: Affine) -> Affine:
@@ -211,11 +211,7 @@ def attend_through(
 ) -> Float[Array, " output_dim"]:
     """Return the output of the last layer at the query.
 
-    Args:
-        layers: layers with matching dimensions.
-        prompt: the tokens; with a causal mask they must have equal weights.
-        query: the query.
-        causal: whether to apply a causal mask.
+    If `causal`, a causal mask is applied; the tokens must then have equal weights.
     """
     arrays = jax.tree.leaves(eqx.filter((layers, prompt, query), eqx.is_inexact_array))
     dtype = promoted(*(array.dtype for array in arrays))  # the carry of a loop must keep its dtype
@@ -231,10 +227,10 @@ def attend_through(
 def _rows_after(
     layer: AbstractAttention, prompt: Empirical, rows: Float[Array, "rows d"], causal: bool
 ) -> Float[Array, "rows e"]:
-    r"""Return $F[\mu](z_i)$ for the tokens and, in the last row, for the query.
+    r"""Return the output $F[\mu](z)$ of a layer for each row $z$: the tokens, then the query.
 
-    Without a mask, linear heads depend only on the second moment S of the tokens:
-    $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
+    Without a mask, linear heads depend on the tokens only through their second moment $S$, and
+    their sum is $\sum_hV_hSU_hz$.
     """
     heads, residual = layer.as_heads(), layer.residual_matrix()
     if heads is None:
@@ -258,7 +254,7 @@ def _rows_after(
 def _row_by_row(
     layer: AbstractAttention, prompt: Empirical, rows: Array, causal: bool
 ) -> Float[Array, "rows e"]:
-    """Return the image of every row, computed in groups to limit the size of the score matrix."""
+    """Return the output for every row, in groups of rows that limit the memory for scores."""
     length, dtype = prompt.length, rows.dtype
     places = jnp.arange(length)
 
@@ -273,7 +269,7 @@ def _row_by_row(
     at_a_time = _rows_at_a_time(length)
     if at_a_time == length:
         return jax.vmap(image)(every)
-    # Gradients recompute the scores, because storing all of them would take the whole matrix.
+    # The gradient recomputes the scores, because storing all of them would exceed the limit.
     return jax.lax.map(jax.checkpoint(image), every, batch_size=at_a_time)
 
 
@@ -286,9 +282,9 @@ def _through(
     step: Callable[[AbstractAttention, Carried], Carried],
     start: Carried,
 ) -> Carried:
-    """Return the value of `step` applied for all layers in turn, from `start`.
+    """Apply `step` with each layer in turn, starting from `start`, and return the last value.
 
-    Consecutive layers of equal structure are one loop, which is compiled once.
+    Consecutive layers of equal structure are run in one loop, whose body is compiled once.
     """
     so_far = start
     for _, same in itertools.groupby(layers, _shape):
@@ -303,9 +299,9 @@ def _through(
 
 
 def _shape(layer: AbstractAttention) -> object:
-    """Return a key that layers of equal structure share.
+    """Return a key that is equal for layers of equal structure.
 
-    A layer with a field that is not an array has a unique key.
+    The key of a layer with a field that is not an array differs from all others.
     """
     leaves, structure = jax.tree.flatten(layer)
     if not all(eqx.is_array(leaf) for leaf in leaves):

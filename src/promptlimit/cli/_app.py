@@ -117,8 +117,9 @@ def _add(command: FunctionType, *, resumes: bool = False) -> None:
 def _wrapped(command: Command, *, resumes: bool) -> Command:
     """Return the command in the form that typer expects.
 
-    Parameters that are groups, named tuples of options that several commands share, are replaced by
-    their options. In errors, names of arguments are replaced by names of options.
+    A parameter whose type is a named tuple, a group of options that several commands share, is
+    replaced by the options of the group. In errors, names of arguments are replaced by names of
+    options.
     """
     parameters = [_parameter("ctx", typer.Context)]
     groups = {}
@@ -157,7 +158,7 @@ def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
 
 
 def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
-    """Return an error of the library with names of options in place of names of arguments."""
+    """Return an error of the library in which names of options replace names of arguments."""
     if problem.argument == "key":
         return UsageError(
             "--samples must be at least 2 for a problem that can only be simulated, got 0",
@@ -174,7 +175,7 @@ def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
 
 
 def _as_command_error(problem: Exception) -> CommandError:  # noqa: PLR0911  # one per cause
-    """Return an error as a message and a hint."""
+    """Return the message and the hint to print for an exception."""
     message = str(problem).strip()
     if isinstance(problem, CommandError):
         return problem
@@ -219,7 +220,7 @@ def _as_file_error(problem: OSError) -> CommandError:
 
 @contextlib.contextmanager
 def _warnings_as_notes() -> Generator[None]:
-    """Print each warning once, as a note without its source line."""
+    """Return a context in which each warning is printed once, as a note without a source line."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -236,7 +237,6 @@ def _warnings_as_notes() -> Generator[None]:
 
 
 def _interrupted_hint(resumes: bool, out: object) -> str:
-    """Return the hint that is printed when a command is interrupted."""
     if not resumes:
         return "nothing was written"
     if out is None:

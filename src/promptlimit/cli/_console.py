@@ -1,4 +1,4 @@
-"""Results go to standard output; progress, errors, hints and notes go to standard error."""
+"""Options and messages of commands. Only results go to standard output, the rest to stderr."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from rich.console import Console
 
 ERR = Console(stderr=True, highlight=False)
 INTERRUPTED = 130
-"""The exit status of an interrupted command, which is that of shells."""
+"""The exit status of an interrupted command, as in shells."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 CsvOption = Annotated[
@@ -25,12 +25,7 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="R
 
 
 class CommandError(Exception):
-    """A command cannot continue.
-
-    Attributes:
-        message: what is wrong.
-        hint: a suggestion.
-    """
+    """A command cannot continue; `message` is the reason, `hint` a suggestion or None."""
 
     exit_code = 1
 
@@ -41,7 +36,7 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """An option or an argument of the command line is wrong, independently of any file."""
+    """An option or an argument of the command line is wrong, whatever the files contain."""
 
     exit_code = 2
 
@@ -59,13 +54,13 @@ def print_note(message: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value without infinities and NaN as JSON."""
+    """Print a value as JSON; it must not contain infinities or NaN."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 @contextlib.contextmanager
 def on_standard_output() -> Generator[None]:
-    """Flush standard output at the end; report a failure with the name of the stream."""
+    """Return a context for printing; an error of standard output contains the stream's name."""
     try:
         yield
         sys.stdout.flush()
@@ -84,16 +79,17 @@ def discard_standard_output() -> None:
 
 @contextlib.contextmanager
 def exiting_on_interrupt(hint: str) -> Generator[None]:
-    """On Ctrl-C, print one line and exit with status 130.
+    """Return a context in which Ctrl-C prints an error and a hint, and exits with status 130.
 
-    A `KeyboardInterrupt` could be raised inside a callback of the compiler, which crashes or
-    ignores it. Files are written atomically; locks and workers end with the process.
+    It exits at once, because a `KeyboardInterrupt` inside a callback of the compiler would crash
+    or be ignored. This is safe: files are written atomically, and locks and workers end with the
+    process.
     """
 
     def end(*_: object) -> NoReturn:
         cursor = "\x1b[?25h\n" if ERR.is_terminal else ""
         with contextlib.suppress(OSError):
-            # not by sys.stderr, which may be in use at this moment
+            # not with sys.stderr, which may be in use at this moment
             os.write(2, f"{cursor}error: interrupted\nhint: {hint}\n".encode())
         os._exit(INTERRUPTED)
 
@@ -108,7 +104,7 @@ def exiting_on_interrupt(hint: str) -> Generator[None]:
 
 
 def require_folder(out: Path | None) -> None:
-    """Raise an error if a folder cannot be made because a file or a broken link has its name."""
+    """Raise an error if the folder or a parent of it is a file or a broken link."""
     for place in () if out is None else (out, *out.parents):
         is_link = place.is_symlink() and not place.exists()
         if is_link or (place.exists() and not place.is_dir()):
@@ -140,7 +136,7 @@ def _folder_in(text: str | Path) -> Path:
 
 
 def use_double_precision() -> None:
-    """Compute in double precision; the library itself sets no global flag."""
+    """Set jax's global flag for double precision, which the library itself never sets."""
     import jax
 
     jax.config.update("jax_enable_x64", True)

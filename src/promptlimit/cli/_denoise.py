@@ -36,19 +36,19 @@ def denoise(
     ] = False,
     two_heads: Annotated[
         bool,
-        typer.Option("--two-heads", help="Add the two heads of Theorem 4.1, some 15 seconds."),
+        typer.Option("--two-heads", help="Add the two heads of Theorem 4.1 (about 15 seconds)."),
     ] = False,
     best: Annotated[
         bool,
-        typer.Option("--best", help="Add the best layer, some ten seconds per length."),
+        typer.Option("--best", help="Add the best layer (about ten seconds per length)."),
     ] = False,
     *,
     output: Output,
 ) -> None:
     """Print the distance of attention from the Bayes denoiser of a Gaussian mixture, exactly.
 
-    The prompt consists of noisy tokens, and the query is another one. The numbers are mean squared
-    distances to the Bayes denoiser, whose own error is printed below.
+    The prompt consists of noisy tokens, and the query is a further noisy token. The numbers are
+    mean squared distances from the Bayes denoiser; the error of this denoiser is printed below.
     """
     arrays = matrices_in("--means", means, "means", "weights")
     if weights is not None:

@@ -31,9 +31,9 @@ class Finding:
 
 
 def doctor(where: Machines, as_json: JsonOption = False) -> None:
-    """Print versions, devices, processes and precisions, and how to install missing packages.
+    """Check packages, devices, processes and precisions, and print how to install missing packages.
 
-    Exits with status 1 if a requirement does not work.
+    Exits with status 1 if a check fails.
     """
     findings = [_python(), *_packages(), *_extras()]
     with contextlib.ExitStack() as stack:
@@ -122,7 +122,7 @@ def _hosts() -> Finding:
 
 
 def _collectives() -> Finding:
-    """Add numbers across all devices, and compare the result with the sum computed directly."""
+    """Check that sums across all devices are correct."""
     from promptlimit.parallel import collective_sums
 
     sums, expected = collective_sums()

@@ -1,4 +1,4 @@
-"""Printing and writing of results: as a table, JSON, CSV, arrays or figure."""
+"""Print and write results: as a table, JSON, CSV, arrays or a figure."""
 
 import io
 from collections.abc import Sequence
@@ -73,10 +73,10 @@ class Output(NamedTuple):
 def emit(
     result: "Result | Sequence[Result]", output: Output, name: str, *, writes: bool = True
 ) -> None:
-    """Write a result and print it. If writing fails, the result is still printed.
+    """Write a result, if `output` requests a file, and print it even if writing fails.
 
     Args:
-        result: one result, or several of the same class. Several results are an array in JSON, and
+        result: one result, or several of the same class. Several results become an array in JSON,
             otherwise one table.
         output: the options for printing and writing.
         name: the name of the files, if they are written to a folder.
@@ -125,7 +125,7 @@ def _arrays(result: "Result | Sequence[Result]") -> "dict[str, np.ndarray]":
 
 
 def _write(result: "Result | Sequence[Result]", path: Path, name: str) -> None:
-    """Write one file, or a folder with JSON, CSV and, if the result has one, a figure."""
+    """Write one file, or a folder with JSON, CSV and a figure, if the result has a figure."""
     from promptlimit.storage import write_bytes
 
     if _is_file(path):

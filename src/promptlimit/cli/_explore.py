@@ -1,4 +1,4 @@
-"""`promptlimit explore`: an HTML page that computes finite prompts while sliders move."""
+"""`promptlimit explore`: an HTML page with sliders that computes effects of finite prompts."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,8 +40,8 @@ def explore(
 ) -> None:
     """Write an HTML page with sliders for sharpness, length, dimension and tolerance.
 
-    The page shows the exact gap, effective tokens, the phase diagram and the required length. It
-    computes them in the browser, to the digits of the library, without a network.
+    The page shows the exact gap, effective tokens, the phase diagram and the required length. They
+    are computed in the browser, as accurately as in the library, without a network.
     """
     if out.suffix != ".html":
         raise UsageError(f"--out must end in .html, got '{out}'", "--out explorer.html")

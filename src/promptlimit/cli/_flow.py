@@ -21,7 +21,7 @@ def flow(
     alpha: Annotated[
         float | None,
         typer.Option(
-            "--alpha", help="Start in blocks of this size (Assumption 5.1), not at random factors."
+            "--alpha", help="Start from blocks of this size (Assumption 5.1), not random factors."
         ),
     ] = None,
     end: Annotated[
@@ -30,7 +30,7 @@ def flow(
             "--time",
             metavar="T",
             parser=above_zero("--time"),
-            help="Time at the end: 2 x steps x rate of SGD.",
+            help="Final time; SGD reaches the time 2 x steps x rate.",
         ),
     ] = 600.0,
     rtol: Annotated[
@@ -48,9 +48,9 @@ def flow(
 ) -> None:
     """Follow gradient flow on in-context linear regression, exactly, at several prompt lengths.
 
-    Print the mean squared error at the end of each flow and its squared distance, in the merged
-    parameters, from the flow over infinite prompts with the same start. A folder given as --out
-    keeps the trajectories, and the same command reuses them.
+    Print, at the end of each flow, the mean squared error and the squared distance of the merged
+    parameters from those of the flow over infinite prompts with the same start. With --out DIR,
+    trajectories are stored, and the same command reuses them.
     """
     with progress("flow") as shown:
         shown.at("starting")

@@ -1,4 +1,4 @@
-"""`promptlimit gap`: the distance between finite and infinite prompts, in every kind."""
+"""`promptlimit gap`: the gap between finite and infinite prompts, in every kind."""
 
 from promptlimit.cli._console import SeedOption
 from promptlimit.cli._emit import Output, emit
@@ -17,7 +17,7 @@ def gap(
     where: Machines,
     output: Output,
 ) -> None:
-    """Print the mean square distance between finite and infinite prompts, and its rate.
+    """Print the mean squared distance of finite outputs from the limit, and its rate.
 
     Columns are exact, leading order, proved bound, and simulated (at lengths up to 10,000).
     """

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from promptlimit.heads import Model
 
 CHARACTERS = 24
-"""The number of characters that are read for each required token."""
+"""The number of characters that are read per required token."""
 
 
 def model_path(model: Path | None, example: bool, causal: bool) -> Path:
-    """Return the path of the given model, or of the example model."""
+    """Return the path of the given model, or of the model of the example."""
     if example == (model is not None):
         raise UsageError(
             "either MODEL_DIR or --example must be given", "promptlimit heads --example"

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from promptlimit.results import AbstractAtlas, HeadReplacement
 
 _COMPARED = 4
-"""The number of windows on which models with replaced heads are compared. The atlas does not use
-these windows if the text has at least twice as many."""
+"""The number of windows on which models with replaced heads are compared. The atlas leaves them out
+if the text has at least twice as many."""
 _SECONDS = 7e-4
-"""The usual number of seconds per token and layer, from which the progress is estimated."""
+"""The usual time per token and layer, in seconds, from which the time left is estimated."""
 _PHASES = {"reading the text": (0.0, 0.2), "measuring heads": (0.2, 0.8)}
-"""For each phase of an atlas: the share of the work that is done before it, and its own share."""
+"""For each phase of an atlas: the shares of the work before the phase and in the phase."""
 _REPLACED, _DRAWN = "heads replaced", "figures and page"
 
 
@@ -88,12 +88,14 @@ def heads(
         typer.Option(
             "--sinks",
             min=0,
-            help="Tokens that are atoms in addition to one Gaussian (8; the first 4 with "
-            "--causal).",
+            help="Tokens kept exactly, in addition to one Gaussian (8; the first 4 with --causal).",
         ),
     ] = None,
     recent: Annotated[
-        int, typer.Option("--recent", min=1, help="With --causal: tokens kept before the query.")
+        int,
+        typer.Option(
+            "--recent", min=1, help="With --causal: tokens before the query that are kept exactly."
+        ),
     ] = 64,
     band: Annotated[
         int, typer.Option("--band", min=1, help="With --causal: tokens per band of distance.")
@@ -107,10 +109,10 @@ def heads(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Measure every attention head of a trained model against its infinite-prompt limits.
+    """Measure every attention head of a trained model, and compare it with infinite-prompt limits.
 
-    A head whose squared sharpness is small compared with 2 ln L is close to linear attention. A
-    folder given as --out keeps finished parts, from which the same command resumes.
+    A head is close to linear attention if its squared sharpness is small compared with 2 ln L. With
+    --out, finished parts are stored, and the same command resumes from them.
     """
     require_folder(out)
     path = model_path(model_dir, example, causal)
@@ -135,7 +137,7 @@ def heads(
                         f"--text must be left out for captured heads, got {text[0]}",
                         "promptlimit heads HEADS.npz",
                     )
-                atlases = _of_captured_heads(path, out, shown, measure)
+                atlases = _atlases_of_captured_heads(path, out, shown, measure)
             else:
                 tokens = (most + 2 * _COMPARED * replace) * (window or longest)
                 texts = texts_of(text or [], example, CHARACTERS * tokens)
@@ -143,7 +145,9 @@ def heads(
                 model = _model(path, example=example, causal=causal, replace=replace)
                 length = min(longest, model.shape.positions) if window is None else window
                 prompts = {name: prompts_of(model, name, t, length) for name, t in texts.items()}
-                atlases = _of_model(model, prompts, out, shown, measure, most, replace=replace)
+                atlases = _atlases_of_model(
+                    model, prompts, out, shown, measure, most, replace=replace
+                )
                 if replace:
                     first = next(iter(prompts))
                     report = _report_to(shown, _REPLACED)
@@ -186,7 +190,7 @@ def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model"
     return dataclasses.replace(model, name=name)
 
 
-def _of_model(
+def _atlases_of_model(
     model: "Model",
     prompts: "dict[str, np.ndarray]",
     out: Path | None,
@@ -196,7 +200,11 @@ def _of_model(
     *,
     replace: bool,
 ) -> "dict[str, Any]":
-    """Return the atlas of every text; that of the first text leaves windows for `replace`."""
+    """Return the atlas of every text, by name.
+
+    If `replace`, the atlas of the first text leaves out windows for the comparison of replaced
+    heads.
+    """
     shape, first = model.shape, next(iter(prompts))
     windows = {
         name: atlas_windows(len(ids), most, compared=replace and name == first)
@@ -220,14 +228,17 @@ def _of_model(
 
 
 def atlas_windows(count: int, most: int, *, compared: bool) -> int:
-    """Return the number of windows for the atlas; if `compared`, the last ones may be left out."""
+    """Return how many of `count` windows an atlas uses: at most `most`.
+
+    If `compared`, the last `_COMPARED` windows are left out, if at least as many remain.
+    """
     return min(most, count - _COMPARED) if compared and count >= 2 * _COMPARED else most
 
 
-def _of_captured_heads(
+def _atlases_of_captured_heads(
     path: Path, out: Path | None, shown: AbstractProgress, measure: Callable[..., "AbstractAtlas"]
 ) -> "dict[str, Any]":
-    """Return the atlas of captured heads, by the name of the file."""
+    """Return the atlas of the captured heads in a file, by the name of the file."""
     from promptlimit import load
     from promptlimit.heads import CapturedHeads
 

@@ -25,7 +25,7 @@ def length(
 ) -> None:
     """Print the length from which the gap stays within a tolerance (0.1 and 0.01 by default).
 
-    Columns are the answers from the exact gap, from its leading order and from the proved bound.
+    Columns are the lengths from the exact gap, from its leading order and from the proved bound.
     """
     given = problem.load()
     from promptlimit.concentration import required_length

@@ -1,4 +1,4 @@
-"""The devices that a command uses: some devices of this machine, or those of several processes."""
+"""The devices and processes that a command uses."""
 
 import contextlib
 import os
@@ -50,9 +50,9 @@ class Machines(NamedTuple):
 
 @contextlib.contextmanager
 def machines(asked: Machines) -> Generator[bool]:
-    """Use the requested devices and processes; yield whether this process prints and writes.
+    """Return a context with the requested devices; yield whether this process prints and writes.
 
-    Enter the context before jax is first used.
+    Enter it before jax is first used.
     """
     count = _count(asked)
     if count is not None:
@@ -66,7 +66,7 @@ def machines(asked: Machines) -> Generator[bool]:
 
 
 def _count(asked: Machines) -> int | None:
-    """Return the requested number of devices; None for "all" or without the option."""
+    """Return the requested number of devices; None for "all" or if --devices is not given."""
     for name in ("coordinator", "processes", "process"):
         if getattr(asked, name) is not None and not asked.distributed:
             raise UsageError(f"--{name} must be given together with --distributed")
@@ -154,7 +154,7 @@ def _require_devices(asked: Machines, there: int) -> None:
 
 
 def _keep_standard_output_clean() -> None:
-    """Discard the standard output of other libraries."""
+    """Discard what other libraries write to file descriptor 1; `sys.stdout` still works."""
     sys.stdout.flush()
     results = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -164,7 +164,7 @@ def _keep_standard_output_clean() -> None:
 
 
 def run_on_writer(work: Callable[[], object]) -> None:
-    """Run a function on process 0. The other processes wait for it, and stop if it fails."""
+    """Run a function on process 0; the other processes wait for it, and fail if it fails."""
     from promptlimit.parallel import from_writer
 
     def empty() -> dict:

@@ -1,4 +1,4 @@
-"""The options that commands share, each declared once. This module loads neither numpy nor jax."""
+"""Options that several commands share. Importing this module loads neither numpy nor jax."""
 
 import math
 import os
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from promptlimit.tasks import LinearRegression
 
 _MATRICES = 8
-"""A problem of dimension d needs memory for at least this many matrices of shape [d, d]."""
+"""A problem of dimension d needs memory for at least this many [d, d] matrices."""
 _SUFFIXES = (".npy", ".csv", ".npz", ".json")
 
 
 def length_in(text: str, option: str = "--lengths") -> int:
-    """Return the length that a text denotes, a whole number from 1 to 1e30.
+    """Return the length that a text such as "1e3" denotes, a whole number from 1 to 1e30.
 
     >>> length_in("1e3")
     1000
@@ -44,7 +44,7 @@ def length_in(text: str, option: str = "--lengths") -> int:
 
 
 def lengths_in(text: str) -> list[int]:
-    """Return the lengths in increasing order, without duplicates.
+    """Return the lengths in a text, in increasing order and without duplicates.
 
     >>> lengths_in("100,1e3,10,10")
     [10, 100, 1000]
@@ -63,9 +63,9 @@ def _source_in(text: str) -> str:
 
 
 def number_in(option: str, accepts: Callable[[float], bool], words: str) -> Any:
-    """Return a parser of numbers that raises an error unless `accepts` is true for the number.
+    """Return a parser of numbers that raises an error if `accepts` returns False.
 
-    `words` describe the requirement in the error.
+    `option` is the name of the option and `words` describe the valid numbers, for the error.
     """
 
     def parse(text: str | float) -> float:
@@ -143,7 +143,10 @@ Dim = Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covaria
 
 
 class Problem(NamedTuple):
-    """The options for an attention problem: files, an example, or the standard case."""
+    """The options for an attention problem: files, an example, or the standard case.
+
+    In the standard case, tokens and queries are standard normal, and U is a multiple of I.
+    """
 
     files: Files = None
     example: Example = None
@@ -196,15 +199,10 @@ def load_problem(
     stack: bool = False,
     others: tuple[str, ...] = (),
 ) -> "AttentionProblem":
-    """Return the problem of the files or of the example, in double precision.
+    """Return the problem in the files with named arrays, or an example, in double precision.
 
-    Args:
-        files: the files with named arrays.
-        example: the name of the example.
-        prompt: the law of the tokens, in place of that in the files.
-        kernel: the kernel, in place of that in the files.
-        stack: whether examples are stacks.
-        others: further options that describe a problem, for the error message.
+    The names `prompt` (of a law of tokens) and `kernel` replace those in the files. If `stack`,
+    the example is a stack. `others` are further options, for the error if no problem is given.
     """
     if bool(files) == (example is not None):
         ways = ("FILES", "--example NAME", *others)
@@ -225,9 +223,9 @@ def load_problem(
 
 
 def require_room(dim: int) -> None:
-    """Raise an error if matrices of a dimension do not fit into memory.
+    """Raise an error if matrices of this dimension do not fit into memory.
 
-    Without this check, a system may grant more memory than it has, and end the process later.
+    Without this check, the operating system may kill the process when it uses the memory.
     """
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return
@@ -243,13 +241,13 @@ def require_room(dim: int) -> None:
 def matrices_in(
     option: str, text: str, name: str, *others: str, laws: str = ""
 ) -> "dict[str, np.ndarray]":
-    """Return the matrix that is typed as the value of an option, or the arrays of a file.
+    """Return the matrix that is the value of an option, or the arrays of a file, by name.
 
     Args:
         option: the name of the option, for messages.
         text: the value: rows separated by semicolons, such as "1,0; 0,1", or the path of a file.
-        name: the name of the matrix in a file with named arrays.
-        others: the names of further arrays that the file may hold.
+        name: the name of the matrix.
+        others: the names of further arrays that the file may contain.
         laws: further accepted values of the option, for messages.
     """
     import numpy as np
@@ -281,15 +279,15 @@ def named_arrays(
     hint: str | None = None,
     unnamed: str | None = None,
 ) -> "dict[str, np.ndarray]":
-    """Return the arrays of a file, or raise an error that lists what it must hold.
+    """Return the arrays of a file by name, or raise an error that lists the required names.
 
     Args:
         source: the path of a file with named arrays, or NAME=FILE.
-        needed: the names of arrays that the file must hold.
-        optional: the names of arrays that the file may hold.
+        needed: the names of arrays that the file must contain.
+        optional: the names of further arrays that the file may contain.
         before: the start of error messages.
         hint: the hint of error messages.
-        unnamed: the name for a single array without a name, as from a pipe.
+        unnamed: the name for a single array without a name, such as an array from a pipe.
     """
     from promptlimit.storage import read_arrays
 
@@ -312,10 +310,10 @@ def named_arrays(
 
 
 class CovarianceChoice(NamedTuple):
-    """The covariance of a regression: the name of a law, or matrices.
+    """The value of --covariance: the name of a law of the covariates, or matrices.
 
     Attributes:
-        text: the value of the option.
+        text: the value as text.
         law: the name of the law; empty for matrices.
         correlation: the correlation of neighbouring covariates under the law.
         matrices: the matrices by name; empty for a law.
@@ -327,12 +325,12 @@ class CovarianceChoice(NamedTuple):
     matrices: "dict[str, np.ndarray]"
 
     def record(self) -> dict[str, Any]:
-        """Return plain values that determine the covariance."""
+        """Return the JSON values that determine the covariance."""
         held = {name: matrix.tolist() for name, matrix in self.matrices.items()}
         return {"covariance": self.text, **({"held": held} if held else {})}
 
     def regression(self, dim: int, noise: float) -> "LinearRegression":
-        """Return the regression; the prior variance of its weights is one over the dimension."""
+        """Return the regression, in which the prior variance of the weights is 1/dimension."""
         use_double_precision()
         from promptlimit.studies.large_prompt.protocol import protocol_task
         from promptlimit.tasks import LinearRegression
@@ -349,7 +347,7 @@ class CovarianceChoice(NamedTuple):
 
 
 def covariance_in(text: str) -> CovarianceChoice:
-    """Return the covariance that --covariance names.
+    """Return the choice that the value of --covariance denotes.
 
     >>> covariance_in("kms:0.5").correlation
     0.5

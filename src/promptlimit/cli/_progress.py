@@ -15,22 +15,21 @@ from rich.text import Text
 from promptlimit.cli._console import ERR
 
 _FIRST, _SHORTEST, _LONGEST = 5.0, 10.0, 60.0
-"""The number of seconds after which a line on the current state is printed to a log if no other
-line was printed: at the start, after an item, and at most, during a long item."""
+"""Seconds without output after which a log gets a line on the current state: at the start and after
+an item. During a long item the time doubles after each line, up to the last value."""
 
 _MEASURED = 1.0
-"""The speed of the work is used to estimate the time left once it was measured for this many
-seconds."""
+"""The time left is estimated from the measured speed after this many seconds of measurement."""
 
 _clock = time.monotonic
 
 
 @contextlib.contextmanager
 def progress(command: str) -> Generator["AbstractProgress"]:
-    """Yield the progress of a command; leave the context before results are printed.
+    """Return a context that yields the progress of a command. Print results after the context ends.
 
-    A terminal shows a bar. A log gets a line for each finished item, and a line on the current
-    state during a long item.
+    A terminal shows a bar. A log gets a line for each finished item, and lines on the current state
+    during a long item.
     """
     drawable = ERR.is_terminal and not ERR.is_dumb_terminal
     shown = _Bar(command) if drawable else _Lines(command)
@@ -41,37 +40,32 @@ def progress(command: str) -> Generator["AbstractProgress"]:
 
 
 class AbstractProgress(abc.ABC):
-    """Planned items, finished items and the current computation. Methods are thread-safe."""
+    """The planned and finished items of a command and its current computation; thread-safe."""
 
     def __init__(self, command: str):
         self._command = command
         self._plan, self._doing = "", "starting"
         self._weights: dict[str, float] = {}  # the usual time of each planned item, up to a factor
         self._shares: dict[str, float] = {}  # the share of each item that is done
-        self._before: dict[str, float] = {}  # the share that was done before this command started
-        self._grown = self._growing = 0.0  # measured work, and the time that it took
+        self._before: dict[str, float] = {}  # the share at the first report; 1 for stored items
+        self._grown = self._growing = 0.0  # measured work as a share of all work, and its time
         self._left: set[str] = set()
         self._closed = False
         self._start = self._since = self._reported = _clock()
         self._lock = threading.RLock()
 
     def plan(self, words: str, items: Mapping[str, float]) -> None:
-        """Plan items by name, each with a number proportional to the time it usually takes.
+        """Plan items, each with a number proportional to the time that it usually takes.
 
-        `words` describe the plan. They are printed with the next report, so that a command whose
-        inputs are wrong prints only its error.
+        `words` describe the plan. They are printed with the next report, so that a command with
+        invalid inputs prints only its error.
         """
         with self._lock:
             self._plan, self._weights, self._left = words, dict(items), set(items)
             self._start = self._since = _clock()
 
     def at(self, words: str, shares: Mapping[str, float] | None = None) -> None:
-        """Report the current computation.
-
-        Args:
-            words: a description of the computation.
-            shares: the share of each item that is done, by the name of the item.
-        """
+        """Report the current computation in words, and the shares of items that are done."""
         with self._lock:
             self._doing = words
             if shares:
@@ -82,7 +76,7 @@ class AbstractProgress(abc.ABC):
     def _grow(self, shares: Mapping[str, float]) -> None:
         """Update the measured speed from the growth of the shares since the last report.
 
-        The first growth of the share of an item is not measured, because it includes compilation.
+        The first step of an item is not measured, because it includes compilation.
         """
         grown, now = 0.0, _clock()
         for item, share in shares.items():
@@ -96,13 +90,7 @@ class AbstractProgress(abc.ABC):
         self._reported = now
 
     def step(self, words: str, done: int, total: int) -> None:
-        """Report one of several steps of a command without a plan.
-
-        Args:
-            words: a description of the computation.
-            done: the number of finished steps or tokens.
-            total: the total number of steps or tokens.
-        """
+        """Report the number of steps that are done, for a command without a plan."""
         with self._lock:
             self._weights = self._weights or {"": 1.0}
         self.at(words, {"": done / max(total, 1)})
@@ -110,10 +98,10 @@ class AbstractProgress(abc.ABC):
     def end(
         self, *items: str, outcome: str, seconds: float | None = None, stored: bool = False
     ) -> None:
-        """Report items that ended together; further reports on them are ignored.
+        """Report the end of one or several items.
 
         Args:
-            items: the names of the items.
+            items: the names of the items; those that already ended are ignored.
             outcome: a verdict, or a value with its name.
             seconds: the duration of the items; by default the time since the last item ended.
             stored: whether the items were computed by an earlier command.
@@ -148,12 +136,12 @@ class AbstractProgress(abc.ABC):
         """Show that an item ended."""
 
     def _done(self, shares: Mapping[str, float]) -> float:
-        """Return the share of all work that is done if these shares of the items are done."""
+        """Return the share of all work that corresponds to these shares of the items."""
         total = sum(self._weights.values())
         return sum(w * shares.get(item, 0.0) for item, w in self._weights.items()) / (total or 1.0)
 
     def _seconds_left(self) -> float | None:
-        """Return an estimate of the time left, or None while no estimate is possible."""
+        """Return an estimate of the time left in seconds; None without measurements."""
         rest = 1.0 - self._done(self._shares)
         if self._growing >= _MEASURED:
             return rest * self._growing / self._grown
@@ -163,7 +151,7 @@ class AbstractProgress(abc.ABC):
 
 
 class _Lines(AbstractProgress):
-    """Lines in a log."""
+    """Progress as lines in a log."""
 
     def __init__(self, command: str):
         super().__init__(command)
@@ -208,7 +196,7 @@ class _Lines(AbstractProgress):
         self._patience = _SHORTEST
 
     def _say(self, words: str) -> None:
-        """Print one line of ASCII; a log that cannot be written does not stop the command."""
+        """Print one line of ASCII; ignore errors if the log cannot be written."""
         self._spoke = _clock()
         if not ERR.quiet:
             line = f"{self._command}: {words}".encode("unicode_escape").decode("ascii")
@@ -217,7 +205,7 @@ class _Lines(AbstractProgress):
 
 
 class _Bar(AbstractProgress):
-    """A bar below the plan; at the end the bar disappears and the plan remains."""
+    """Progress as a bar below the plan. At the end the bar disappears and the plan remains."""
 
     def __init__(self, command: str):
         super().__init__(command)
@@ -257,7 +245,7 @@ class _Bar(AbstractProgress):
 
 
 class _TimeLeft(ProgressColumn):
-    """The estimate of the time left."""
+    """The column of the bar with the estimated time left."""
 
     def render(self, task: Task) -> Text:
         end = task.fields["end"]
@@ -265,7 +253,7 @@ class _TimeLeft(ProgressColumn):
 
 
 def _about(seconds: float | None) -> list[str]:
-    """Return the time left in words; nothing if it is unknown or already over."""
+    """Return the time left in words; an empty list if it is unknown or negative."""
     return [] if seconds is None or seconds < 0 else [f"about {duration(seconds)} more"]
 
 

@@ -43,7 +43,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the pages of DIR again from the claims and figures stored in DIR; compute nothing."""
+    """Write the pages of a report again from the claims and figures stored in DIR."""
     from promptlimit.claims import ReportFolder
     from promptlimit.studies import study_at, write_pages
 

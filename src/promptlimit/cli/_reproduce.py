@@ -78,15 +78,18 @@ def reproduce(
 ) -> None:
     """Decide the claims of studies, draw their figures, and write a report.
 
-    Results in the folder that come from the same code and the same options are not computed again.
-    Exits 0 if every verdict is the one on record, 1 otherwise.
+    Stored results of the same code and the same options are reused. Exits 0 if every verdict is the
+    one on record, 1 otherwise.
     """
     extent = _protocol(protocol)
     if not list_items:
         require_folder(out)
     if seeds is not None:
         if figures_only or list_items:
-            raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
+            raise UsageError(
+                "--seeds must not be given together with --figures-only or --list",
+                "--seeds only decides claims",
+            )
         _at_seeds(names or [], _seed_range(seeds), quick, extent, out, as_json=as_json)
         return
     from promptlimit import studies
@@ -131,13 +134,13 @@ def reproduce(
         typer.echo(str(page))
     failures = [outcome.problem for outcome in outcomes if outcome.problem]
     for failure in failures:
-        print_error(failure, "the others are done; the same command goes on from what is stored")
+        print_error(failure, "the other items are stored; the same command resumes from them")
     if failures or not all(claim.result.as_expected for claim in claims):
         raise typer.Exit(1)
 
 
 def _seed_range(text: str) -> range:
-    """Return the seeds that a text `FIRST:END` denotes."""
+    """Return the seeds that a text FIRST:END denotes, without END."""
     first, colon, end = text.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise UsageError(
@@ -205,7 +208,7 @@ def _protocol(word: str) -> Literal["exact", "full"]:
 
 
 def _studies(names: Sequence[str]) -> "tuple[list[Study], list[str]]":
-    """Return the named studies, or all studies if none is named, and the names that are items."""
+    """Return the studies among the names, or all studies if there is none, and the other names."""
     from promptlimit.studies import studies, study_at
 
     known = {study.name: study for study in studies()}
@@ -225,7 +228,7 @@ def _studies(names: Sequence[str]) -> "tuple[list[Study], list[str]]":
 
 
 def _is_path(name: str, known: "Iterable[Study]") -> bool:
-    """Return whether a name is the path of a study; the name of a claim or figure is not."""
+    """Return whether a name is the path of a study and not the name of a claim or figure."""
     if name.endswith((".py", "/")):
         return True
     return Path(name).is_dir() and not any(name in _items(study) for study in known)
@@ -268,13 +271,14 @@ def _chosen(
         hint = f"did you mean '{near[0]}'?" if near else "promptlimit reproduce --list names all"
         raise UsageError(f"there is no study, claim or figure '{name}'", hint)
     if not chosen:
-        words = "figures" if figures_only else "claims and figures"
-        raise UsageError(f"there are no {words} among what was named", "--list names all there is")
+        words = "figure" if figures_only else "claim or figure"
+        hint = "promptlimit reproduce --list names all"
+        raise UsageError(f"STUDY and NAME must select at least one {words}, got none", hint)
     return chosen
 
 
 def _print_claims(claims: "Sequence[StoredClaim]") -> None:
-    """Print one line per claim, and the number of verdicts that agree with those on record."""
+    """Print one line per claim, and how many verdicts are those on record."""
     results = [claim.result for claim in claims]
     rows = (
         {

@@ -1,4 +1,4 @@
-"""`promptlimit schema`: the JSON schemas of the output of commands with --json."""
+"""`promptlimit schema`: the JSON schemas of what commands print with --json."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ def schema(
         bool, typer.Option("--markdown", help="Print tables of fields, as in the documentation.")
     ] = False,
 ) -> None:
-    """Print the JSON schema of the output of a command with --json."""
+    """Print the JSON schema of what a command prints with --json."""
     types = output_types()
     if command is not None and command not in types:
         raise UsageError(
@@ -83,7 +83,7 @@ def _page(schemas: dict[str, Any]) -> "Iterator[str]":
 
 
 def _words(entry: dict[str, Any]) -> str:
-    """Return a description of a type; that a number may be null is not mentioned."""
+    """Return the type of an entry in words, without the null of numbers that may be null."""
     match entry:
         case {"$ref": name}:
             own = name.removeprefix("#/$defs/")

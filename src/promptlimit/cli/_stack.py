@@ -34,7 +34,7 @@ def stack(
     *,
     output: Output,
 ) -> None:
-    """Print the limit of a stack of layers, and the distance of finite prompts from it.
+    """Print the limit of a stack of layers, and the distance of finite outputs from it.
 
     The arrays key_query and value have one matrix per layer, or one per layer and head; residual
     has one per layer. Prompts are simulated at lengths up to 100.

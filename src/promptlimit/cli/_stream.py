@@ -59,11 +59,11 @@ def stream(
     where: Machines,
     output: Output,
 ) -> None:
-    """Print the attention on the first L tokens of one prompt that is never held in memory.
+    """Print attention over the first L tokens of one long prompt, in one pass, for several L.
 
-    Tokens are drawn from a law or read from a file. Exact expectations over prompts are added where
-    tokens are Gaussian. Prefixes are two per decade unless --lengths lists them. A folder given as
-    --out keeps checkpoints, from which the same command resumes.
+    Tokens are drawn from a law or read from a file. For Gaussian tokens, exact expectations over
+    prompts are added. Without --lengths, there are two lengths L per decade. With --out DIR,
+    checkpoints are stored, and the same command resumes from them.
     """
     if prompt is not None and length is not None:
         raise UsageError("--length must not be given together with --tokens")
@@ -109,7 +109,7 @@ def stream(
 
 
 def _tokens(path: Path) -> "Path | np.ndarray":
-    """Return the path of a .npy file, or the tokens of another file or of a pipe."""
+    """Return the path itself for a .npy file, otherwise the tokens in the file or pipe."""
     if path.is_file() and path.suffix == ".npy":
         return path
     found = named_arrays(

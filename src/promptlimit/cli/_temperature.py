@@ -11,7 +11,7 @@ from promptlimit.cli._options import length_in, number_in
 from promptlimit.cli._progress import progress
 
 _CURVE = 9
-"""The number of lengths in files and figures."""
+"""The number of lengths in files and figures; without --out only the last one is computed."""
 
 
 def temperature(
@@ -48,16 +48,17 @@ def temperature(
             "--needle",
             metavar="MARGIN",
             parser=number_in("--needle", lambda x: 0.0 < x <= 500.0, "positive and at most 500"),
-            help="Score of the one relevant token above the mean; by default, the one that gives "
-            "it half of the weight at --from.",
+            help="Score of the one relevant token minus the mean score; by default, this token has "
+            "half of the weight at --from.",
         ),
     ] = None,
     *,
     output: Output,
 ) -> None:
-    """Print the effect of factors on the scores of a head as prompts grow, exactly.
+    """Print the effect of temperature rules on a head as prompts grow, exactly.
 
-    Rows are rules in use; the last two rows keep the weight of a needle, and the entropy.
+    A rule multiplies the scores by a factor that depends on the length. Rows are rules in use. The
+    last two rows are the factors that keep the weight of a needle or the entropy constant.
     """
     if lengths <= base:
         raise UsageError(

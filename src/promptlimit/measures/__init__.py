@@ -1,4 +1,4 @@
-"""Measures: a prompt is a measure, and attention depends only on its log-Laplace transform."""
+"""Measures on tokens. A prompt is a measure; attention depends on its log-Laplace transform."""
 
 from promptlimit.measures._abstract import AbstractMeasure as AbstractMeasure
 from promptlimit.measures._abstract import AbstractRayTransform as AbstractRayTransform

@@ -26,19 +26,18 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _NEAR = 1e-12
-"""A tilt with all coordinates equal to this is in the domain of every transform that is finite
-around 0."""
+"""Size of the tilts at which a transform is evaluated to test whether it is finite near zero."""
 
 _BEYOND = 1e-5
-"""A tilt on the boundary of the domain leaves the domain when multiplied by 1 plus this number."""
+"""Relative step outwards from a tilt, to test whether it is on the boundary of the domain."""
 
 
 class AbstractRayTransform(abc.ABC):
-    r"""The log-Laplace transform of a law at complex multiples of one tilt, in closed form."""
+    r"""A closed form of $\Lambda(ct)$ for one tilt $t$ and complex multiples $c$."""
 
     @abc.abstractmethod
     def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
-        r"""Return $\Lambda(ct)$ for multiples $c$, [n]; NaN where it does not exist."""
+        r"""Return $\Lambda(ct)$ for multiples $c$, [n]; NaN where the integral is not finite."""
 
     @abc.abstractmethod
     def derivatives(
@@ -55,14 +54,13 @@ class AbstractRayTransform(abc.ABC):
 class AbstractMeasure(eqx.Module):
     r"""A probability measure $\mu$ on $\mathbb R^d$: a prompt, finite or infinite.
 
-    Attention depends on a prompt only through its log-Laplace transform
-    $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$, so one formula per subclass is
-    enough. Its first and second derivatives are the mean and covariance of the tilted law
-    $\propto e^{\langle t,z\rangle}\mu$.
+    Attention depends on a prompt only through the log-Laplace transform
+    $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$. The gradient and Hessian of
+    $\Lambda_\mu$ are the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$.
 
-    A **user-defined measure** takes ten lines: `dim`, `log_laplace` and `sample`. If the transform
-    is infinite away from zero, as for heavy tails, do not define `log_laplace`. For example, tokens
-    that are one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
+    A **user-defined measure** implements `dim`, `log_laplace` and `sample`. Leave out `log_laplace`
+    if the transform is infinite at every nonzero tilt, as for heavy tails. For example, tokens that
+    are one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have the transform
     $\Lambda(t) = \log\sum_i \pi_i e^{t_i}$:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
@@ -80,8 +78,8 @@ class AbstractMeasure(eqx.Module):
     ...         words = jax.random.choice(key, self.dim, (length,), p=self.probabilities)
     ...         return jax.nn.one_hot(words, self.dim)
 
-    It can be used like a built-in measure: in mixtures, products and affine images, under `jit`,
-    `vmap` and `grad`, and as the prompt of any attention.
+    The class works in mixtures, products and affine images, under `jit`, `vmap` and `grad`, and as
+    the prompt of any attention.
 
     >>> prompt = OneHot(jnp.array([0.5, 0.25, 0.25]))
     >>> print(prompt.mean)
@@ -99,12 +97,12 @@ class AbstractMeasure(eqx.Module):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$.
 
-        The default is infinite away from zero, for laws without a transform, such as Student's t.
-        Softmax attention has no limit over such tokens, and finite prompts are simulated.
+        The default is infinite at every nonzero tilt, as for Student's t. Softmax attention has no
+        limit over such tokens, and finite prompts are simulated.
 
-        Implementations return the analytic continuation at a complex tilt, up to multiples of
-        $2\pi i$; `jax.grad` differentiates it with `holomorphic=True`. Where the integral is not
-        finite, they return NaN or infinity, even if the formula has a finite value.
+        At a complex tilt, an implementation must return the analytic continuation, up to multiples
+        of $2\pi i$; `jax.grad` is applied with `holomorphic=True`. Where the integral is not
+        finite, it must return NaN or infinity, even if the formula has a finite value.
         """
         size = jnp.sqrt(jnp.sum(tilt * tilt))  # its derivatives at zero are NaN, as intended
         return jnp.where(size == 0, size, jnp.inf)
@@ -114,15 +112,15 @@ class AbstractMeasure(eqx.Module):
         """Return `length` independent tokens, one per row."""
 
     def tilted_mean(self, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
-        r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$.
+        r"""Return $\nabla\Lambda_\mu(t)$, the mean of the law $\propto e^{\langle t,z\rangle}\mu$.
 
-        Raises `OutsideDomainError` if $\Lambda_\mu(t)$ or the mean is not finite; the mean can be
-        infinite on the boundary of the domain. In code that jax traces, the result is NaN instead.
+        Raises `OutsideDomainError` if $\Lambda_\mu(t)$ or the mean is not finite. In code that jax
+        traces, no error is raised, and the result is not finite.
         """
         return self._tilted("limit (the mean of the tilted law)", _gradient, self._as_tilt(tilt))
 
     def tilted_cov(self, tilt: Float[Array, " d"]) -> Float[Array, "d d"]:
-        r"""Return $\nabla^2\Lambda_\mu(t)$, the covariance of $e^{\langle t,z\rangle}\mu$."""
+        r"""Return $\nabla^2\Lambda_\mu(t)$, the covariance of that law; see `tilted_mean`."""
         return self._tilted("covariance of the tilted law", _hessian, self._as_tilt(tilt))
 
     @property
@@ -136,24 +134,24 @@ class AbstractMeasure(eqx.Module):
         return self.tilted_cov(self._origin)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return this measure as a mixture of a few Gaussians and atoms; None for other measures.
+        """Return the Gaussians and atoms of which this measure is a mixture, or None.
 
-        For such a measure, averages over Gaussian queries, gradients with respect to score matrices
-        and linear attention have closed forms.
+        With them, averages over Gaussian queries, gradients with respect to score matrices and
+        linear attention have closed forms.
         """
         return None
 
     def on_ray(self, tilt: np.ndarray) -> AbstractRayTransform | None:  # noqa: ARG002
-        r"""Return the transform at the multiples $ct$ of a tilt in closed form; None if unknown.
+        r"""Return a closed form of $\Lambda_\mu(ct)$ for a tilt $t$ and multiples $c$, or None.
 
-        Without a closed form, jax evaluates and differentiates `log_laplace`, which takes longer.
+        If the result is None, jax evaluates and differentiates `log_laplace`, which takes longer.
         """
         return None
 
     def variance_proxy(self) -> VarianceProxy | None:
-        r"""Return $P$ with $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for all a, or None.
+        r"""Return $P$ with $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for all $a$, or None.
 
-        The proved bounds apply to measures that implement this method.
+        Here $m$ is the mean of a token. The proved bounds require this method.
         """
         return None
 
@@ -161,7 +159,7 @@ class AbstractMeasure(eqx.Module):
     def finite_everywhere(self) -> bool:
         r"""Whether $\Lambda_\mu(t)$ is finite at every tilt, as for bounded or Gaussian tokens.
 
-        If False, which is the default, every tilt is checked.
+        The default is False: every tilt is then checked.
         """
         return False
 
@@ -223,16 +221,15 @@ def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
 
 
 def _one_or_nan(transform: Array) -> Array:
-    """Return 1 if the transform is finite, otherwise NaN.
+    """Return 1 if the transform is finite, otherwise NaN: a factor for the derivatives.
 
-    The formula of a transform may have finite derivatives where the transform itself is infinite.
-    This factor makes the first derivative NaN there, and thus all higher ones.
+    The formulas of the derivatives may be finite where the transform is infinite.
     """
     return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
 
 
 def is_infinite(array: Array) -> bool:
-    """Return whether an entry is infinite or NaN; False while jax traces."""
+    """Return whether an entry is infinite or NaN; False if jax traces the array."""
     return not is_traced(array) and not np.isfinite(np.asarray(array)).all()
 
 
@@ -248,7 +245,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
 def _require_inside(
     measure: AbstractMeasure, tilt: ArrayLike, name: str, moments: np.ndarray
 ) -> None:
-    """Raise an error for a tilt on the boundary, where the transform has an infinite derivative."""
+    """Raise an error if moments at a tilt are not finite because it is on the domain's boundary."""
     if np.isfinite(moments).all():
         return
     beyond = _transform_at(measure, (1.0 + _BEYOND) * np.asarray(tilt))
@@ -262,7 +259,7 @@ def _require_inside(
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Raise an error for a law whose transform is infinite around zero, so it gives no moments."""
+    """Raise an error if the transform is infinite near zero: its derivatives there do not exist."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)
@@ -286,7 +283,7 @@ def has_transform(measure: AbstractMeasure) -> bool:
 def outside_domain(
     measure: AbstractMeasure, tilt: ArrayLike, transform: float
 ) -> OutsideDomainError:
-    """Return the error for a tilt at which a law has no transform."""
+    """Return the error for a tilt at which the transform is not finite."""
     point, words = np.asarray(tilt), _entries(tilt)
     shrunk = _NEAR * point / max(float(np.abs(point).max()), _NEAR)
     if not np.isfinite(np.asarray(_transform_at(measure, shrunk))):
@@ -306,6 +303,5 @@ def outside_domain(
 
 
 def _entries(tilt: ArrayLike) -> str:
-    """Return the entries of a tilt for a message."""
     entries = [f"{entry:.4g}" for entry in np.asarray(tilt)]
     return ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])

@@ -1,4 +1,4 @@
-"""The image of a measure under an affine map."""
+"""Images of measures under affine maps."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray

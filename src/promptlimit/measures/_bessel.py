@@ -1,15 +1,13 @@
 r"""The log-Laplace transform of the uniform sphere, accurate at every radius and dimension.
 
-$F_b(s) = \log {}_0F_1(;b;s/4) = \log\big[\Gamma(b)\,(2/x)^{b-1} I_{b-1}(x)\big]$ with $s = x^2$ is
-smooth in $s$, zero included. Its derivative is half the ratio $q_b(s) = I_b(x)/(x\,I_{b-1}(x))$,
-which satisfies $q_b = 1/(2b + s\,q_{b+1})$. Errors shrink if this recursion runs downwards in b.
-Every term is positive, so nothing cancels:
+It is $F_b(s) = \log {}_0F_1(;b;s/4)$, with $b$ half the dimension and $s=x^2$ the squared norm of
+radius times tilt. With $q_b(s) = 2F_b'(s) = I_b(x)/(x\,I_{b-1}(x))$, where $I$ is the modified
+Bessel function, the recursion
 
-    q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b.
+    q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b
 
-The n steps start at the order $\nu = b + n - 1 \ge 40$, where Debye's expansion in $1/\nu$ is
-accurate to double precision for all $x$. For derivatives, the recursion is applied to Taylor
-coefficients, where it is equally stable.
+is stable in the direction of decreasing c. It starts from Debye's expansion at the order
+$\nu = b + n - 1 \ge 40$ (derivation: docs/theory.md, section 8).
 """
 
 from collections.abc import Callable
@@ -34,6 +32,7 @@ _FEWEST_STEPS = 16
 
 
 def _steps(b: float) -> int:
+    """Return the number n of steps of the recursion."""
     return max(_FEWEST_STEPS, ceil(_DEBYE_ORDER + 1.0 - b))
 
 

@@ -1,4 +1,4 @@
-"""Decorators that compile a function once, and that keep full precision in matrix products."""
+"""Decorators: compilation, and full precision of matrix products."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,9 +12,9 @@ Returned = TypeVar("Returned")
 
 
 def full_precision(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Return the function with matrix products that keep all digits of their type.
+    """Return the function with matrix products in the full precision of their type.
 
-    By default, some devices drop most digits of a product in single precision.
+    By default, some devices compute single-precision products with fewer digits.
     """
 
     @wraps(function)
@@ -26,11 +26,10 @@ def full_precision(function: Callable[Arguments, Returned]) -> Callable[Argument
 
 
 def compiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Return the function compiled once per structure and shape of its arguments.
+    """Return the function, compiled once per structure and shapes of arguments, at full precision.
 
-    `jax.jit` is used if all arguments are arrays, because it has the lower overhead. Otherwise, as
-    for a user-defined measure with other fields, `equinox.filter_jit` treats fields that are not
-    arrays as constants. Without compilation, differentiation would retrace at every call.
+    Values in the arguments that are not arrays are constants (`equinox.filter_jit`). If there are
+    none, `jax.jit` is used, which has the lower overhead.
     """
     exactly = full_precision(function)
     plain, filtered = jax.jit(exactly), eqx.filter_jit(exactly)

@@ -1,15 +1,15 @@
 r"""The log-Laplace transform of the uniform sphere at complex tilts.
 
-$h_c(s) = {}_0F_1(;c;s/4)$ has the derivative $h_{c+1}(s)/(4c)$. The recursion
+Let $h_c(s) = {}_0F_1(;c;s/4)$, with the derivative $h_c' = h_{c+1}/(4c)$. The recursion
 
     h_c = h_{c+1} + s h_{c+2} / (4c(c+1))
 
-is stable if it runs downwards in c. It is linear, so errors stay small compared with nearby values,
-even at the zeros of $h_c$, which are all at negative $s$. The recursion starts from Debye's
-expansion in $1/\nu$ at an order $\nu$. This expansion is accurate to double precision unless $s$ is
-close to $-\nu^2$. If $|\sqrt s|$ is well above a low order, the recursion starts at this low order,
-where $h_{\nu+1} = e^F + e^{F_-}$ combines the two solutions $F$ and $F_-$ of `_debye`. Otherwise it
-starts at a high order.
+is stable in the direction of decreasing c. It is linear, so errors are small compared with nearby
+values of $h_c$, even at a zero of $h_c$. It starts at an order $\nu$ from Debye's expansion, which
+is accurate to double precision unless $s$ is close to $-\nu^2$. Two orders are available. If
+$|\sqrt s|$ is well above the low order, the recursion starts there, from
+$h_{\nu+1} = e^F + e^{F_-}$ with the two solutions $F$ and $F_-$ of `_debye`. Otherwise it starts at
+the high order, from $e^F$.
 """
 
 from functools import partial
@@ -37,11 +37,11 @@ _FEWEST_STEPS = 16
 def log_0f1_jet(
     degree: int, b: float, s: Complex[Array, "*shape"]
 ) -> tuple[Complex[Array, "*shape"], ...]:
-    r"""Return $\log{}_0F_1(;b;s/4)$, up to multiples of $2\pi i$, and its derivatives.
+    r"""Return $\log{}_0F_1(;b;s/4)$, up to multiples of $2\pi i$, and `degree` derivatives.
 
-    If $h_b(s+r) = \sum_ka_kr^k$ then its logarithm has the coefficients
+    If $h_b(s+r) = \sum_ka_kr^k$, the logarithm has the Taylor coefficients
     $l_k = \big(a_k - \sum_{0<j<k}\frac jkl_ja_{k-j}\big)/a_0$. All derivatives come from one run of
-    the recursion: close to a zero all of them must be divided by the same rounded $a_0 = h_b(s)$.
+    the recursion, because near a zero of $h_b$ all must be divided by the same rounded $a_0$.
     """
     scale, h = _scaled_0f1s(degree, b, s)
     a = [h[k] / (4**k * factorial(k) * prod(b + j for j in range(k))) for k in range(degree + 1)]
@@ -89,7 +89,7 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
 
 
 def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Array]:
-    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$ per order; the sign -1 selects the second solution."""
+    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$ at every order; the sign -1 gives the second solution."""
 
     def row(columns: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
         order, sign, slopes, derivatives = columns

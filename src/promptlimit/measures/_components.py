@@ -8,7 +8,7 @@ from promptlimit.measures._abstract import AbstractMeasure
 
 
 def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractMeasure, ...]:
-    """Return the components as a tuple."""
+    """Return the components as a tuple, after checking that they are measures."""
     if isinstance(components, AbstractMeasure) or not isinstance(components, Iterable):
         raise ArgumentError(
             "components", f"must be a list of measures, got {type_name(components)}."

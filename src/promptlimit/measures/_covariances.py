@@ -1,4 +1,4 @@
-"""Covariances of tokens whose entries depend on each other."""
+"""The covariance of an autoregressive process."""
 
 from typing import SupportsIndex
 
@@ -12,12 +12,12 @@ from promptlimit.errors import ArgumentError
 def ar1_covariance(dim: SupportsIndex, correlation: Number) -> Float[np.ndarray, "d d"]:
     r"""Return the covariance $\Sigma_{ij}=\rho^{|i-j|}$ of an autoregressive process of order one.
 
-    The entries of a token are then successive values of the process, each of variance one. The
-    covariance is also known as the Kac-Murdock-Szegő matrix. Its inverse is tridiagonal.
+    The entries of a token are successive values of the process, with variance one. The matrix is
+    also called the Kac-Murdock-Szegő matrix.
 
     Args:
         dim: the dimension of a token.
-        correlation: $\rho$ of neighbouring entries, strictly between -1 and 1.
+        correlation: the correlation $\rho$ of neighbouring entries, strictly between -1 and 1.
 
     >>> print(ar1_covariance(3, 0.5))
     [[1.   0.5  0.25]

@@ -17,11 +17,7 @@ from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class AbstractBox(AbstractMeasure):
-    r"""A law on $\prod_i[-a_i,a_i]$ with independent coordinates.
-
-    Args:
-        half_widths: the $a_i \ge 0$, one per coordinate.
-    """
+    r"""A law on $\prod_i[-a_i,a_i]$ with independent coordinates and half widths $a_i \ge 0$."""
 
     half_widths: Float[Array, " d"]
 
@@ -46,7 +42,6 @@ class AbstractBox(AbstractMeasure):
         return True
 
     def _scaled(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, " d"]:
-        """Return $a_it_i$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
         return self.half_widths * tilt
 
@@ -54,8 +49,7 @@ class AbstractBox(AbstractMeasure):
 class Rademacher(AbstractBox):
     r"""The uniform law on the corners $\{-a_i, a_i\}$, with $\Lambda(t) = \sum_i\log\cosh(a_it_i)$.
 
-    It is the simplest prompt whose softmax limit is not affine: for $d=1$ and $a_1=1$ the limit is
-    $V\tanh(Uz)$.
+    The softmax limit is not affine: for $d=1$ and $a_1=1$ it is $V\tanh(Uz)$.
 
     Args:
         half_widths: the $a_i \ge 0$, one per coordinate.
@@ -77,7 +71,7 @@ class Rademacher(AbstractBox):
         return _corners(self.half_widths, length, key)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the corners as atoms, or None if there are too many."""
+        """Return the corners as atoms; None if there are more than 4,096."""
         return multiplied(
             [atoms(as_float64([[-a], [a]]), None) for a in as_float64(self.half_widths)]
         )
@@ -88,9 +82,7 @@ class Rademacher(AbstractBox):
 
 
 class UniformCube(AbstractBox):
-    r"""The uniform law on $\prod_i[-a_i,a_i]$.
-
-    $\Lambda(t) = \sum_i\log\big(\sinh(a_it_i)/(a_it_i)\big)$.
+    r"""The uniform law on $\prod_i[-a_i,a_i]$: $\Lambda(t) = \sum_i\log(\sinh(a_it_i)/(a_it_i))$.
 
     Args:
         half_widths: the $a_i \ge 0$, one per coordinate.

@@ -1,9 +1,9 @@
 r"""Debye's expansion of modified Bessel functions, uniform in the argument for a large order.
 
-For $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ it is a series in $1/\nu$,
-whose coefficients are polynomials in $p = \nu/w$ with $w=\sqrt{\nu^2+s}$. Bessel's equation
-contains only the square of $w$, so replacing $w$ by $-w$ gives a second solution. At complex
-arguments the Bessel function $I_\nu$ is a sum of both solutions.
+It expands $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ in powers of $1/\nu$.
+The coefficients are polynomials in $p = \nu/w$ with $w=\sqrt{\nu^2+s}$. Replacing $w$ by $-w$ gives
+a second solution of Bessel's equation, which contains only $w^2$. At complex arguments, the Bessel
+function $I_\nu$ is a sum of both solutions.
 """
 
 from fractions import Fraction
@@ -14,7 +14,7 @@ from math import fsum
 import jax.numpy as jnp
 from jaxtyping import Array
 
-_DEBYE_TERMS = 10
+_DEBYE_TERMS = 10  # enough for double precision from order 40 on
 
 Polynomial = list[Fraction]  # coefficients, lowest degree first
 Coefficients = list[float] | Array  # of a polynomial, lowest degree first
@@ -89,7 +89,7 @@ def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
 
 
 def _series(polynomials: list[list[float]], order: float) -> list[float]:
-    """Return the sum of polynomials, the k-th divided by the k-th power of the order."""
+    r"""Return the coefficients of the sum of the polynomials, the k-th divided by $\nu^k$."""
     scaled = [
         [c / order**k for c in polynomial] for k, polynomial in enumerate(polynomials, start=1)
     ]
@@ -97,16 +97,12 @@ def _series(polynomials: list[list[float]], order: float) -> list[float]:
 
 
 def debye_value(order: float | Array, slopes: Coefficients, s: Array, w: Array) -> Array:
-    r"""Return $F_{\nu+1}(s)$ for large $\nu$; if w is negated, that of the second solution.
+    r"""Return $F_{\nu+1}(s)$ for large $\nu$, or its analogue for the second solution.
 
-    With $w=\sqrt{\nu^2+s}$, $p=\nu/w$ and $y = w/\nu - 1$ it is
+    With $p=\nu/w$ and $y = w/\nu - 1$ it is
     $\nu y - \nu\log(1+y/2) - \frac12\log(1+y) + \sum_k (D_k(p)-D_k(1))/\nu^k$.
-
-    Args:
-        order: $\nu$.
-        slopes: the result of `debye_slopes`.
-        s: $s$.
-        w: $w$, or $-w$ for the second solution.
+    `order` is $\nu$, `slopes` are those of `debye_slopes`, and $w$ is $\sqrt{\nu^2+s}$, or
+    $-\sqrt{\nu^2+s}$ for the second solution.
     """
     p = order / w
     y = s / (order * (order + w))

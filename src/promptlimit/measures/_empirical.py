@@ -1,4 +1,4 @@
-"""Finitely many tokens: the prompt of a transformer."""
+"""Finite prompts: listed tokens with weights."""
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy, of_points
 class Empirical(AbstractMeasure):
     r"""The measure $\sum_i w_i\delta_{z_i}$ of finitely many tokens, $w_i = 1/L$ unless given.
 
-    Its transform $\Lambda(t) = \log\sum_i w_i e^{\langle z_i,t\rangle}$ is a log-sum-exp. The
-    gradient of the transform is textbook softmax attention.
+    The gradient of $\Lambda(t) = \log\sum_i w_i e^{\langle z_i,t\rangle}$ is textbook softmax
+    attention.
 
     Args:
         tokens: the tokens $z_i$, one per row, shape `[L, d]`.
@@ -85,14 +85,13 @@ class Empirical(AbstractMeasure):
         return log_laplace_of_tokens(self.tokens, self.weights, tilt)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
-        """Return `length` tokens, drawn with replacement with the probabilities `weights`."""
+        """Return `length` tokens, drawn with replacement, each with its probability $w_i$."""
         return _sample(self, length, key)
 
     def including(self, query: ArrayLike) -> "Empirical":
-        r"""Return the prompt with the query as one more token (Remark 3.2 of the paper).
+        r"""Return $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$ for the query $z$.
 
-        It is $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$, in which the query has
-        the weight of an average token.
+        The query becomes a token with the average weight (Remark 3.2 of the paper).
         """
         token = float_array("query", query, rank=1)
         require_shape("query", token, (self.dim,), "the dimension of a token")
@@ -103,7 +102,7 @@ class Empirical(AbstractMeasure):
         return atoms(as_float64(self.tokens), self._host_weights())
 
     def variance_proxy(self) -> VarianceProxy:
-        """Return $P=(D^2/4)I$ with D the diameter of the tokens, or an upper bound for many."""
+        """Return $P=(D^2/4)I$, with D the diameter of the tokens; a bound of D for many tokens."""
         return of_points(as_float64(self.tokens), self._host_weights())
 
     def _host_weights(self) -> HostArray:

@@ -1,4 +1,4 @@
-"""Gaussian tokens: the prompt whose softmax attention is affine."""
+"""Gaussian tokens, over which softmax attention is affine in the query."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,7 @@ from promptlimit.measures._variance_proxies import VarianceProxy
 class Gaussian(AbstractMeasure):
     r"""The Gaussian measure $N(m,\Gamma)$: $\Lambda(t) = \langle m,t\rangle + t^\top\Gamma t/2$.
 
-    The covariance may be singular: for example, the tokens $(x, w^\top x)$ of noiseless regression
-    are on a hyperplane.
+    The covariance may be singular, as for the tokens $(x, w^\top x)$ of noiseless regression.
 
     Args:
         mean: the mean $m$, shape `[d]`.
@@ -66,7 +65,8 @@ class Gaussian(AbstractMeasure):
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal.
 
-        The symmetric root is unique, so every device draws the same tokens from a given key.
+        $\Gamma^{1/2}$ is the symmetric root. It is unique, so every device draws the same tokens
+        from a given key.
         """
         return _sample(self, length, key)
 

@@ -1,7 +1,6 @@
-r"""Measures that are mixtures of Gaussians, decomposed into their components.
+r"""Gaussian parts: the Gaussians and atoms of which a measure is a mixture.
 
-An atom, a point with positive probability, is a Gaussian with zero covariance. Affine images and
-products of Gaussian mixtures are Gaussian mixtures.
+An atom is a point with positive probability: a Gaussian with zero covariance.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from scipy.linalg import block_diag
 from promptlimit._arrays import Array, as_float64
 
 MOST_PARTS = 4096
-"""The largest number of parts of a product measure; more parts are not listed."""
+"""A product measure with more Gaussian parts than this is treated as if it had none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class GaussianParts:
         return self.weights.size == 1 and self.covs is not None
 
     def all_covs(self) -> Array:
-        """Return the covariances, with zeros for atoms."""
+        """Return the covariances, [c, d, d], with zeros for atoms."""
         count, dim = self.means.shape
         return np.zeros((count, dim, dim)) if self.covs is None else self.covs
 
@@ -48,9 +47,8 @@ class GaussianParts:
     def tilted(self, tilt: Array) -> "GaussianParts":
         r"""Return the law $\propto e^{\langle t,z\rangle}\mu$.
 
-        It is again a mixture, with weights proportional to
-        $w_ce^{\langle t,m_c\rangle+t'\Gamma_ct/2}$, means $m_c+\Gamma_ct$ and covariances
-        $\Gamma_c$.
+        Its weights are proportional to $w_ce^{\langle t,m_c\rangle+t^\top\Gamma_ct/2}$, its means
+        are $m_c+\Gamma_ct$, and its covariances are $\Gamma_c$.
         """
         pull = self.all_covs() @ tilt
         log_weights = np.log(self.weights) + (self.means + 0.5 * pull) @ tilt
@@ -66,14 +64,14 @@ class GaussianParts:
 
 
 def atoms(tokens: Array, weights: Array | None) -> GaussianParts:
-    """Return the tokens with nonzero weight as atoms; if `weights` is None, weights are equal."""
+    """Return the tokens of nonzero weight as atoms; weights are equal if `weights` is None."""
     shares = np.ones(tokens.shape[0]) if weights is None else weights
     kept = shares > 0.0
     return GaussianParts(shares[kept] / shares.sum(), tokens[kept])
 
 
 def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return the mixture of the parts; None if the parts of a weighted component are not known."""
+    """Return the parts of a mixture; None if those of a component of nonzero weight are None."""
     kept = [(w, part) for w, part in zip(weights / weights.sum(), parts, strict=True) if w > 0.0]
     known = [(w, part) for w, part in kept if part is not None]
     if len(known) < len(kept):
@@ -87,9 +85,9 @@ def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianPart
 
 
 def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return all combinations of one part per factor, the parts of the product measure.
+    """Return the parts of a product measure: each combines one part of every factor.
 
-    None if the parts of a factor are not known or if there are more than `MOST_PARTS` combinations.
+    The result is None if the parts of a factor are None, or with over `MOST_PARTS` combinations.
     """
     factors = [part for part in parts if part is not None]
     count = int(np.prod([float(part.weights.size) for part in factors]).clip(max=1e18))
@@ -107,6 +105,6 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
 
 
 def sqrtm_psd(cov: Array) -> Array:
-    """Return the symmetric root of covariances, [..., d, d]; negative eigenvalues count as zero."""
+    """Return the symmetric roots of covariances, [..., d, d]; negative eigenvalues become zero."""
     variances, axes = np.linalg.eigh(cov)
     return (axes * np.sqrt(np.maximum(variances, 0.0))[..., None, :]) @ axes.mT

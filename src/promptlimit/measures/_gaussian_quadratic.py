@@ -1,4 +1,4 @@
-"""Gaussian vectors together with the products of their entries: tokens for importance sampling."""
+"""Tokens that list a Gaussian vector and the products of its entries, for importance sampling."""
 
 import dataclasses
 from typing import Any
@@ -22,16 +22,15 @@ from promptlimit.measures._gaussian_parts import sqrtm_psd
 class GaussianQuadratic(AbstractMeasure):
     r"""Tokens $(x, x_ix_j)_{i\le j}$ with $x\sim N(m,S)$.
 
-    Every polynomial of degree two in x, up to its constant, is a linear function of the token. The
-    score of a token at the tilt $(b,B)$ is $b^\top x+x^\top Bx$. If the score is the logarithm of a
-    ratio of Gaussian densities (`log_ratio`), softmax attention is self-normalised importance
-    sampling with the proposal $N(m,S)$. With $S=CC^\top$, $A=I-2C^\top BC$ and
-    $v=C^\top(b+2Bm)$,
+    The score of a token at the tilt $(b,B)$ is the quadratic function $b^\top x+x^\top Bx$. If it
+    is the logarithm of a ratio of Gaussian densities (`log_ratio`), softmax attention is
+    self-normalised importance sampling with the proposal $N(m,S)$. With $S=CC^\top$,
+    $A=I-2C^\top BC$ and $v=C^\top(b+2Bm)$,
 
     $$\Lambda(b,B)=b^\top m+m^\top Bm+\tfrac12v^\top A^{-1}v-\tfrac12\log\det A,$$
 
-    which is finite if A is positive definite. `tilt(b, B)` returns the tilt as a vector with the
-    order of entries of a token: b, then the coefficients of $x_ix_j$, $i\le j$, row by row.
+    which is finite if $A$ is positive definite. `tilt(b, B)` returns the tilt as a vector: $b$,
+    then the coefficients of $x_ix_j$, $i\le j$, in the order of the entries of a token.
 
     Args:
         mean: $m$, shape `[k]`.
@@ -82,23 +81,20 @@ class GaussianQuadratic(AbstractMeasure):
         return _QuadraticRay(mean, root @ axes, rates, pull, level)
 
     def tokens(self, points: ArrayLike) -> Float[Array, "n d"]:
-        """Return the token of each point x.
-
-        Args:
-            points: the points x, one per row, shape `[n, k]`.
-        """
+        """Return the token of each row x of `points`, which has the shape `[n, k]`."""
         x = jnp.asarray(points)
         first, second = np.triu_indices(self.law.dim)
         return jnp.concatenate([x, x[:, first] * x[:, second]], axis=1)
 
     def tilt(self, linear: ArrayLike, quadratic: ArrayLike) -> Float[Array, " d"]:
-        """Return the tilt at which the score of a token is b'x + x'Bx, shape `[d]`.
+        r"""Return the tilt at which the score of a token is $b^\top x+x^\top Bx$, shape `[d]`.
 
-        The same vector as a row of `SoftmaxAttention.value` makes b'x + x'Bx the value of a token.
+        With this vector as a row of `SoftmaxAttention.value`, the output is the weighted mean of
+        this quadratic function.
 
         Args:
-            linear: b, shape `[k]`.
-            quadratic: B, shape `[k, k]`; only its symmetric part matters.
+            linear: $b$, shape `[k]`.
+            quadratic: $B$, shape `[k, k]`; only its symmetric part matters.
         """
         size = self.law.dim
         vector, matrix = as_float64(linear), as_float64(quadratic)
@@ -115,8 +111,11 @@ class GaussianQuadratic(AbstractMeasure):
     def log_ratio(self, target: AbstractMeasure) -> Float[Array, " d"]:
         r"""Return the tilt whose score is $\log dN(m_p,P)/dN(m,S)$, up to a constant.
 
-        The target is $N(m_p,P)$. The tilt has $B=-(P^{-1}-S^{-1})/2$ and $b=P^{-1}m_p-S^{-1}m$, and
-        the law of the tokens tilted by it is the law of tokens of the target.
+        It has $B=-(P^{-1}-S^{-1})/2$ and $b=P^{-1}m_p-S^{-1}m$. Under the tilted law, $x$ has the
+        law of the target.
+
+        Args:
+            target: the target $N(m_p,P)$, a `Gaussian` or a `GaussianQuadratic`.
         """
         wanted, drawn = self._checked(target), self.law
         precision = _inverse("target", wanted)
@@ -125,12 +124,12 @@ class GaussianQuadratic(AbstractMeasure):
         return self.tilt(precision @ means[0] - own @ means[1], -0.5 * (precision - own))
 
     def variance_exponent(self, target: AbstractMeasure) -> float:
-        r"""Return the $\kappa$ of $E\,S_2\sim n^{-\kappa}$, up to logarithms.
+        r"""Return $\kappa$ with $E\,S_2\sim n^{-\kappa}$, up to logarithms.
 
-        Here $S_2$ is the sum of squared normalised weights of n samples. An unnormalised weight w
-        has the moments $E\,w^c$ for $c<c_*=1/\lambda_{max}(I-SP^{-1})$, with P the covariance of
-        the target. If $c_*>2$, that is $2S>P$, weights have a variance and $\kappa=1$. Otherwise
-        $\kappa=c_*-1$.
+        $S_2$ is the sum of squared normalised weights of $n$ samples. The moment $E\,w^c$ of an
+        unnormalised weight $w$ is finite for $c<c_*=1/\lambda_{max}(I-SP^{-1})$, with $P$ the
+        covariance of the target. If $c_*>2$, that is $2S>P$, the variance of weights is finite and
+        $\kappa=1$. Otherwise $\kappa=c_*-1$.
         """
         wanted = self._checked(target)
         own, other = as_float64(self.law.covariance), as_float64(wanted.covariance)
@@ -162,7 +161,7 @@ class GaussianQuadratic(AbstractMeasure):
 
 @compiled
 def _root(cov: Float[Array, "k k"]) -> Float[Array, "k k"]:
-    """Return C with CC' = S, also for a singular S."""
+    r"""Return $C$ with $CC^\top = S$; the covariance $S$ may be singular."""
     variances, axes = jnp.linalg.eigh(cov)
     return axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]
 
@@ -170,11 +169,12 @@ def _root(cov: Float[Array, "k k"]) -> Float[Array, "k k"]:
 def _form_minus_log_det(
     matrix: Inexact[Array, "k k"], vector: Inexact[Array, " k"]
 ) -> Inexact[Array, ""]:
-    r"""Return $v^\top A^{-1}v-\log\det A$ of a symmetric matrix, by Gaussian elimination.
+    r"""Return $v^\top A^{-1}v-\log\det A$ for a symmetric $A$ with a positive definite real part.
 
-    Rows are not exchanged. If Re A is positive definite, so are the real parts of its Schur
-    complements. The sum of the principal logarithms of the pivots is then the analytic branch of
-    log det A that is real for real A. The principal logarithm of det A may be another branch.
+    In Gaussian elimination without row exchanges, the sum of the principal logarithms of the pivots
+    is the analytic continuation of $\log\det A$ from real $A$ (docs/importance.md). The principal
+    logarithm of $\det A$ may be another branch. The result is NaN if the real part of a pivot is
+    not positive.
     """
 
     def step(state: tuple[Array, Array], place: Array) -> tuple[tuple[Array, Array], Array]:
@@ -191,7 +191,7 @@ def _form_minus_log_det(
 
 @dataclasses.dataclass(frozen=True)
 class _QuadraticRay(AbstractRayTransform):
-    r"""The transform at multiples $c(b,B)$, in a basis in which all matrices are diagonal.
+    r"""The transform at multiples $c(b,B)$, in a basis in which $C^\top BC$ is diagonal.
 
     With $C^\top BC=Q\,\mathrm{diag}(\lambda)Q^\top$ and $x=m+CQy$, the tilted law has independent
     $y_i\sim N(cr_ih_i,r_i)$, $r_i=1/(1-2c\lambda_i)$ and $h=Q^\top C^\top(b+2Bm)$.
@@ -223,10 +223,9 @@ class _QuadraticRay(AbstractRayTransform):
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         r"""Return the mean and covariance of the values under the tilted law.
 
-        As a function of y, each entry of the value is $f=\alpha+a^\top y+y^\top My$. With
-        $\nu=E\,y$ and $g=a+2M\nu$, the mean is
-        $E\,f=\alpha+a^\top\nu+\nu^\top M\nu+\sum_iM_{ii}r_i$, and the covariance of two entries f
-        and f' is $g^\top\mathrm{diag}(r)g'+2\sum_{ij}M_{ij}M'_{ij}r_ir_j$.
+        Each entry of the value of a token is $f=\alpha+a^\top y+y^\top My$. With $\nu=E\,y$ and
+        $g=a+2M\nu$, its mean is $\alpha+a^\top\nu+\nu^\top M\nu+\sum_iM_{ii}r_i$. The covariance of
+        two entries $f$ and $f'$ is $g^\top\mathrm{diag}(r)g'+2\sum_{ij}M_{ij}M'_{ij}r_ir_j$.
         """
         outputs, size = len(value), self.mean.size
         upper = np.zeros((outputs, size, size))
@@ -253,7 +252,7 @@ def _inverse(name: str, law: Gaussian) -> HostArray:
 
 
 def _positive(name: str, cov: HostArray) -> HostArray:
-    """Return a covariance; raise an error if it is singular up to rounding."""
+    """Return the covariance; raise an error if it is singular up to rounding."""
     variances = np.linalg.eigvalsh(cov)
     if not variances[0] > 1e-13 * variances[-1]:
         raise ArgumentError(

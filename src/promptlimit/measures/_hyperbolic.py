@@ -1,9 +1,9 @@
-r"""$\log\cosh$ and $\log(\sinh x/x)$, with derivatives that are accurate at all arguments.
+r"""$\log\cosh x$ and $\log(\sinh x/x)$, with derivatives that are accurate at all arguments.
 
-Automatic differentiation of $\tanh x$ gives $1-\tanh^2 x$, which has no correct digit once
-$\tanh x$ rounds to one. The derivative $\coth x - 1/x$ of $\log(\sinh x/x)$ has no correct digit
-near zero. Both are replaced here. The two functions are even. For complex $x$, $|x|$ denotes $x$ or
-$-x$, whichever has a real part that is not negative.
+Automatic differentiation would lose all digits: of $1-\tanh^2 x$ for large $x$, and of
+$\coth x - 1/x$ for small $x$ (docs/theory.md, section 8). Both functions are even. In this module,
+$x_+$ denotes $|x|$ for real $x$; for complex $x$, it is $x$ or $-x$, whichever has a nonnegative
+real part.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from jaxtyping import Array, Inexact
 
 from promptlimit.measures._bessel import log_0f1
 
-_NEAR = 2.0  # log(sinh x / x) has a Bessel form for |x| below this, an exponential form above
-_TERMS = 13  # the number of terms of the series of sinh x / x, used for complex |x| < 2
+_NEAR = 2.0  # the formula for log(sinh x / x) changes at this modulus of x
+_TERMS = 13  # terms of the power series of sinh x / x, for complex x of modulus below _NEAR
 
 
 @jax.custom_jvp
 def log_cosh(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log\cosh x$; its derivative is $\tanh x$."""
-    far = _right(x)
+    far = _to_right_half_plane(x)
     is_near = jnp.abs(far) < 1.0
     near = jnp.where(is_near, far, 1.0)
     return jnp.where(
@@ -38,14 +38,14 @@ def _tanh(x: Array) -> Array:
     r"""Return $\tanh x = \pm(1-e^{\mp2x})/(1+e^{\mp2x})$, with the sign of the real part of $x$."""
     if not jnp.iscomplexobj(x):
         return jnp.tanh(x)
-    decay = jnp.exp(-2.0 * _right(x))
+    decay = jnp.exp(-2.0 * _to_right_half_plane(x))
     return jnp.where(x.real < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
 
 
 @jax.custom_jvp
 def _sech_squared(x: Array) -> Array:
-    r"""Return $1/\cosh^2 x = 4e^{-2|x|}/(1+e^{-2|x|})^2$."""
-    decay = jnp.exp(-2.0 * _right(x))
+    r"""Return $1/\cosh^2 x = 4e^{-2x_+}/(1+e^{-2x_+})^2$."""
+    decay = jnp.exp(-2.0 * _to_right_half_plane(x))
     return 4.0 * decay / (1.0 + decay) ** 2
 
 
@@ -70,10 +70,9 @@ def _sech_squared_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Ar
 def log_sinhc(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log(\sinh x/x)$.
 
-    Near zero it is computed as $\log{}_0F_1(;3/2;x^2/4)$. This is the log-Laplace transform of the
-    uniform law on the unit sphere in three dimensions, and therefore also that of a coordinate,
-    which is uniform on [-1, 1] (Archimedes). For large $|x|$ it is
-    $|x| - \log 2|x| + \log(1-e^{-2|x|})$, whose terms are differentiated without cancellation.
+    Near zero, it equals $\log{}_0F_1(;3/2;x^2/4)$ for real $x$, and a power series is used for
+    complex $x$. Otherwise it is evaluated as $x_+ - \log 2x_+ + \log(1-e^{-2x_+})$, whose terms are
+    differentiated without cancellation.
     """
     return _complex_log_sinhc(0, x) if jnp.iscomplexobj(x) else _log_sinhc(x)
 
@@ -81,7 +80,7 @@ def log_sinhc(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
 def _log_sinhc(x: Array) -> Array:
     is_near = jnp.abs(x) < _NEAR
     near = jnp.where(is_near, x, 0.0)
-    far = jnp.where(is_near, _NEAR, _right(x))
+    far = jnp.where(is_near, _NEAR, _to_right_half_plane(x))
     return jnp.where(
         is_near,
         _log_series(near**2) if jnp.iscomplexobj(x) else log_0f1(1.5, near**2),
@@ -91,9 +90,9 @@ def _log_sinhc(x: Array) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _complex_log_sinhc(order: int, x: Array) -> Array:
-    """Return the derivative of this order of log(sinh x / x), entry by entry.
+    """Return the derivative of log(sinh x / x) of this order, entry by entry.
 
-    With its own derivative rule, it is computed only once for all directions of a Hessian.
+    With the derivative rule below, jax computes it once for all directions of a Hessian.
     """
     function = _log_sinhc
     for _ in range(order):
@@ -113,8 +112,8 @@ def _derivative(function: Callable[[Array], Array], x: Array) -> Array:
     return jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
 
 
-def _right(x: Array) -> Array:
-    r"""Return $|x|$; for complex $x$, the one of $x$ and $-x$ with a nonnegative real part."""
+def _to_right_half_plane(x: Array) -> Array:
+    r"""Return $x_+$, the one of $x$ and $-x$ with a nonnegative real part."""
     return jnp.where(x.real < 0, -x, x) if jnp.iscomplexobj(x) else jnp.abs(x)
 
 

@@ -16,13 +16,13 @@ def log_mean_exp(
 def relative_exponentials(
     exponents: Float[Array, " n"], weights: Float[Array, " n"] | None = None
 ) -> Float[Array, " n"]:
-    r"""Return $e^{s_i}/\sum_jw_je^{s_j}$; multiplied by the weights, they have the sum one."""
+    r"""Return $e^{s_i}/\sum_jw_je^{s_j}$, the ratios of softmax probabilities to weights."""
     _, shifted = _shifted(exponents, weights)
     return jnp.exp(shifted) / _mean_exp(shifted, weights)
 
 
 def _mean_exp(exponents: Array, weights: Array | None) -> Array:
-    """Return the mean of exponentials; a complex mean is at least its rounding error."""
+    """Return the mean of exponentials; a complex mean near zero is set to its rounding error."""
     mean = _mean(jnp.exp(exponents), weights)
     if not jnp.iscomplexobj(exponents):
         return mean
@@ -36,11 +36,11 @@ def _mean(values: Array, weights: Array | None) -> Array:
 
 
 def _shifted(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
-    r"""Return $c$, the largest real part of an exponent with positive weight, and the $s_i-c$.
+    r"""Return $c$ and the $s_i-c$, with $c$ the largest real part of the $s_i$ with $w_i>0$.
 
-    A token of weight zero adds nothing to a mean, but derivatives with respect to its weight need
-    its exponential. Its exponent may exceed $c$, and is capped where the exponential would
-    overflow. The barrier prevents the compiler from rounding an exponent in two different ways.
+    Derivatives with respect to a weight of zero need its exponential. Its exponent may exceed $c$,
+    so it is capped to prevent overflow. The optimization barrier prevents the compiler from
+    rounding an exponent in two different ways.
     """
     exponents = jax.lax.optimization_barrier(exponents)
     if weights is None:

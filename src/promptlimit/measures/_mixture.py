@@ -1,4 +1,4 @@
-"""A random choice among measures."""
+"""Mixtures of measures."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,8 +27,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy, of_mixture
 class Mixture(AbstractMeasure):
     r"""The mixture $\sum_c \pi_c\mu_c$ with $\Lambda(t) = \log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-    Over a mixture of Gaussians, the limit of softmax attention is a weighted mean of affine maps,
-    the limits of the components. The weights are proportional to $\pi_c e^{\Lambda_c(Uz)}$.
+    The limit of softmax attention is the mean of the limits over the components, with weights
+    proportional to $\pi_c e^{\Lambda_c(Uz)}$.
 
     Args:
         weights: the probabilities $\pi_c$.
@@ -79,11 +79,11 @@ class Mixture(AbstractMeasure):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-        The code evaluates $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$, where the affine
-        function $\ell$ is zero at the current tilt and has the slope of $\Lambda$. The value is the
-        same, but only centred components are differentiated, so a large common mean costs no
-        digits. At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of
-        the slopes of the components with weights $\pi_c|e^{\Lambda_c}|$.
+        It is evaluated as $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$. The affine function
+        $\ell$ is zero at the given tilt, and its slope is that of $\Lambda$. The derivatives of
+        $\Lambda_c-\ell$ are those of a centred component, so a large common mean costs no digits.
+        At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of the
+        slopes of the $\Lambda_c$ with weights proportional to $\pi_c|e^{\Lambda_c}|$.
         """
         gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
@@ -103,14 +103,13 @@ class Mixture(AbstractMeasure):
         return _chosen(choice, drawn)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the Gaussian parts of all components; None if those of one are not known."""
+        """Return the Gaussian parts of all components; None if those of a component are None."""
         return mixed(as_float64(self.weights), [part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
-        r"""Return $P=(p+D^2/4)I$, or None if the proxy of a component is not known.
+        r"""Return $P=(p+D^2/4)I$; None if the proxy of a component is None.
 
-        Here p is the largest eigenvalue of the components' proxies, and D the diameter of their
-        means.
+        $p$ is the largest eigenvalue of the components' proxies, $D$ the diameter of their means.
         """
         return of_mixture(
             as_float64(self.weights), [part.variance_proxy() for part in self.components]

@@ -1,4 +1,4 @@
-"""Independent blocks of coordinates."""
+"""Products of measures: tokens with independent blocks of coordinates."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,8 @@ from promptlimit.measures._variance_proxies import VarianceProxy, of_product
 class Product(AbstractMeasure):
     r"""The product $\mu_1\otimes\dots\otimes\mu_n$ with $\Lambda(t) = \sum_i\Lambda_i(t_i)$.
 
-    A token is the concatenation of independent tokens of the components.
+    A token is the concatenation of independent tokens of the components, and $t_i$ is the block of
+    $t$ that belongs to component $i$.
 
     Args:
         components: the measures $\mu_i$, of any dimensions.
@@ -63,9 +64,9 @@ class Product(AbstractMeasure):
         return jnp.concatenate(blocks, axis=1)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return all combinations of one Gaussian part per component, if known and not too many."""
+        """Return the combinations of one part per component; None if unknown or above 4,096."""
         return multiplied([part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
-        """Return the block-diagonal matrix of the proxies of the components."""
+        """Return the block-diagonal matrix of the components' proxies; None if one is None."""
         return of_product([part.variance_proxy() for part in self.components])

@@ -67,7 +67,7 @@ class UniformSphere(AbstractMeasure):
         return self.radius * normals / jnp.linalg.norm(normals, axis=1, keepdims=True)
 
     def variance_proxy(self) -> VarianceProxy:
-        r"""Return $P=(r^2/d)I$, by ${}_0F_1(;d/2;y^2/4)\le e^{y^2/2d}$, as $(d/2)_k\ge(d/2)^k$."""
+        r"""Return $P=(r^2/d)I$, because ${}_0F_1(;d/2;y^2/4)\le e^{y^2/(2d)}$."""
         return VarianceProxy(
             np.zeros(self.dim), np.eye(self.dim) * float(self.radius) ** 2 / self.dim
         )

@@ -1,9 +1,9 @@
-r"""The log-Laplace transform of weighted tokens, with derivatives that use centred tokens.
+r"""The log-Laplace transform of weighted tokens, with accurate second derivatives.
 
-Automatic differentiation of $\log\sum_iw_ie^{\langle z_i,t\rangle}$ is inaccurate for the covariance
-of tokens whose mean is large compared with their standard deviation. Here the tilted mean
-$m=\sum_ip_iz_i$ has a custom derivative that contains products of centred tokens only. With
-$e_i = e^{\langle z_i,t\rangle-\Lambda}$ and $p_i = w_ie_i$ (uniform $w_i$ without weights):
+Automatic differentiation of $\Lambda=\log\sum_iw_ie^{\langle z_i,t\rangle}$ gives an inaccurate
+covariance if the mean of the tokens is large compared with their standard deviation. The custom
+derivatives below use centred tokens. With the tilted mean $m=\sum_ip_iz_i$,
+$e_i = e^{\langle z_i,t\rangle-\Lambda}$ and $p_i = w_ie_i$, they are
 
     dLambda = <m, dt> + sum_i p_i <dz_i, t> + sum_i dw_i e_i
     dm      = sum_i p_i (z_i - m) (<z_i - m, dt> + <dz_i, t>) + sum_i p_i dz_i + sum_i dw_i e_i (z_i - m)
@@ -30,7 +30,8 @@ def log_laplace_of_tokens(
 ) -> Inexact[Array, ""]:
     r"""Return $\log\sum_iw_ie^{\langle z_i,t\rangle}$.
 
-    At a complex tilt exponentials may cancel, which makes $m$ large, so $m$ is not subtracted.
+    The weights are $w_i=1/L$ if None. Complex tilts use automatic differentiation without centring:
+    there the exponentials may cancel, and then $m$ is large.
     """
     if jnp.iscomplexobj(tilt):
         return log_mean_exp(tokens @ tilt, weights)
@@ -56,11 +57,11 @@ def _probabilities(tokens: Array, weights: Array | None, tilt: Array) -> Array:
 def _log_laplace_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array]:
     (tokens, weights, tilt), (tokens_dot, weights_dot, tilt_dot) = primals, tangents
     slope = jnp.zeros((), tilt.dtype)
-    if _moves(tilt_dot):
+    if _is_nonzero(tilt_dot):
         slope = slope + _tilted_mean(tokens, weights, tilt) @ tilt_dot
-    if _moves(tokens_dot):
+    if _is_nonzero(tokens_dot):
         slope = slope + _probabilities(tokens, weights, tilt) @ (tokens_dot @ tilt)
-    if _moves(weights_dot):
+    if _is_nonzero(weights_dot):
         slope = slope + weights_dot @ relative_exponentials(tokens @ tilt, weights)
     return _log_laplace(tokens, weights, tilt), slope
 
@@ -71,17 +72,17 @@ def _tilted_mean_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array
     probabilities = _probabilities(tokens, weights, tilt)
     centred = tokens - mean[None]
     slope = jnp.zeros_like(mean)
-    if _moves(tilt_dot):
+    if _is_nonzero(tilt_dot):
         slope = slope + (probabilities * (centred @ tilt_dot)) @ centred
-    if _moves(tokens_dot):
+    if _is_nonzero(tokens_dot):
         slope = slope + (probabilities * (tokens_dot @ tilt)) @ centred
         slope = slope + probabilities @ tokens_dot
-    if _moves(weights_dot):
+    if _is_nonzero(weights_dot):
         slope = slope + (weights_dot * relative_exponentials(tokens @ tilt, weights)) @ centred
     return mean, slope
 
 
-def _moves(tangent: Tangent) -> TypeGuard[Array]:
+def _is_nonzero(tangent: Tangent) -> TypeGuard[Array]:
     return tangent is not None and not isinstance(tangent, SymbolicZero)
 
 

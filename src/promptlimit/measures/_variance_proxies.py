@@ -1,8 +1,7 @@
 r"""Variance proxies of measures, on which the proved bounds are based.
 
 A matrix $P$ is a *variance proxy* of $\mu$ with mean $m$ if
-$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Under products and affine maps a
-matrix $P$ loses nothing, whereas its norm alone would (proofs in docs/bounds.md).
+$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Proofs: docs/bounds.md.
 """
 
 import dataclasses
@@ -21,7 +20,12 @@ _MOST_PAIRED = 2000
 
 @dataclasses.dataclass(frozen=True)
 class VarianceProxy:
-    r"""A mean $m$, [d], and $P$, [d, d], with $\log Ee^{\langle a,z-m\rangle}\le a'Pa/2$."""
+    r"""A variance proxy: $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$.
+
+    Attributes:
+        mean: $m$, [d].
+        matrix: $P$, [d, d].
+    """
 
     mean: Array
     matrix: Array
@@ -42,16 +46,16 @@ class VarianceProxy:
 
 
 def of_points(points: Array, weights: Array) -> VarianceProxy:
-    """Return $(D^2/4)I$ with D the diameter, by Hoeffding's lemma in every direction."""
+    """Return $(D^2/4)I$, with D the diameter of the points, by Hoeffding's lemma."""
     size = _half_diameter(points, weights) ** 2
     return VarianceProxy(weights @ points, size * np.eye(points.shape[1]))
 
 
 def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
-    """Return $(p+D^2/4)I$; None if a proxy is None.
+    """Return $(p+D^2/4)I$; None if the proxy of a component of nonzero weight is None.
 
-    Here p is the largest eigenvalue of a component's proxy. The term $D^2/4$, with D the diameter
-    of the components' means, is for the random choice of the component.
+    $p$ is the largest eigenvalue of the proxies. $D$ is the diameter of the components' means, and
+    $D^2/4$ bounds the effect of the random choice of a component.
     """
     kept = [(w, proxy) for w, proxy in zip(weights, proxies, strict=True) if w > 0]
     known = [(w, proxy) for w, proxy in kept if proxy is not None]
@@ -78,8 +82,8 @@ def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
 def _half_diameter(points: Array, weights: Array) -> float:
     """Return half the diameter of the points of nonzero weight, or an upper bound for many points.
 
-    Hoeffding's lemma needs the width of the points in a direction, which is at most the diameter of
-    any ball that contains them. For many points a ball around their mean is used.
+    The bound is the radius of a ball that contains the points. Hoeffding's lemma requires only a
+    bound of half the width of the points in every direction.
     """
     support = points[weights > 0]
     if support.shape[0] == 1:

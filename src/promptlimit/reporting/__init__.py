@@ -1,4 +1,4 @@
-"""Draw figures and write pages from results. This package computes nothing and does not use jax."""
+"""Figures and pages of results. This package does not use jax and computes no results."""
 
 from promptlimit.reporting._curves import plot_series as plot_series
 from promptlimit.reporting._drawing import FORMATS as FORMATS

@@ -1,4 +1,4 @@
-"""Draw curves: labelled series, positive parts, estimates with error bars, predicted slopes."""
+"""Draw curves: labelled series, positive values, estimates with error bars, predicted slopes."""
 
 from typing import Any
 
@@ -11,19 +11,19 @@ from promptlimit.reporting._theme import INK, selectable
 def plot_series(
     axis: Axes, x: np.ndarray, y: np.ndarray, label: str, *fmt: str, **style: Any
 ) -> None:
-    """Plot a curve with an entry in the legend. On a page, readers can hide it."""
+    """Plot a curve with an entry in the legend. Readers of a page can hide the curve."""
     selectable(axis.plot(x, y, *fmt, label=label, **style), label)
 
 
 def draw_curve(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, **style: Any) -> None:
-    """Draw the part of a curve that is finite and positive, if there is one."""
+    """Draw the finite and positive values of a curve, if there are any."""
     shown = np.isfinite(x) & np.isfinite(y) & (y > 0.0)
     if shown.any():
         axis.plot(x[shown], y[shown], label=label, **style)
 
 
 def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) -> None:
-    """Draw simulated values with bars of two standard errors, which end above zero."""
+    """Draw simulated values with bars of two standard errors, cut off above zero."""
     shown = np.isfinite(y) & (y > 0.0)
     if not shown.any():
         return
@@ -33,7 +33,7 @@ def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) 
 
 
 def draw_slope(axis: Axes, x: np.ndarray, y: np.ndarray, exponent: float) -> None:
-    """Draw a line of the slope $L^{-exponent}$ a little below the last half of a curve."""
+    """Draw a line proportional to $L^{-exponent}$ below the second half of a curve."""
     shown = np.isfinite(x) & np.isfinite(y) & (y > 0.0)
     if not np.isfinite(exponent) or shown.sum() < 2:
         return

@@ -25,7 +25,7 @@ from promptlimit.results import (
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
-"""The formats of quick mode, which are those that the pages need."""
+"""The formats that the pages require, which are the only ones in quick mode."""
 
 _MARGIN = 0.1  # inches around the figure
 
@@ -46,11 +46,11 @@ _FIGURES: dict[type[Result], Callable[[Mapping[str, np.ndarray]], Figure]] = {
     StreamReport: _result_figures.stream_curve,
     TemperatureTable: _result_figures.temperature,
 }
-"""The functions that draw results; other results are drawn by their method `plot`."""
+"""The function that draws a result, by class; other results are drawn by their method `plot`."""
 
 
 def figure_of(result: Result) -> Figure | None:
-    """Return the figure of a result; None for a result without an axis to draw."""
+    """Return the figure of a result; None if it has no figure."""
     if isinstance(result, AbstractKindReport) and not result.curves:
         return None
     drawing = _FIGURES.get(type(result))
@@ -72,9 +72,9 @@ def draw(name: str, data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def render(figure: Figure, *formats: Format) -> list[bytes]:
-    """Return the contents of the figure's files; the same figure gives the same bytes.
+    """Return the content of a file of the figure, for each format.
 
-    The layout is computed once and is the same in all formats.
+    The layout is the same in all formats, and the same figure always gives the same bytes.
     """
     with theme():
         layout = figure.get_layout_engine()

@@ -1,8 +1,8 @@
-r"""Figures of the heads of a model: one function for each, which draws it from its arrays.
+r"""Figures of the heads of a model, one function per figure.
 
-The arrays come from an atlas, the measurement of every head of a model (`promptlimit heads`), and
-have the axes [layer, head]. The sharpness $\sigma$ is the standard deviation of a head's scores.
-The share $R^2$ of a limit is the part of the variation of outputs over queries that it explains.
+The arrays come from an atlas (`promptlimit heads`) and have the axes [layer, head]. The sharpness
+$\sigma$ is the standard deviation of a head's scores. The $R^2$ of a limit is the fraction of the
+variance of a head's output over queries that the limit explains.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,19 +25,18 @@ from promptlimit.reporting._theme import (
 )
 
 _LOWEST = -0.5
-"""The lower end of axes of shares; smaller shares are drawn there."""
+"""The lower end of axes of $R^2$; smaller values are drawn there."""
 _LEAST_SHOWN = 1e-3
 """The lower end of the axis of sharpness."""
 _COLOURS = ListedColormap(shades(256))
 _REGIMES = ("#0072b2", "#b8930b", "#d55e00")
-"""Colours of the three regimes of weights. They are drawn almost transparent, below the text."""
+"""Colours of the three regimes of weights, drawn almost transparent."""
 
 
 def heads_phase(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the sharpness of every head against the length, and against shares of limits.
+    """Draw the sharpness of every head against the prompt length, and against $R^2$ of two limits.
 
-    The panels show the length of the prompts, the share of the Gaussian limit, and the share of the
-    Gaussian limit with some tokens kept.
+    The limits are the Gaussian limit, and the Gaussian limit with some tokens kept exactly.
     """
     figure = Figure(figsize=(10.6, 4.4), layout="constrained")
     plane, *panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.0, 1.15, 1.15))
@@ -48,8 +47,8 @@ def heads_phase(data: Mapping[str, np.ndarray]) -> Figure:
     spread = np.linspace(-0.42, 0.42, layers)[:, None] if layers > 1 else np.zeros((1, 1))
     _dots(plane, window * np.exp(spread + 0 * sharpness), sharpness, norm)
     sinks = f"Gaussian limit with {int(data['sinks'])} tokens kept"
-    _explained(panels[0], data, "gaussian", "Gaussian limit", norm)
-    _explained(panels[1], data, "sinks", sinks, norm)
+    _r2_panel(panels[0], data, "gaussian", "Gaussian limit", norm)
+    _r2_panel(panels[1], data, "sinks", sinks, norm)
     plane.set_yscale("log")
     plane.set_ylim(
         0.8 * max(sharpness.min(), _LEAST_SHOWN),
@@ -59,7 +58,7 @@ def heads_phase(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _colour_layers(figure: Figure, layers: int, axes: Sequence[Axes]) -> BoundaryNorm:
-    """Add a colour bar of layers; return its norm, which maps layers to colours."""
+    """Add a colour bar of layers, and return the norm that maps layers to colours."""
     norm = BoundaryNorm(np.arange(layers + 1) - 0.5, 256)
     ticks = np.arange(0, layers, max(1, layers // 8))
     bar = figure.colorbar(ScalarMappable(norm, _COLOURS), ax=list(axes), pad=0.01, ticks=ticks)
@@ -101,7 +100,7 @@ def _phases(axis: Axes, window: float) -> None:
     axis.set_title("every head a dot")
 
 
-def _explained(
+def _r2_panel(
     axis: Axes, data: Mapping[str, np.ndarray], limit: str, title: str, norm: BoundaryNorm
 ) -> None:
     sharpness, window = data["sharpness"][..., 2], float(data["window"])
@@ -135,9 +134,9 @@ _MOST_WRITTEN = 240
 def heads_map(data: Mapping[str, np.ndarray]) -> Figure:
     """Draw one heat map per statistic of the heads, with a row per layer and a column per head.
 
-    The first map shows the sharpness. The others show the share of the Gaussian limit, or
-    statistics of a causal model: the share of the variance of scores between bands of distance
-    (groups of tokens at similar distances from the query), and weights of first and last tokens.
+    The first map shows the sharpness. The other maps show the $R^2$ of the Gaussian limit, or for a
+    causal model: the share of the variance of scores between bands (groups of tokens at similar
+    distances from the query), and the total weights of the first and of the last tokens.
     """
     layers, heads = data["value"].shape
     titles = _titles(data)
@@ -172,7 +171,7 @@ def _titles(data: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 
 def _colours_of(sharpness: np.ndarray) -> LogNorm:
-    """Return a logarithmic scale of colours for these heads, within 0.1 to 10."""
+    """Return a logarithmic colour scale over the range of the sharpness, within 0.1 to 10."""
     low, high = (float(np.clip(end(sharpness), 1e-1, 1e1)) for end in (np.min, np.max))
     return LogNorm(low, max(high, 2 * low))
 
@@ -221,9 +220,9 @@ def _write(
 
 
 def heads_error(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw measurements of each head against predictions from the moments of its tokens.
+    """Draw measured values of each head against values predicted from the moments of its tokens.
 
-    The left panel shows the effective number of tokens, the right one the unexplained share.
+    The left panel shows the effective tokens, the right panel the unexplained share $1-R^2$.
     """
     figure = Figure(figsize=(8.6, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -278,9 +277,9 @@ _REPLACEMENTS = {
 
 
 def heads_replacement(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the quality of a model against the share of its heads that limits replace.
+    """Draw the quality of a model against the percentage of heads that are replaced by a limit.
 
-    There is one line for each limit and order of heads, with the range over prompts.
+    There is one curve per limit and order of replacement, with the range over prompts.
     """
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
@@ -315,9 +314,9 @@ _WAYS = {
 
 
 def causal_far(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw, for each head of a causal model, two shares: far tokens as moments, and dropped.
+    """Draw the $R^2$ of each head of a causal model, with far tokens as moments against dropped.
 
-    There is one panel for each method that replaces far tokens by their moments.
+    There is one panel per method of replacing far tokens by their moments.
     """
     figure = Figure(figsize=(10.6, 4.0), layout="constrained")
     axes = figure.subplots(1, len(_WAYS), sharey=True)
@@ -340,7 +339,7 @@ def causal_far(data: Mapping[str, np.ndarray]) -> Figure:
 def causal_length(data: Mapping[str, np.ndarray]) -> Figure:
     """Draw the variance of scores and the entropy of weights in a causal model against the length.
 
-    The left panel shows the variance between and within bands of distance from the query.
+    The variance is split into the variances between and within bands of distance from the query.
     """
     figure = Figure(figsize=(9.6, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)

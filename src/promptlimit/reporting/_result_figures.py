@@ -1,4 +1,4 @@
-"""Figures of results: one function for each, which draws it from its arrays."""
+"""Figures of results: one function per figure, which draws the arrays of a result."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,7 @@ _GAP_LINES = {
 
 
 def gap_curve(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw one gap in every kind (exact, leading order, bound, simulated), and the predicted slope.
-
-    Kinds that are not in the data are not drawn.
-    """
+    """Draw a gap against the length, in every kind in the data, and the predicted slope."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     for kind, (label, style) in _GAP_LINES.items():
@@ -48,10 +45,7 @@ _STACK_PANELS = {"distance": "root mean square distance from the limit", "bias":
 
 
 def stack_curve(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the distance of a stack over finite prompts from its limit, and its bias.
-
-    Kinds that are not in the data are not drawn.
-    """
+    """Draw the distance of finite outputs of a stack from the limit, and the size of the bias."""
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     for axis, (name, words) in zip(figure.subplots(1, 2), _STACK_PANELS.items(), strict=True):
         for kind, (label, color) in _STACK_LINES.items():
@@ -69,7 +63,7 @@ def stack_curve(data: Mapping[str, np.ndarray]) -> Figure:
 def _stack_curve(
     data: Mapping[str, np.ndarray], kind: str, name: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lengths, the distance (or the size of the bias), and its error."""
+    """Return the lengths, the distance or the size of the bias, and the errors of these values."""
     start = f"curves.{kind}"
     lengths = data[f"{start}.lengths"]
     if name == "bias":
@@ -88,10 +82,7 @@ _DENOISERS = {
 
 
 def denoise_curve(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw distances of predictors from the Bayes denoiser against the length, and a slope.
-
-    Predictors that are not in the data are not drawn.
-    """
+    """Draw the distance of each predictor from the Bayes denoiser, and the Bayes layer's slope."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     for name, (label, color) in _DENOISERS.items():
@@ -107,9 +98,9 @@ def denoise_curve(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def flow(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw flows at several lengths: their errors and distances from the infinite-prompt flow.
+    """Draw the errors of flows at several lengths, and their distances from the infinite flow.
 
-    The last flow of the data is the one over an infinite prompt.
+    The last flow in the data is the infinite flow.
     """
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     costs, distances = figure.subplots(1, 2, sharex=True)
@@ -131,9 +122,9 @@ def flow(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def stream_curve(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw distance from the limit and effective number of tokens of a growing prompt.
+    """Draw the distance from the limit and the effective tokens of the prefixes of a prompt.
 
-    There is one line per query, and a line of the expected values if the data contain them.
+    There is one curve per query, and a curve of expected values if the data contain them.
     """
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -167,13 +158,13 @@ def _stream_panel(axis: Axes, data: Mapping[str, np.ndarray], name: str, known: 
 
 _KEEPING = {"keep needle": LIMIT, "keep entropy": THIRD}
 _SAME_AS_LOG_N = {"SSMax", "LongRoPE"}
-"""Rules that have the same values as "Qwen log-n"; one curve represents all of them."""
+"""Rules with the same values as "Qwen log-n", whose curve represents them."""
 
 
 def temperature(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the inverse temperatures of several rules against the length.
+    """Draw the inverse temperature of each rule, and the weight of the needle, against the length.
 
-    The right panel shows the weight of the needle, one relevant token, under each rule.
+    The needle is the one relevant token of the prompt.
     """
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -209,7 +200,7 @@ def _rules(axis: Axes, data: Mapping[str, np.ndarray], column: str) -> None:
 
 
 def importance(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw effective sample size and error of importance sampling against the number of draws."""
+    """Draw effective sample size and error of importance sampling against the number of samples."""
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     n = data["lengths"]

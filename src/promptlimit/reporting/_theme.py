@@ -1,4 +1,4 @@
-"""The style of all figures: few lines, and colours for colour-blind readers and grey print."""
+"""The style of all figures, with colours for colour-blind readers and for grey print."""
 
 import re
 from collections.abc import Generator
@@ -26,10 +26,10 @@ THIRD, FOURTH = "#009e73", "#cc79a7"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 SERIES = "series:"
-"""The prefix of the ids of series that readers of a page can hide; the label follows it."""
+"""The prefix of the ids of series that readers of a page can hide; their labels follow."""
 
 PAINTED = "painted"
-"""The id of artists that keep their colours on a dark page; other artists become light."""
+"""The id of artists that keep their colours on a dark page; other artists are drawn light."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -64,7 +64,7 @@ def theme() -> Generator[None]:
 
 
 def selectable(drawn: Artist | Container | list, label: str) -> None:
-    """Mark artists as parts of a series that readers of a page can hide.
+    """Mark artists as a series that readers of a page can hide.
 
     The page shows the label without TeX: "$n = 10^{2}$" becomes "n = 10²".
     """
@@ -78,7 +78,7 @@ def selectable(drawn: Artist | Container | list, label: str) -> None:
 
 
 def painted(*drawn: Artist | Colorbar) -> None:
-    """Mark maps, colour bars and the text on them as artists that keep their colours."""
+    """Mark artists, such as maps and colour bars, that keep their colours on a dark page."""
     for part in drawn:
         if isinstance(part, Colorbar):
             if part.solids is not None:
@@ -104,5 +104,5 @@ def add_colour_bar(image: AxesImage, axis: Axes, *, extend: str) -> None:
 
 
 def shades(count: int) -> list[str]:
-    """Return colours from dark to light that are visible on light and dark pages."""
+    """Return `count` colours, from dark to light, that are visible on light and dark pages."""
     return [to_hex(shade) for shade in mpl.colormaps["viridis"](np.linspace(0.0, 0.72, count))]

@@ -1,4 +1,4 @@
-"""The explorer: one page with sliders for one head over a finite prompt."""
+"""The explorer: a page with sliders that shows one head over a finite prompt."""
 
 import dataclasses
 from importlib import resources
@@ -18,7 +18,7 @@ class HeadMarks:
     Attributes:
         model: the name of the model.
         window: the length of the prompts.
-        sharpness: the sharpness $\sigma$ of every head, a median over queries, by layer and head.
+        sharpness: the sharpness $\sigma$ of each head of each layer, a median over queries.
     """
 
     model: str
@@ -58,7 +58,7 @@ def _layer(values: object) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Preset:
-    """A button of the explorer: its label, a note, and the values that it sets."""
+    """A button of the explorer, with a label, a note, and the values to which it sets sliders."""
 
     label: str
     note: str
@@ -93,9 +93,7 @@ _PRESETS = (
 def explorer_page(heads: HeadMarks | None = None) -> str:
     """Return the explorer as the text of an HTML file that computes in the browser.
 
-    Args:
-        heads: the heads shown as dots in the phase diagram; by default those of a sentence
-            encoder, as `promptlimit heads --example` measures them on Python's manual.
+    `heads` are shown as dots in the phase diagram; the default is `example_heads()`.
     """
     marks = example_heads() if heads is None else heads
     points = [

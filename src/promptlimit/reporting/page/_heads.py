@@ -1,4 +1,4 @@
-"""The page of an atlas, the measurement of every head of a model: figures and tables."""
+"""The page of the atlases of a model: figures and tables on its attention heads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
         ),
     },
 }
-"""Title and caption of each figure of an atlas, by its class."""
+"""Title and caption of each figure of an atlas, by class of atlas and name of the figure."""
 _REPLACEMENT = (
     "Replacing heads",
     "The model’s output as more heads are replaced by a limit; bands span the prompts.",
@@ -54,8 +54,6 @@ _REPLACEMENT = (
 
 @dataclass(frozen=True)
 class _Figure:
-    """A figure on the page."""
-
     anchor: str
     title: str
     caption: str
@@ -64,7 +62,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class _Text:
-    """The results of one text on the page."""
+    """The results on one text, as the page shows them."""
 
     anchor: str
     name: str
@@ -73,7 +71,7 @@ class _Text:
 
     @property
     def summary(self) -> list[list[str]]:
-        """The rows of the summary table, with two decimals."""
+        """The rows of the summary table, with numbers to two decimals."""
         return [[_cell(value, 2) for value in row] for row in self.atlas.summary().rows]
 
     @property
@@ -151,7 +149,7 @@ def heads_page(
 
 
 def _figure(anchor: str, words: tuple[str, str], svg: bytes) -> _Figure:
-    """Return an SVG file of this library with its title and caption."""
+    """Return a figure for the page from its title and caption, and the content of its SVG file."""
     return _Figure(anchor, *words, inline(svg, f"{anchor}-"))
 
 

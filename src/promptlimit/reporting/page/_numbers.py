@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 _BEFORE_FUNCTION = re.compile(r"(?<=[\w)}]) ?(?=\\(?:ln|log|tanh)\b)")
 _FUNCTION = re.compile(r"\\(?:ln|log|tanh)\b(?! ?(?:[(^_]|$))")
-"""Functions before an argument without parentheses, where the converter omits the space."""
+"""A function before an argument without parentheses, where the converter omits the space."""
 _CORRECTED = {"~": ("mo", "∼"), "∞": ("mi", "∞")}
 """Symbols for which the converter writes the wrong element: ~ is an operator, ∞ a number."""
 _MATHML = "{http://www.w3.org/1998/Math/MathML}"
@@ -26,7 +26,7 @@ _ATTRIBUTES = {
 
 
 def measured(value: float, error: float | None) -> Markup:
-    """Return a number, with its error if it has one, both in the same notation.
+    """Return a number, with its error if it has one.
 
     >>> measured(0.0134, 0.00034), measured(2.0e-7, 3.1e-8)
     (Markup('0.0134 ± 0.00034'), Markup('2 × 10<sup>−7</sup> ± 3.1 × 10<sup>−8</sup>'))
@@ -38,7 +38,7 @@ def measured(value: float, error: float | None) -> Markup:
 
 
 def number(value: float, digits: int = 3, least: float = 1e-3) -> Markup:
-    """Return a number with this many digits, as a power of ten below `least` and from 1e5 on.
+    """Return a number with this many digits, using a power of ten below `least` and from 1e5 on.
 
     >>> number(0.0123), number(1.2e-7), number(-3e12)
     (Markup('0.0123'), Markup('1.2 × 10<sup>−7</sup>'), Markup('−3 × 10<sup>12</sup>'))
@@ -87,7 +87,7 @@ def formula(text: str) -> Markup:
 
 @functools.cache
 def _mathml(tex: str) -> Markup:
-    """Return TeX as MathML, with validated tags: the converter does not escape all input."""
+    """Return TeX as MathML. Tags are validated, because the converter does not escape all input."""
     spaced = _FUNCTION.sub(r"\g<0>\,", _BEFORE_FUNCTION.sub(r"\,", tex))
     try:
         tree = ElementTree.fromstring(convert(spaced))  # noqa: S314  # MathML without a document type
@@ -104,7 +104,7 @@ def _mathml(tex: str) -> Markup:
     tree.attrib.pop("display", None)
     for part in tree.iter():
         part.tag = part.tag.removeprefix(_MATHML)
-        if part.text == "/":  # browsers add the space of a relation around it
+        if part.text == "/":  # around which browsers add the space of a relation
             part.attrib |= {"lspace": "0", "rspace": "0"}
         part.tag, part.text = _CORRECTED.get(part.text or "", (part.tag, part.text))
     return Markup(ElementTree.tostring(tree, encoding="unicode"))  # noqa: S704  # checked above

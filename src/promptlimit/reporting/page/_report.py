@@ -39,12 +39,12 @@ _MARKS = {
 
 
 def report_pages(report: StoredReport, drawings: Drawings) -> dict[str, str]:
-    """Return the text of each page by its place in the folder; the same results give the same text.
+    """Return the text of each page by its path in the folder; the same results give the same text.
 
     Args:
         report: the claims and figures.
-        drawings: the content of an SVG file of this library, or of a PNG file, by study and name of
-            the figure; empty if there is no picture.
+        drawings: the content of an SVG file of this library, or of a PNG file, by study and figure;
+            empty bytes if there is no picture.
     """
     studies = [Study(study, report.of_study(study.name), drawings) for study in report.studies]
     pages = {study.page: _study_page(study) for study in studies}
@@ -81,7 +81,7 @@ def _study_page(study: "Study") -> str:
 
 
 def _several_settings(settings: list[Mapping]) -> str:
-    """Return the number of results per setting, as text; empty if there is only one setting."""
+    """Return the number of results per setting, as text; empty if all settings are the same."""
     counts = Counter(tuple(facts(setting)) for setting in settings)
     if len(counts) < 2:
         return ""
@@ -93,7 +93,7 @@ def _several_settings(settings: list[Mapping]) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as the pages show it."""
+    """The results of one study, as the pages show them."""
 
     about: StoredStudy
     results: StoredReport
@@ -101,17 +101,17 @@ class Study:
 
     @property
     def page(self) -> str:
-        """The path of its page in the folder."""
+        """The path of the page of the study, relative to the folder of results."""
         return f"{self.about.name}/index.html"
 
     @property
     def short_name(self) -> str:
-        """The name of its folder, with spaces and a capital letter."""
+        """The name of the study with spaces and a capital letter."""
         return self.about.name.replace("_", " ").capitalize()
 
     @property
     def claims(self) -> tuple[StoredClaim, ...]:
-        """Its claims, with their verdicts."""
+        """The claims of the study, with verdicts."""
         return self.results.claims
 
     @property
@@ -126,12 +126,12 @@ class Study:
 
     @property
     def key_figure(self) -> StoredFigure | None:
-        """The figure that represents the study: the one that it names, otherwise the first one."""
+        """The figure that represents the study: its `key_figure` if it names one, or the first."""
         named = [f for f in self.results.figures if f.name == self.about.key_figure]
         return next(iter([*named, *self.results.figures]), None)
 
     def count(self, verdict: str) -> int:
-        """Return the number of claims with this verdict."""
+        """Return the number of claims with a verdict."""
         return sum(claim.result.verdict == verdict for claim in self.claims)
 
     @property
@@ -147,7 +147,7 @@ class Study:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The entries in the contents of its page."""
+        """The table of contents of the page."""
         sections = (
             ("claims", "Claims", map(_claim_entry, self.claims)),
             ("figures", "Figures", map(_figure_entry, self.figures)),
@@ -161,7 +161,7 @@ class Study:
         return tuple(entry for entry in listed if entry.entries)
 
     def drawing(self, figure: StoredFigure) -> Markup:
-        """Return a figure as markup; empty without a picture."""
+        """Return the picture of a figure as markup; empty if there is none."""
         content = self.drawings.get((figure.study, figure.name), b"")
         if content.startswith(b"\x89PNG"):
             data = base64.b64encode(content).decode()
@@ -170,7 +170,7 @@ class Study:
         return inline(content, f"{anchor(figure.study)}-f{place}-") if content else Markup()
 
     def address(self, figure: StoredFigure, ending: str) -> str:
-        """Return the address of a file of a figure, relative to the page of the study."""
+        """Return the URL of a file of a figure, relative to the page of the study."""
         return quote(os.fsencode(f"figures/{figure.name}.{ending}"))
 
     def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:

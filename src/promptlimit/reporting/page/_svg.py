@@ -1,12 +1,11 @@
 """Convert SVG files of Matplotlib to markup inside a page, and validate them.
 
 A page forbids inline styles, so style declarations become attributes. A page contains several
-drawings, so ids that a drawing refers to get a prefix for each drawing. The ids of series, axes and
-ticks become attributes, by which the script of the page hides series and keeps tick labels visible
-when a reader zooms in. All other ids are removed.
+drawings, so each drawing adds its own prefix to the ids that it refers to. The ids of series, axes
+and ticks become attributes, which the script of the page uses to hide series and to zoom. All other
+ids are removed.
 
-A drawing that was read from disk may come from anywhere: `is_drawing` returns whether it consists
-only of the shapes and text that Matplotlib draws.
+A file from disk may have any origin: `is_drawing` returns whether it is safe to show.
 """
 
 import re
@@ -35,12 +34,9 @@ _DEEPEST = 30
 
 
 def is_drawing(content: bytes) -> bool:
-    """Return whether a file consists of shapes and text only, without references outside it.
+    """Return whether an SVG file contains only shapes, text and embedded images.
 
-    This is true of the SVG files that Matplotlib draws for this library.
-
-    Args:
-        content: the content of an SVG file from any source.
+    This is true of the figures of this library. A file with a link to another file is rejected.
     """
     if not content.startswith(_HEAD) or b"<!ENTITY" in content:
         return False
@@ -57,7 +53,7 @@ def is_drawing(content: bytes) -> bool:
 
 
 def _is_harmless(node: ET.Element, shapes: set[str]) -> bool:
-    """Return whether an element and its attributes are allowed; `use` may only repeat a shape."""
+    """Return whether an element is allowed; links may only refer to shapes or embedded images."""
     if node.tag not in _ELEMENTS:
         return False
     for key, value in node.items():
@@ -80,7 +76,7 @@ def _is_look(name: str, value: str) -> bool:
 
 
 def _is_plain(value: str) -> bool:
-    """Return whether a value consists of numbers and words, or is a link inside the drawing."""
+    """Return whether a value consists of numbers and words, or is a link within the drawing."""
     return bool(_LINK.fullmatch(value) or (_PLAIN.fullmatch(value) and "url" not in value.lower()))
 
 
@@ -131,7 +127,7 @@ def _mark_paper(root: ET.Element) -> None:
 
 
 def _declare(node: ET.Element) -> None:
-    """Replace the style of an element by attributes."""
+    """Replace the style of an element by attributes, and the font by its properties."""
     for declaration in node.attrib.pop("style", "").split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font" and (font := _FONT.fullmatch(value)):

@@ -1,7 +1,7 @@
 """Pages from templates: self-contained files that make no network requests.
 
-Templates escape all data. The security policy in the head of a page allows only its own style
-sheet and script, by their hashes.
+Templates escape all data. The security policy of a page allows only the style sheet and the script
+with the hashes that it lists.
 """
 
 import base64
@@ -23,7 +23,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uf
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the table of contents: its target, label, mark, and the entries below it."""
+    """An entry of a table of contents, with its target, label, mark, and the entries below it."""
 
     anchor: str
     label: str
@@ -47,7 +47,7 @@ def page_text(
         template: the file name of the template, which extends `shell.html`.
         title: the title of the page.
         contents: the table of contents.
-        sources: the file names of style sheets and scripts, in addition to those of every page.
+        sources: the names of style sheets and scripts, in addition to those of every page.
         home: the target of the link on the name of the library.
         values: the variables of the template.
     """
@@ -65,7 +65,6 @@ def _sources(ending: str, more: tuple[str, ...]) -> Markup:
 
 
 def _source(name: str) -> Markup:
-    """Return the text of a file of this package."""
     folder = resources.files("promptlimit.reporting.page")
     return Markup((folder / name).read_text(encoding="utf-8"))  # noqa: S704  # our own
 
@@ -83,7 +82,7 @@ def _printable(value: object) -> object:
 
 
 def anchor(*words: str | int) -> str:
-    """Return a name for a place on a page.
+    """Return the HTML id of a place on a page.
 
     >>> anchor("large_prompt", "figure", "gap curve")
     'large_prompt-figure-gap-curve'
@@ -97,7 +96,7 @@ def verdict_class(verdict: str) -> str:
 
 
 def facts(value: object) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of a mapping from a file as text, for values of any type.
+    """Yield the names and values of a mapping as text, for values of any JSON type.
 
     >>> list(facts({"seed": 0, "quick": False, "versions": {"jax": "0.10"}}))
     [('seed', '0'), ('quick', 'no'), ('versions', 'jax 0.10')]
