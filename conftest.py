@@ -12,8 +12,8 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))  # with a limit, jax locks it
 
-import hypothesis  # noqa: E402  # jax reads the variables when it is imported
-import jaxtyping  # noqa: E402
+import hypothesis  # jax reads the variables when it is imported
+import jaxtyping
 
 jaxtyping.install_import_hook("promptlimit", "annotations.checked")  # tests/annotations.py
 

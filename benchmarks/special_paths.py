@@ -76,7 +76,7 @@ def main(smallest: bool = False) -> None:
             f"a softmax head beside a mean, {type(law).__name__} tokens",
             lambda _, law=law: pl.prompt_moments(beside, law, [1.0], lengths),
             _prompt_moments,
-            "_head_beside_mean",
+            "_softmax_and_mean",
             lambda _: None,
         )
 

@@ -5,7 +5,7 @@ Therefore the same attention object accepts a list of tokens or the law from whi
 
     import promptlimit as pl
 
-Names load on first use: neither importing the package nor `promptlimit --help` imports jax.
+Names load on first use, so that importing the package does not import jax.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""`python -m promptlimit` is the command line."""
+"""The command line, as `python -m promptlimit`."""
 
 from promptlimit.cli import main
 

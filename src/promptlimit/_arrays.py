@@ -24,12 +24,12 @@ class SupportsArray(Protocol):
     def __array__(self) -> Any: ...
 
 
-# NumPy's ArrayLike treats numbers as instances of `complex`, which run-time checkers do not.
+# In NumPy's ArrayLike, `complex` stands for all numbers; run-time checkers reject an int there.
 ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
-"""Anything accepted as an array."""
+"""Values accepted as an array."""
 
 Number: TypeAlias = float | int | np.number
-"""Anything accepted as one number; run-time checkers do not accept an int as a float."""
+"""Values accepted as one number. It includes int, which run-time checkers reject as a float."""
 
 
 Arguments = ParamSpec("Arguments")
@@ -46,9 +46,9 @@ def is_traced(value: object) -> bool:
 
 
 with_numpy_defaults = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
-"""A decorator of public functions, inside which a user's `numpy.seterr(all="raise")` has no effect.
+"""A decorator of public functions that restores NumPy's default treatment of floating-point errors.
 
-Intermediate results may underflow, which is intended.
+Without it, intermediate underflow would raise an error after `numpy.seterr(all="raise")`.
 """
 
 
@@ -58,12 +58,12 @@ def numpy_only(
     """Return a decorator for functions that compute with NumPy and cannot be traced by jax.
 
     The decorated function raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad`
-    traces, and a `TypeError` for a call inside a jitted function. The decorator also applies
-    `with_numpy_defaults`. Inside the function jax compiles even under `jax.disable_jit`, because
-    without compilation some parts would take minutes.
+    traces, and a `TypeError` for a call inside a jitted function. It runs with
+    `with_numpy_defaults`. It ignores `jax.disable_jit`, because some computations would take
+    minutes without compilation.
 
     Args:
-        instead: a sentence for these errors that names an alternative.
+        instead: a sentence at the end of these errors that suggests an alternative.
     """
 
     def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
@@ -101,10 +101,9 @@ def numpy_only(
 
 
 def require_unmasked(name: str, value: object) -> None:
-    """Raise an error for a masked array, also inside lists and tuples: NumPy would drop the mask.
+    """Raise an error for a masked array, also inside lists, because NumPy would drop the mask.
 
-    A masked array without masked entries raises the error too, so that an error never depends on
-    the values of the mask.
+    The error does not depend on whether any entry is masked.
     """
     if isinstance(value, list | tuple):
         for part in value:
@@ -118,10 +117,10 @@ def require_unmasked(name: str, value: object) -> None:
 
 
 def require_readable(name: str, value: object) -> None:
-    """Raise an error for values that NumPy cannot read, also in lists.
+    """Raise an error for values that NumPy cannot read, also inside lists.
 
-    These are random keys of jax; PyTorch tensors of dtype bfloat16, with gradients or on a device;
-    and objects of other libraries that are not one array, such as a Dataset of xarray.
+    These are random keys of jax; PyTorch tensors with dtype bfloat16, with gradients or on an
+    accelerator; and objects that consist of several arrays, such as a Dataset of xarray.
     """
     if isinstance(value, list | tuple):
         for part in value:
@@ -179,10 +178,10 @@ def as_float64(array: object) -> Array:
 
 
 def real_numbers(name: str, values: object, hint: str = "") -> Array:
-    """Return real numbers as an array in double precision; the error message ends with the hint.
+    """Return real numbers as an array in double precision; raise an error for other values.
 
-    NumPy alone would parse strings, convert None to NaN, drop imaginary parts and convert dates to
-    numbers.
+    NumPy alone would convert strings, None and dates to numbers, and drop imaginary parts. The
+    error message ends with `hint`.
     """
     require_unmasked(name, values)
     require_readable(name, values)
@@ -217,7 +216,7 @@ LARGEST_LENGTH = 1e30
 def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
     """Return prompt lengths as floats of the same shape.
 
-    A length is `math.inf`, or a whole number from 1 to 1e30. A float above 2**53 is always whole.
+    A length must be `math.inf` or a whole number from 1 to 1e30.
     """
     require_unmasked(name, length)
     require_readable(name, length)
@@ -228,7 +227,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
             name, "must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
         ) from None
     try:
-        # Whole numbers beyond 64 bits make an object array, as does the text of a pandas column.
+        # An object array may contain whole numbers beyond 64 bits, or text from a pandas column.
         if length is None or array.dtype.kind not in "fiuO" or not is_real(array):
             raise TypeError
         values = array.astype(np.float64)

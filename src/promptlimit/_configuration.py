@@ -1,4 +1,4 @@
-"""Conversion of tasks, attentions and numbers to plain values, for the configuration of a run."""
+"""Descriptions of tasks, attentions and numbers as plain values, for the configuration of a run."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from promptlimit.storage import OPAQUE
 
 
 def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of value
-    """Return a value as nested dictionaries, lists and numbers.
+    """Return a value as nested dictionaries, lists, numbers and strings.
 
     A module becomes a dictionary of its type and its fields, and an array a nested list.
 
@@ -43,7 +43,7 @@ def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of
 
 
 def _name(thing: Any) -> str:
-    """Return the name of a type or function; a hash of its source follows if it is user-defined."""
+    """Return the name of a type or function, with a hash of its source if it is user-defined."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
     if module.startswith("promptlimit."):
         return name

@@ -1,7 +1,7 @@
-"""Validation of user arrays: real, of the right rank and finite.
+"""Conversion and validation of arguments: arrays of numbers, dimensions, random keys and choices.
 
-Shapes are always checked, since they are known even while jax traces. Values are checked only for
-concrete arrays, so the checks of values cost nothing inside `jit`, `vmap` and `grad`.
+Shapes are always checked. Values are checked only for concrete arrays, not for those that jax
+traces (inside `jit`, `vmap` and `grad`).
 """
 
 import difflib
@@ -29,7 +29,8 @@ Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
 ENABLE_DOUBLE = 'Call jax.config.update("jax_enable_x64", True) for double precision.'
-_SMALL = 10_000  # an array with at most so many entries is cheaper to check on the host
+_SMALL = 10_000
+"""The largest number of entries for which an array is cheaper to check on the host."""
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
 
@@ -41,7 +42,7 @@ def type_name(value: object) -> str:
 
 
 def require_dimension(owner: object, name: str) -> int:
-    """Return a dimension of a user-defined object; raise an error if it is not a whole number."""
+    """Return the attribute `name` of a user-defined object, which must be a positive integer."""
     value = getattr(owner, name)
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ArgumentError(
@@ -60,11 +61,10 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
 
 
 def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
-    """Return the values as a jax array without compiling; if `dtype` is None, it is not changed.
+    """Return the values as a jax array without compiling; the default `dtype` is that of `values`.
 
-    `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not
-    compile, but it may share the memory of the NumPy array, which can change later. Therefore the
-    NumPy array is copied. A jax array is not copied.
+    `jnp.asarray` would compile a program for each new shape of a NumPy array. `jax.device_put` may
+    share the memory of a NumPy array, which can change later, so it receives a copy.
     """
     if isinstance(values, jax.Array):
         return values if dtype is None else cast(values, dtype)
@@ -83,8 +83,8 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
     """Return the common dtype of several dtypes under jax's standard promotion rules.
 
-    These rules are used even if jax is configured to raise an error for mixed dtypes. Without
-    `enable_x64` the result is at most single precision.
+    They apply even if jax is configured to raise an error for mixed dtypes. Without `enable_x64`
+    the result is at most single precision.
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes))
@@ -151,7 +151,7 @@ def _require_in_single(name: str, host: np.ndarray) -> None:
 
 
 def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """Return single precision for floats of 32 bits or fewer, and otherwise jax's default float."""
+    """Return float32 for floating dtypes of at most 32 bits, otherwise jax's default float."""
     is_single = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
     return jnp.dtype(jnp.float32) if is_single else jnp.result_type(float)
 
@@ -173,7 +173,7 @@ def require_finite(name: str, array: Array) -> None:
     if is_traced(array):
         return
     if array.size > _SMALL:
-        # Evaluated on the device of the array, and immediately even while jax traces.
+        # This evaluates the reduction immediately, on the device of the array, inside `jit` too.
         with jax.ensure_compile_time_eval():
             if bool(jnp.isfinite(array).all()):
                 return
@@ -188,13 +188,13 @@ def require_finite(name: str, array: Array) -> None:
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
-    """Raise an error for an array of another shape; `reason` says where the shape comes from."""
+    """Raise an error unless the array has this shape; the message gives the reason for it."""
     if array.shape != shape:
         raise ArgumentError(name, f"must have shape {shape} ({reason}), got {array.shape}.")
 
 
 def require_weights(name: str, weights: Array) -> None:
-    """Raise an error for weights that are not a probability vector."""
+    """Raise an error unless the weights are nonnegative with a sum of one."""
     if is_traced(weights):
         return
     host = np.asarray(weights, dtype=np.float64)
@@ -209,7 +209,7 @@ def require_weights(name: str, weights: Array) -> None:
 
 
 def require_random_key(key: object) -> None:
-    """Raise an error for a value that is not one jax random key; None passes."""
+    """Raise an error unless the value is None or a single random key of jax."""
     if key is None:
         return
     is_typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
@@ -240,6 +240,6 @@ def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
 
 
 def require_samples(samples: object) -> None:
-    """Raise an error for fewer than two samples, which have no standard error; None passes."""
+    """Raise an error unless the value is None or a number of samples of at least two."""
     if samples is not None:
         require_whole("samples", samples, 2, note=" It counts prompts.")

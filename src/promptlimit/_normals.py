@@ -1,11 +1,10 @@
 r"""Standard normal numbers as a function of a key and a counter.
 
-The numbers therefore do not depend on the order in which, or the device on which, they are drawn.
-The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), as in
-`jax.random`. Here it is written out, so that it fuses with the Box-Muller transform. Two normals
-are stored as one complex number, because compilers for the CPU would otherwise run the generator
-once for each of the two. With `jax.random.normal`, a step of `sgd` takes 5.6, 2.6 and 3.0 times as
-long on one core at L = 10, 100 and 1000.
+The numbers do not depend on the order or the device in which they are drawn. The generator is
+Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), as in `jax.random`. It is written
+out here so that it fuses with the Box-Muller transform: with `jax.random.normal`, a step of `sgd`
+would take 5.6, 2.6 and 3.0 times as long on one core at L = 10, 100 and 1000. Two normals are
+stored as one complex number; otherwise a CPU would run the generator once for each of them.
 """
 
 import functools
@@ -21,21 +20,22 @@ from jaxtyping import Array, Complex64, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _ROUNDS = 20
-_MANY = 512  # with fewer counters, splitting the rounds into pieces costs more than it saves
+_MANY = 512
+"""The smallest number of counters for which computing the rounds in pieces saves time."""
 _PARITY = np.uint32(0x1BD11BDA)
 _EIGHTH_OF_A_TURN = np.uint32(0x20000000)
 _SIGN = np.uint32(0x80000000)
 _RADIANS = np.float32(2.0**-32 * math.pi / 2)
 
 Words: TypeAlias = tuple[Any, Any]
-"""Pairs of unsigned 32-bit integers, arrays of jax or of NumPy."""
+"""A pair of arrays of unsigned 32-bit integers, of jax or of NumPy."""
 
 LAST_STEP = 2**31 - 1
 """The largest number of steps: step numbers must fit in a signed 32-bit integer."""
 
 
 def threefry(key: Words, counter: Words) -> Words:
-    """Return two random words for each counter; key and counter are pairs of words."""
+    """Return a pair of random words for each counter."""
     return _rounds(_started(key, counter), key, 0, _ROUNDS)
 
 
@@ -60,15 +60,15 @@ def _rounds(words: Words, key: Words, first: int, last: int) -> Words:
 
 
 def uniform(word: UInt32[Array, "..."]) -> Array:
-    """Return the midpoint of one of 2^23 equal parts of (0, 1), exact in single precision."""
+    """Return a uniform number in (0, 1): the midpoint of one of 2^23 equal intervals."""
     return ((word >> np.uint32(9)).astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def box_muller(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> tuple[Array, Array]:
-    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$ for words u and v as fractions.
+    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$ with $2^{32}(u,v)$ the two words.
 
-    The angle is split into a multiple of a quarter turn and a rest of at most an eighth of a turn,
-    for which Taylor polynomials are accurate to the last digit or two.
+    The angle is a multiple of a quarter turn plus a rest of at most an eighth of a turn. For the
+    rest, Taylor polynomials are accurate to the last digit or two.
     """
     radius = jnp.sqrt(np.float32(-2.0) * jnp.log(uniform(first)))
     turned = second + _EIGHTH_OF_A_TURN
@@ -92,7 +92,7 @@ def _polynomial(z: Array, coefficients: tuple[float, ...]) -> Array:
 
 
 def _signed(value: Array, two: Array) -> Array:
-    """Return the value, with its sign changed if `two` is 2; otherwise `two` is 0."""
+    """Return the value if `two` is 0, and minus the value if `two` is 2."""
     return _cast(_cast(value, jnp.uint32) ^ (two << np.uint32(30)), jnp.float32)
 
 
@@ -101,8 +101,8 @@ def normal_pairs(
 ) -> Complex64[Array, "..."]:
     """Return two standard normals per counter `(step, index)`, as real and imaginary part.
 
-    On a CPU the chain of rounds is longer than the window of instructions that a core can reorder.
-    If the rounds are computed in pieces, instructions for neighbouring counters overlap.
+    On a CPU the rounds are computed in pieces, so that a core can overlap the instructions for
+    neighbouring counters: the whole chain of rounds exceeds the window in which it reorders them.
     """
     words = _started(key, (jnp.full(index.shape, step), index))
     in_pieces = jax.default_backend() == "cpu" and index.size >= _MANY
@@ -128,11 +128,10 @@ def _cast(array: Array, dtype: type) -> Array:
 
 
 def compute_once(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
-    """Return `make()`, computed only once.
+    """Return `make()`, without recomputing it for each use, as the compiler's fusion would.
 
-    With fusion the compiler would compute it again for each use. Compilers for the CPU remove
-    optimisation barriers before fusion, but keep a conditional whose outcome they cannot know. The
-    condition here is always true, because no step has the number 2**32 - 1.
+    The compiler for the CPU removes optimisation barriers before fusion, but not a conditional with
+    an outcome unknown to it. The condition is always true, since no step has the number 2**32 - 1.
     """
     if jax.default_backend() != "cpu":
         return jax.lax.optimization_barrier(make())

@@ -13,10 +13,9 @@ _AT_LEAST = ("jax", "jaxlib")  # jaxlib is installed with jax, and has its own v
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of this package and of its requirements, None for a missing one.
+    """Return the versions of this package and of its requirements; None for a missing package.
 
-    The requirements are those recorded at installation. For a source tree that was never installed,
-    only jax and jaxlib are listed.
+    A source tree that was never installed has no list of requirements; jax and jaxlib are listed.
     """
     needed = [name for name, extra in _requirements() if extra is None]
     versions = {name: _version(name) for name in (*_AT_LEAST, *needed)}
@@ -24,7 +23,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def extra_versions() -> dict[str, dict[str, str | None]]:
-    """Return the versions of the packages of each extra, None for a missing one."""
+    """Return the versions of the packages of each extra; None for a missing package."""
     extras: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
         if extra is not None:
@@ -33,9 +32,9 @@ def extra_versions() -> dict[str, dict[str, str | None]]:
 
 
 def installed_version() -> str | None:
-    """Return the installed version of this package, None if it is not installed.
+    """Return the installed version of this package, or None if it is not installed.
 
-    It may differ from the version of the source in an editable installation.
+    In an editable installation it may differ from the version of the source.
     """
     return _version(_OWN)
 

@@ -1,7 +1,7 @@
-r"""Quadrature rules, independent sets of points, and the standard error of a mean over the sets.
+r"""Quadrature rules, and the standard error of a mean over independent sets of points.
 
-A rule is a pair of nodes and weights. The weights of a rule for a probability law sum to one, so
-that $E\,h\approx\sum_iw_ih(x_i)$.
+A rule is a pair of nodes $x_i$ and weights $w_i$ with $E\,h\approx\sum_iw_ih(x_i)$, or with an
+integral in place of the expectation.
 """
 
 import functools
@@ -17,7 +17,7 @@ Rule: TypeAlias = tuple[Array, Array]
 """Nodes, [n] or [n, dim], and weights, [n]."""
 
 REPLICATES = 8
-"""The number of independent sets of points; the error is computed from their spread."""
+"""The number of independent sets of points from which an error is computed."""
 
 NORMAL_REACH = 8.5
 """The number of standard deviations beyond which a normal law is negligible in double precision."""
@@ -25,7 +25,7 @@ NORMAL_REACH = 8.5
 _LATTICE_DIM = 2
 _LATTICE_SHIFTS = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
 LATTICE_RADIUS = 8.0
-"""The radius of lattices in standard deviations; in the plane the mass outside is $e^{-32}$."""
+"""The radius of lattices in standard deviations; its exterior has probability $e^{-32}$ in 2D."""
 
 _SEED = 20_261_001
 _RADIAL_STRETCH = 1.4
@@ -35,7 +35,7 @@ _RADIAL_STRETCH = 1.4
 
 
 def normal_gauss(count: int) -> Rule:
-    """Return the Gauss-Hermite rule for a standard normal number."""
+    """Return the Gauss-Hermite rule for a standard normal variable."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(count)
     return nodes, weights / weights.sum()
 
@@ -48,11 +48,10 @@ def legendre_gauss(low: float, high: float, count: int) -> Rule:
 
 
 def chi2_gauss(freedom: float, count: int) -> Rule:
-    r"""Return the Gauss rule for $(\chi^2_f-f)/\sqrt{2f}$.
+    r"""Return the Gauss rule for $(\chi^2_f-f)/\sqrt{2f}$, for $f>0$ degrees of freedom.
 
-    It belongs to generalised Laguerre polynomials in this centred variable. The Jacobi matrix has
-    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it, and is stable for any
-    f.
+    Its Jacobi matrix, that of generalised Laguerre polynomials in this variable, is stable for any
+    f. It has $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it.
     """
     half, k = freedom / 2.0, np.arange(count)
     off = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
@@ -62,7 +61,7 @@ def chi2_gauss(freedom: float, count: int) -> Rule:
 
 
 def radius_gauss(dim: int, count: int) -> Rule:
-    """Return a rule for the norm r of a standard normal vector: the Gauss rule in r^2."""
+    """Return a rule for the norm r of a standard normal vector, from the Gauss rule for r^2."""
     nodes, weights = chi2_gauss(float(dim), count)
     return np.sqrt(np.maximum(dim + math.sqrt(2.0 * dim) * nodes, 0.0)), weights
 
@@ -75,10 +74,10 @@ def product_rule(rules: Sequence[Rule]) -> Rule:
 
 @functools.lru_cache(maxsize=16)
 def fejer_weights(level: int) -> Array:
-    r"""Return the weights of Fejér's rule on [-1, 1] at the nodes $\cos\theta_k$.
+    r"""Return the weights of Fejér's second rule on [-1, 1] with n = `level`.
 
-    With n = `level`, $\theta_k=k\pi/n$ and $0<k<n$ they are
-    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{n/2}\frac{\sin(2j-1)\theta_k}{2j-1}$.
+    At the nodes $\cos\theta_k$ with $\theta_k=k\pi/n$, $0<k<n$, they are
+    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{\lfloor n/2\rfloor}\frac{\sin(2j-1)\theta_k}{2j-1}$.
     """
     angles = np.pi * np.arange(1, level) / level
     odd = np.arange(1, level, 2)
@@ -93,8 +92,8 @@ def normal_rule(
 ) -> Rule:
     """Return `count` nodes [n, dim] and their weights for means over N(0, I).
 
-    In one and two dimensions the nodes form a lattice, because for normals the trapezoidal rule
-    converges faster than any power of its step. In more dimensions they are Sobol' points.
+    In one and two dimensions the nodes form a lattice, because the trapezoidal rule then converges
+    faster than any power of its step. In more dimensions they are scrambled Sobol' points.
 
     Args:
         dim: the dimension of the normal vector.
@@ -119,7 +118,13 @@ def normal_rule(
 
 
 class Lattice(NamedTuple):
-    """Nodes [n, dim], masses [n] with a sum of about one, and half of each node (0 or 1) [n]."""
+    """The nodes of a lattice, in two interleaved halves.
+
+    Attributes:
+        nodes: the nodes, [n, dim].
+        masses: the weights of the nodes, [n], which approximately sum to one.
+        half: 0 or 1, the half to which each node belongs, [n].
+    """
 
     nodes: Array
     masses: Array
@@ -158,15 +163,13 @@ def _grid(axes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def sobol_sets(dim: int, points: int, *seed: int) -> Iterator[Array]:
-    """Yield consecutive sets of points of one scrambled Sobol' sequence on the unit cube.
-
-    A set is an array [points, dim] without zeros or ones.
+    """Yield consecutive sets of points of one scrambled Sobol' sequence in the open unit cube.
 
     Args:
         dim: the dimension of the cube.
         points: the number of points of a set, a power of two.
-        *seed: the seed of the scrambling, one or several numbers. For independent replicates,
-            change the last number.
+        *seed: one or several numbers that determine the scrambling; scramblings that differ in the
+            last number are independent.
     """
     # Loading scipy.stats takes longer than the rest of the library.
     from scipy.stats import qmc  # noqa: PLC0415
@@ -190,16 +193,17 @@ def haar_rotations(normals: Array, dim: int) -> Array:
 
 
 def stretched_radii(dim: int, uniform: Array, place: float) -> Rule:
-    r"""Return norms of standard normal vectors, stretched into the tail, and their masses.
+    r"""Return radii and masses for means over the norm of a standard normal vector.
 
-    The density of the radii is proportional to the power $\gamma=\lambda^{-2}$ of that of $\chi_d$,
-    with $\lambda=1.4$. It is about $\lambda$ times as wide around the mode, in every dimension. The
-    integrand then vanishes at both ends. A radius at the same place of every second stratum, and at
-    the mirrored place of the other strata, integrates it far better than random radii.
+    The radii have a density proportional to that of the norm to the power $\lambda^{-2}$ with
+    $\lambda=1.4$. This density is about $\lambda$ times as wide around the mode, and a mass is the
+    ratio of the two densities. There is one radius in each of several strata of equal probability,
+    at the same place in every second stratum and at the mirrored place in the others. Since the
+    weighted integrand vanishes at both ends, this is far more accurate than random radii.
 
     Args:
-        dim: $d$.
-        uniform: numbers between 0 and 1, one in each of several equal strata.
+        dim: the dimension of the vector.
+        uniform: numbers between 0 and 1, each of which selects its stratum; one per stratum.
         place: the place within a stratum, from 0 to 1.
     """
     from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly
@@ -229,10 +233,10 @@ def standard_error(values: Array) -> Array:
 def student_factor(count: int) -> float:
     r"""Return the factor by which a standard error from `count` values is widened.
 
-    A standard error from few values is itself uncertain. The factor is $t/4$, with t the quantile
-    of Student's law at the level of four normal standard errors. It is 2.12 for eight values and
-    tends to 1 for many. With this factor the true mean is within four errors of the sample mean
-    with the same probability as for many values.
+    A standard error from few values is itself uncertain. With this factor, the true mean is within
+    four errors of the sample mean with the same probability as for many values. The factor is
+    $t/4$, with t the quantile of Student's law at this probability: 2.12 for eight values, and
+    close to 1 for many.
     """
     from scipy.special import ndtr, stdtrit  # noqa: PLC0415  # scipy loads slowly
 

@@ -1,7 +1,7 @@
 """Random keys and draws equal to those of `jax.random`, in forms that compile fast.
 
-Each split of a key inside a compiled program becomes a loop. Compiling this loop takes longer than
-compiling all arithmetic on the tokens, so keys are split in NumPy instead.
+Keys are split in NumPy, because each split inside a compiled program becomes a loop that takes
+longer to compile than all arithmetic on the tokens.
 """
 
 import math
@@ -17,7 +17,7 @@ from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
 
 _COUNTS_ALONE = "jax_threefry_partitionable"
-"""The setting of jax, on since 0.5, with which the n-th key of a split is the hash of (0, n)."""
+"""The setting of jax, on since 0.5, under which the n-th key of a split is the hash of (0, n)."""
 
 
 def row_keys(
@@ -48,8 +48,8 @@ def sample_matrix(
 ) -> Array:
     """Return a matrix of independent numbers, drawn as one row and then reshaped.
 
-    The numbers are those of `draw(key, shape, dtype, **how)`. If the matrix were drawn directly,
-    XLA would unroll the generator over a small number of columns.
+    The numbers equal those of `draw(key, shape, dtype, **how)`, for which XLA would unroll the
+    generator over a small number of columns.
     """
     return draw(key, (math.prod(shape),), dtype, **how).reshape(shape)
 

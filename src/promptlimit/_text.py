@@ -1,4 +1,4 @@
-"""Tables as plain text, for terminals. Only the standard library is imported."""
+"""Tables as plain text, for terminals."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any
 def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table with one row per mapping and one column per name.
 
-    Columns of texts are aligned left, and columns of numbers right. A value that is missing or NaN
-    is left empty.
+    Columns of strings are aligned left, and columns of numbers right. The cell of a missing value
+    or NaN is empty.
 
     >>> print(text_table([{"L": 10, "gap": 0.25}, {"L": 1000}]))
        L   gap
@@ -25,7 +25,7 @@ def text_table(rows: Iterable[Mapping[str, Any]]) -> str:
 def aligned(
     headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[bool] = ()
 ) -> str:
-    """Return a table with columns as wide as their widest entry, whatever the terminal's width.
+    """Return a table with columns as wide as their widest entry.
 
     Args:
         headings: the heading of each column.

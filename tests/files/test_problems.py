@@ -109,7 +109,7 @@ def test_arrays_of_later_files_replace_those_of_earlier_ones(tmp_path: Path) -> 
         ),
         (
             {**HEAD, "half_widths": np.ones(2)},
-            "`prompt` must be one of 'gaussian', 'tokens', 'rademacher', 'cube', 'sphere' where "
+            "`prompt` must be one of 'gaussian', 'tokens', 'rademacher', 'cube', 'sphere' if "
             "neither `tokens` nor `cov` is given, got none.",
         ),
         (

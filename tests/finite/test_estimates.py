@@ -84,7 +84,7 @@ def test_an_estimate_that_stops_too_early_says_so():
 
 def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     message = (
-        "The squared errors of 300 prompts are so uneven, like 1.0 equal ones, that their "
+        "A few of the 300 squared errors dominate (they weigh as much as 1.0 equal ones), so their "
         "standard error cannot be trusted. Raise `samples`, or pass kind='exact' if it is "
         "available."
     )
@@ -94,7 +94,7 @@ def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     with pytest.warns(UnreliableErrorWarning, match=f"^{re.escape(message)}$"):
         warn_when_unreliable(squares, pl.rules.Effort(samples=300))
     head = pl.SoftmaxAttention([[0.0]], [[1.0]])
-    with pytest.warns(UnreliableErrorWarning, match=r"^The squared errors of 300 prompts"):
+    with pytest.warns(UnreliableErrorWarning, match=r"^A few of the 300 squared errors dominate"):
         pl.prompt_moments(head, rare, [1.0], 100, kind="estimate", key=KEY, samples=300)
 
 
@@ -154,5 +154,5 @@ def test_the_error_of_eight_gaussian_values_is_known_to_one_half(count):
     if count >= 8:
         assert not warn_when_unreliable(squares, effort)
     else:
-        with pytest.warns(UnreliableErrorWarning, match="^The squared errors of 7 prompts"):
+        with pytest.warns(UnreliableErrorWarning, match="^A few of the 7 squared errors dominate"):
             warn_when_unreliable(squares, effort)

@@ -100,7 +100,7 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
         ([head], {"text_or_ids": "a"}, "`text_or_ids` must be omitted for heads, which include their"),
         ([head], {"window": 16}, "`window` must be omitted for heads, which include their prompts, got"),
         ([[head, head], [head]], {}, "`heads` must be 2 in every layer, got 1 in layer 1."),
-        ([[head], [wide]], {}, f"alike, got {form.format(3)} in layer 0 and {form.format(4)} in layer 1"),
+        ([[head], [wide]], {}, f"must have the same shape, got {form.format(3)} in layer 0 and {form.format(4)} in layer 1"),
         ([[[head]], [[head]] * 2], {}, "the 1 layers of the first prompt in every prompt, got 2 in"),
         ([short], {}, "`model` must be heads over at least 8 tokens, got 4. Pass a longer prompt."),
         ([pl.heads.Head(*huge)], {}, "must have scores that are finite in single precision, but those of"),

@@ -193,7 +193,7 @@ def test_causal_atlases_that_cannot_be_made(model: pl.heads.Model) -> None:
         ({"every": True}, "`every` must be a whole number of at least 1, got True."),
         ({"windows": 0}, "`windows` must be at least 1, got 0."),
         ({"window": 32, "recent": 6},
-         "`window` must exceed twice the 18 tokens that are kept or paid for by moments, got 32. "
+         "`window` must exceed 36 tokens for sinks=4 and recent=6, got 32. "
          "Pass a longer window or a smaller `recent`."),
     ):  # fmt: skip
         settings: dict[str, Any] = options

@@ -91,7 +91,7 @@ def index_of(names: dict[str, str]) -> Callable[[Path], None]:
         (index_of({"a": "gone.safetensors"}), "gone.safetensors must exist, since the index names it"),
         (index_of({}), "must hold a 'weight_map'"),
         (changed_config(layer_norm_eps=10**400), "`layer_norm_eps` in config.json must be positive and below 1e.30, got 1000"),
-        (changed_config(model_type="roberta", pad_token_id=40), "must exceed the 41 that come before the first token"),
+        (changed_config(model_type="roberta", pad_token_id=40), "must exceed the 41 positions before the first token"),
         (all_times(1e30), "weights whose heads are finite in single precision, but they overflow. Check that the w"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json must be a tokenizer, but"),
     ],
@@ -191,7 +191,8 @@ def test_a_family_of_ones_own_is_registered_from_outside(tmp_path: Path) -> None
     assert np.abs(np.asarray(model.hidden(IDS)) - np.asarray(plain.hidden(IDS))).max() > 1e-3
     families.register("mine")(Mine)
     with pytest.raises(
-        ValueError, match=r"^`model_types` must be free, got 'bert', which Bert reads.$"
+        ValueError,
+        match=r"^`model_types` must be unregistered, got 'bert', which belongs to Bert.$",
     ):
         families.register("other", "bert")(Mine)
     with pytest.raises(ValueError, match=r"^`model_types` must be names of models, got \(\).$"):

@@ -59,7 +59,7 @@ def test_digits_stand_alone_before_pairs_are_merged(model: pl.heads.Model, tmp_p
     assert (windows[:, 0] == 0).all()
     other = pl.heads.load(write_gguf(tmp_path / "b.gguf", {"tokenizer.ggml.pre": "other"}))
     assert other.tokenizer is None
-    with pytest.raises(ValueError, match="whose GGUF file has a tokenizer that is not known here"):
+    with pytest.raises(ValueError, match="whose GGUF file has a tokenizer that is not supported"):
         pl.heads.windows_of(other, "ab")
 
 
@@ -131,15 +131,15 @@ def test_broken_and_hostile_files_get_a_sentence(file: Path, tmp_path: Path) -> 
     for content, problem in (
         (b"", r"must be a whole GGUF file, but it does not begin with GGUF\. Copy it again\.$"),
         (b"PK" + whole, "but it does not begin with GGUF. Copy it again"),
-        (whole[:6], "reading it fails: 4 bytes should follow byte 4 and 2 do. Copy it again"),
+        (whole[:6], "reading it fails: 4 bytes should follow byte 4, but only 2 do. Copy it again"),
         (whole[:4] + struct.pack(">I", 3) + whole[8:], "its numbers have the high byte first"),
         (whole[:4] + struct.pack("<I", 9) + whole[8:], "reading it fails: .* version 9"),
         (whole[:8] + count + whole[16:], " bytes should follow byte .* do. Copy it again"),
         (whole[:16] + count + whole[24:], " bytes should follow byte .* do. Copy it again"),
         (whole[: tokens + 8] + count + whole[tokens + 16 :], " bytes should follow byte .* do. Copy it again"),
-        (whole[: kinds + 8] + count + whole[kinds + 16 :], "4 bytes should follow byte .* and . do"),
+        (whole[: kinds + 8] + count + whole[kinds + 16 :], "4 bytes should follow byte .*, but only . do"),
         (whole[: kinds + 4] + struct.pack("<I", 9) + whole[kinds + 8 :], " bytes should follow byte .* do. Copy it again"),
-        (whole[: kinds + 4] + struct.pack("<I", 0) + count + whole[kinds + 16 :], f"1 bytes should follow byte {len(whole)} and 0 do"),
+        (whole[: kinds + 4] + struct.pack("<I", 0) + count + whole[kinds + 16 :], f"1 bytes should follow byte {len(whole)}, but only 0 do"),
         (whole[:kinds] + struct.pack("<I", 77) + whole[kinds + 4 :], r"77\)? is not a valid GGUFValueType"),
         (whole[:24] + count + whole[32:], f"{2**60} bytes should follow byte 32"),
         (whole.replace(b"general.architecture", b"general.architectur\xff"), "can't decode byte 0xff"),

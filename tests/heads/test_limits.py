@@ -239,7 +239,7 @@ def test_sinks_are_the_keys_that_queries_prefer() -> None:
     keys[17], keys[3] = (3.0, 0.0), (-3.0, 0.0)
     assert np.asarray(sinks_of(queries, keys, 1.0, 1))[:, 0].argmax() == 17
     with pytest.raises(
-        ValueError, match="`sinks` must be from 0 to fewer than the 30 tokens, got 30"
+        ValueError, match="`sinks` must be at least 0 and less than the 30 tokens, got 30"
     ):
         sinks_of(queries, keys, 1.0, 30)
 

@@ -66,7 +66,7 @@ def test_an_interrupted_measurement_resumes_with_identical_bits(
     measure: Callable,
     stop: tuple[str, int],
 ) -> None:
-    monkeypatch.setattr("promptlimit.heads._atlas._BETWEEN", 0.0)
+    monkeypatch.setattr("promptlimit.heads._atlas._STORE_EVERY", 0.0)
     monkeypatch.setattr(_measure, "_THREADS", 1)
     whole = measure(model)
     with pytest.raises(StoppedError):

@@ -703,7 +703,9 @@ def test_the_axes_of_a_class_are_checked_when_it_is_created() -> None:
             lengths: np.ndarray = axis("length")
             value: np.ndarray = variable("lenght")
 
-    with pytest.raises(ValueError, match=r"^`others` of Twice must be an axis of its own, got 'le"):
+    with pytest.raises(
+        ValueError, match=r"^`others` of Twice must declare another axis than `lengths`, got 'le"
+    ):
 
         class Twice(Result):
             lengths: np.ndarray = axis("length")

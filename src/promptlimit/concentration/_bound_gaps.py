@@ -1,11 +1,11 @@
 r"""Proved bounds on gaps, averaged over queries.
 
 A gap is the mean squared distance between finite and infinite prompts, of an output $V\hat m$ or of
-a gradient $K\hat CV^\top$ in a score matrix, where $\hat m$ and $\hat C$ are the mean and the
-covariance of the tokens under the softmax weights at the tilt $Uz$ (`HeadProblem`). It does not
-change if tokens are divided by a number s while U, V and K are multiplied by s, or if all tokens
-are shifted. Tokens can therefore be assumed centred and 1-sub-Gaussian: Gaussian tokens are
-whitened, and other tokens are divided by their sub-Gaussian constant. See docs/bounds.md.
+a gradient $K\hat CV^\top$ in a score matrix (`HeadProblem`), where $\hat m$ and $\hat C$ are the
+mean and the covariance of the tokens under the softmax weights at the tilt $Uz$. Shifting all
+tokens does not change it, nor does dividing tokens by s and multiplying U, V and K by s. So tokens
+can be made centred and 1-sub-Gaussian: Gaussian tokens are whitened, and others are divided by
+their sub-Gaussian constant. Derived in docs/bounds.md.
 """
 
 import dataclasses
@@ -21,21 +21,23 @@ from promptlimit.rules import unwrap
 _TOLERANCE = 1e-3
 """The relative error at which the average over Gaussian queries stops.
 
-At least this share is added to the average, which remains an upper bound."""
+At least this share of the average is added to it, so that it remains an upper bound.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reduced:
     r"""The problem with tokens that are centred and 1-sub-Gaussian.
 
-    The bound is a bound of $E|\hat m-m|^2$ or $E\|\hat C-C\|_F^2$, times `scale`, times `size`.
+    The bound on the gap at a query is `scale` times `size` times a bound on $E|\hat m-m|^2$ or
+    $E\|\hat C-C\|_F^2$, where m and C are the limits of $\hat m$ and $\hat C$.
 
     Attributes:
         dim: the rank of the covariance of the tokens.
-        transform: the key-query matrix for the centred 1-sub-Gaussian tokens.
+        transform: the key-query matrix for the transformed tokens.
         scale: a factor that does not depend on the query.
-        size: the factor $|Fz|^2$ with the matrix F of `HeadProblem`, as a product of quadratic
-            forms of the query; empty if the factor is one.
+        size: the factor $|Fz|^2$ with F of `HeadProblem`, as a product of quadratic forms of the
+            query; empty if it is one.
         of_covariance: whether $\hat C-C$ is bounded instead of $\hat m-m$.
     """
 
@@ -46,10 +48,7 @@ class _Reduced:
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
-        """Return the bound without the factor `size`, [n, lengths].
-
-        `sharpness` is the norm of `transform` times the query, [n].
-        """
+        """Return the bound without `size`, [n, lengths], for norms of `transform` z, [n]."""
         bound = covariance_bound if self.of_covariance else mean_bound
         return self.scale * bound(
             lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]
@@ -57,7 +56,7 @@ class _Reduced:
 
 
 def bound_obstacle(problem: Problem) -> str | None:
-    """Return the reason why a bound is not available, or None."""
+    """Return why no bound is available, or None."""
     reading, queries = problem.compared_head, problem.queries
     of_means = reading is not None and reading.left is None
     averaged = queries.is_known or (of_means and queries.sub_gaussian is not None)
@@ -76,11 +75,11 @@ def bound_obstacle(problem: Problem) -> str | None:
 
 
 def bound_gap(problem: Problem) -> Array:
-    r"""Return an upper bound on the gap at every length.
+    """Return an upper bound on the gap at every length.
 
-    The bound at one query is averaged over points and Gaussian queries; for Gaussians the error of
-    the quadrature is added. For other centred queries the average is itself bounded with their
-    sub-Gaussian constant (`output_bound`).
+    The bound at one query is averaged over points and Gaussian queries, and the error of the
+    quadrature is added. Other centred queries are covered by `output_bound` with their sub-Gaussian
+    constant.
     """
     reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
     if reduced.scale == 0.0:

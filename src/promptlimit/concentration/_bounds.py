@@ -1,16 +1,16 @@
-r"""Proved upper bounds of the gap between finite and infinite prompts, for sub-Gaussian tokens.
+r"""Proved upper bounds on gaps between finite and infinite prompts of sub-Gaussian tokens.
 
-They are valid for every $L\ge1$, and never exceed a bound that follows from the sizes of the tokens
+They hold for every $L\ge1$, and never exceed a bound that follows from the sizes of the tokens
 alone. They are loose: use exact moments if available. Tokens and queries are centred, and queries
-are 1-sub-Gaussian. docs/bounds.md derives the bounds and reduces other problems to this one. "The
-paper" is arXiv:2512.11784, whose numbers of lemmas and propositions are used.
+are 1-sub-Gaussian; docs/bounds.md derives the bounds and reduces other problems to this case. "The
+paper" is arXiv:2512.11784; lemmas and propositions are numbered as there.
 
 The prompt has L tokens $z_i$, which are $s$-sub-Gaussian in $\mathbb R^d$. At a query z the tilt is
-$u=Uz$, and $x=s^2|u|^2$. With $\Lambda$ the log-Laplace transform of a token, the tilted mean and
-covariance are $m=\nabla\Lambda(u)$ and $C=\nabla^2\Lambda(u)$. A token has the factor
-$w_i=e^{\langle u,z_i\rangle-\Lambda(u)}$, which has mean one. The softmax mean of the prompt is
-$\hat m=m+G/D$ with $D=\frac1L\sum w_i$ and $G=\frac1L\sum w_i(z_i-m)$, and $\hat C$ is its softmax
-covariance. $T_L(z)=V\hat m$ is the output, $T(z)=Vm$ its limit.
+$u=Uz$, and $x=s^2|u|^2$. The tilted mean and covariance are $m=\nabla\Lambda(u)$ and
+$C=\nabla^2\Lambda(u)$, with $\Lambda$ the log-Laplace transform of a token. The softmax covariance
+of the prompt is $\hat C$, and its softmax mean is $\hat m=m+G/D$ with $D=\frac1L\sum w_i$,
+$G=\frac1L\sum w_i(z_i-m)$ and $w_i=e^{\langle u,z_i\rangle-\Lambda(u)}$, which has mean one.
+$T_L(z)=V\hat m$ is the output, $T(z)=Vm$ its limit.
 """
 
 from typing import SupportsIndex, TypeAlias
@@ -31,17 +31,17 @@ _SMALLEST = 1e-100  # replaces smaller norms: the bound only grows, and zero has
 def mean_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound of $E|\hat m-m|^2$, the mean squared error of the softmax mean at one query.
+    r"""Return a bound on $E|\hat m-m|^2$, the mean squared error of the softmax mean at one query.
 
-    With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$, the bound is the smaller of
+    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound, and the gradient of one output in its
+    row of V has the mean squared error $E|\hat m-m|^2$. With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$,
+    the bound is the smaller of
 
     $$4s^2\Big(\sqrt{\ln(L2^{d/2})}+\sqrt x\Big)^2\quad\text{and}\quad
     \frac{16s^2e^{2x}}L\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
     +4s^2e^{-q}\Big(\sqrt{\ln(1+L2^{d/2}e^q)}+\sqrt x\Big)^2.$$
 
-    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound. The gradient of one output in its row
-    of V has the mean squared error $E|\hat m-m|^2$. The paper (arXiv:2512.11784) states the order
-    (Lemmas C.1 to C.4); the constants are derived in docs/bounds.md.
+    The paper (arXiv:2512.11784) states the order (Lemmas C.1 to C.4). Derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -62,9 +62,10 @@ def mean_bound(
 def covariance_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound of $E\|\hat C-C\|_F^2$, for the softmax covariance at one query.
+    r"""Return a bound on $E\|\hat C-C\|_F^2$, for the softmax covariance at one query.
 
-    With $x$ and $q$ as in `mean_bound`, $t=s^2(4x+2d\ln2)$ and
+    For the i-th output, $E\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ is at most $|v_i|^2|z|^2$ times this
+    bound, with $v_i$ the i-th row of V. With $x$ and $q$ as in `mean_bound`, $t=s^2(4x+2d\ln2)$ and
     $N_{p,k}=2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, the bound is
     the smaller of
 
@@ -73,9 +74,8 @@ def covariance_bound(
     +4\sqrt{\tfrac{N_{4,2}^4}{L^3}+\tfrac{3N_{2,1}^4}{L^2}}\Big)^2
     +e^{-q}\big(4s^2\ln(L2^{d/2}e^q+e)+t\big)^2.$$
 
-    $E\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ for the i-th output is at most $|v_i|^2|z|^2$ times this
-    bound, with $v_i$ the i-th row of V. Prop. 3.4 of the paper (arXiv:2512.11784) is such a bound
-    averaged over queries; this form is derived in docs/bounds.md.
+    Prop. 3.4 of the paper (arXiv:2512.11784) is such a bound, averaged over queries. Derived in
+    docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -100,17 +100,15 @@ def output_bound(
     key_query_norm: ArrayLike,
     value_norm: ArrayLike,
 ) -> Array:
-    r"""Return a bound of $E\|T[\hat\mu_L]-T[\mu]\|^2_{L^2(\nu)}$, over prompts and queries.
+    r"""Return a bound on $E\|T[\hat\mu_L]-T[\mu]\|^2_{L^2(\nu)}$, over prompts and queries.
 
-    `mean_bound` is an increasing function $f$ of $x$. For a random query, $X=s^2|Uz|^2$ exceeds
-    $s^2\kappa^2r^2$ with probability at most $e^{-(r^2-d-d\ln(r^2/d))/2}$ for $r^2\ge d$. Hence
-
-    $$E f(X)=f(0)+\int_0^\infty P(X>x)\,df(x)$$
-
-    is bounded by an upper sum with any nodes. Up to logarithms, the bound falls as $L^{-1}$ for
-    $s\kappa<\frac12$ and as $L^{-1/(2s\kappa)^2}$ for larger $s\kappa$. Prop. 3.1 of the paper
-    (arXiv:2512.11784) is $c_1s^6\ln L/L^{c_2/s^2}$ with unspecified $c_1,c_2$; as printed it fails
-    at $L=1$, where this bound holds. Derived in docs/bounds.md.
+    Up to logarithms it falls as $L^{-1}$ for $s\kappa<\frac12$, and as $L^{-1/(2s\kappa)^2}$ for
+    larger $s\kappa$. It is $\|V\|^2$ times an upper sum of
+    $E f(X)=f(0)+\int_0^\infty P(X>x)\,df(x)$. Here $X=s^2|Uz|^2$, and $f(x)$ is `mean_bound`, an
+    increasing function of x. The probability that $X$ exceeds $s^2\kappa^2r^2$ is at most
+    $e^{-(r^2-d-d\ln(r^2/d))/2}$ for $r^2\ge d$. Prop. 3.1 of the paper (arXiv:2512.11784) is
+    $c_1s^6\ln L/L^{c_2/s^2}$ with unspecified $c_1,c_2$; as printed it fails at $L=1$. Derived in
+    docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -137,7 +135,7 @@ def _finite(length: Array) -> Array:
 
 
 def _mean_cap(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return $4s^2(\sqrt{\ln(L2^{d/2})}+\sqrt x)^2$, which follows from $|\hat m|\le\max|z_i|$."""
+    r"""Return $4s^2(\sqrt{\ln(L2^{d/2})}+\sqrt x)^2$, a bound due to $|\hat m|\le\max|z_i|$."""
     return 4 * s**2 * (np.sqrt(np.log(length) + log_cells(d)) + np.sqrt(x)) ** 2
 
 
@@ -163,9 +161,9 @@ def _covariance_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Number
 
 
 def _averaged(length: float, d: int, s: float, tau: float) -> float:
-    r"""Return the upper sum $f(x_1)+\sum_k(f(x_{k+1})-f(x_k))P(X>x_k)+E[f(X);X>x_n]$.
+    r"""Return $f(x_1)+\sum_k(f(x_{k+1})-f(x_k))p_k+b$, a bound on $E f(X)$ with f = `_mean_bound`.
 
-    Each probability, and the last mean, is replaced by its bound.
+    $p_k$ is a bound on $P(X>x_k)$, and b a bound on $E[f(X);X>x_n]$.
     """
     nodes = _nodes(length, d, tau)
     heights = np.asarray(_mean_bound(length, d, s, nodes))
@@ -183,19 +181,18 @@ def _nodes(length: float, d: int, tau: float) -> Array:
 
 
 def _log_survival(x: Numbers, d: int, tau: float) -> Numbers:
-    r"""Return $-\frac12(r^2-d-d\ln(r^2/d))$ with $r^2=x/\tau^2$, a bound of $\ln P(X>x)$.
+    r"""Return $-\frac12(r^2-d-d\ln(r^2/d))$, a bound on $\ln P(X>x)$.
 
-    It is 0 for $r^2<d$.
+    $r^2$ is $x/\tau^2$, or d if that is larger.
     """
     ratio = np.maximum(x / tau**2 / d, 1.0)
     return -d / 2 * (ratio - 1 - np.log(ratio))
 
 
 def _beyond(length: float, d: int, s: float, tau: float, x: float) -> float:
-    r"""Return a bound of $E[f(X);X>x]$, the mean of f(X) over queries with X > x.
+    r"""Return a bound on $E[f(X);X>x]$, the mean of f(X) over queries with X > x.
 
-    With $p\ge P(X>x)$ it is
-    $4s^2p\big(\sqrt{\ln(L2^{d/2})}+2\tau\sqrt{\ln(1+2^{d/2}/p)}\big)^2$.
+    With $p\ge P(X>x)$ it is $4s^2p\big(\sqrt{\ln(L2^{d/2})}+2\tau\sqrt{\ln(1+2^{d/2}/p)}\big)^2$.
     """
     log_p = _log_survival(x, d, tau)
     sizes = np.sqrt(np.log(length) + log_cells(d)) + 2 * tau * np.sqrt(
@@ -205,7 +202,7 @@ def _beyond(length: float, d: int, s: float, tau: float, x: float) -> float:
 
 
 def log_cells(dim: int) -> float:
-    r"""Return $\frac d2\ln2$, a bound of $\ln E\,e^{|z|^2/4s^2}$ for a token z."""
+    r"""Return $\frac d2\ln2$, a bound on $\ln E\,e^{|z|^2/4s^2}$ for a token z."""
     return dim / 2 * float(np.log(2.0))
 
 
@@ -215,11 +212,9 @@ def root_log(log_y: Numbers, order: int) -> Numbers:
 
 
 def token_norm(power: int, order: int, dim: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return a bound of $(E\,w^p|z-m|^{2k})^{1/2k}$ for a token z with the factor w.
+    r"""Return a bound on $(E\,w^p|z-m|^{2k})^{1/2k}$ for p = `power` and k = `order`.
 
-    With $p$ = `power` and $k$ = `order` it is
-    $2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, or infinity if that
-    overflows.
+    It is $N_{p,k}$ of `covariance_bound`, or infinity if that overflows.
     """
     growth = power**2 * x
     sizes = root_log(log_cells(dim) + growth / 2, order) + np.sqrt(x)
@@ -233,7 +228,7 @@ def failure_exponent(length: Numbers, x: Numbers) -> Numbers:
 
 
 def _spread(dim: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return $s^2(4x+2d\ln2)$, a bound of $\mathrm{tr}\,C$ with $C=\nabla^2\Lambda(u)$."""
+    r"""Return $t=s^2(4x+2d\ln2)$, a bound on $\mathrm{tr}\,C$."""
     return 4 * s**2 * (x + log_cells(dim))
 
 
@@ -243,7 +238,7 @@ def checked_dim(dim: SupportsIndex) -> int:
 
 
 def checked_size(name: str, value: ArrayLike) -> Array:
-    """Return a validated norm, or an array of norms, finite and not negative."""
+    """Return validated norms: finite and not negative."""
     array = real_numbers(name, value)
     allowed = np.isfinite(array) & (array >= 0)
     if not allowed.all():
@@ -294,7 +289,7 @@ def error_quantile(
     L\ge8e^{2x}\ln\tfrac1\delta.$$
 
     Args:
-        length: $L$, one or an array, at least as large as the condition requires.
+        length: $L$, one or an array; at least $8e^{2x}\ln\frac1\delta$.
         dim: $d$, the dimension of a token.
         sub_gaussian: $s$, from `measure.variance_proxy().constant`.
         tilt_norm: $|u|=|Uz|$.
@@ -330,7 +325,7 @@ def error_tail(
     tilt_norm: ArrayLike,
     value_norm: ArrayLike,
 ) -> Array:
-    r"""Return a bound of $P(|T_L(z)-T(z)|\ge t)$ (Lemma C.3), at most one.
+    r"""Return a bound on $P(|T_L(z)-T(z)|\ge t)$ (Lemma C.3), at most one.
 
     With $x=s^2|u|^2$ it is the smaller of one and
 
@@ -363,7 +358,7 @@ def error_tail(
 def limit_bound(
     *, sub_gaussian: ArrayLike, tilt_norm: ArrayLike, value_norm: ArrayLike = 1.0
 ) -> Array:
-    r"""Return $2s^2\|V\||u|$, a bound of the norm of the limit $T[\mu](z)$ (Lemma D.1).
+    r"""Return $2s^2\|V\||u|$, a bound on the norm of the limit $T[\mu](z)$ (Lemma D.1).
 
     Args:
         sub_gaussian: $s$.
@@ -378,7 +373,7 @@ def limit_bound(
 
 
 def largest_token_bound(length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike) -> Array:
-    r"""Return $4s^2(\ln L+\frac d2\ln2)$, a bound of $E\max_{i\le L}|z_i|^2$ (Lemma D.2).
+    r"""Return $4s^2(\ln L+\frac d2\ln2)$, a bound on $E\max_{i\le L}|z_i|^2$ (Lemma D.2).
 
     Args:
         length: $L$, one or an array, at least 1.
@@ -393,6 +388,6 @@ def largest_token_bound(length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: 
 
 
 def _scale(sub_gaussian: ArrayLike, tilt_norm: ArrayLike) -> tuple[float, float]:
-    """Return $s$ and $x$."""
+    """Return $s$ and $x=s^2|u|^2$."""
     s = checked_number("sub_gaussian", sub_gaussian)
     return s, (s * checked_number("tilt_norm", tilt_norm)) ** 2

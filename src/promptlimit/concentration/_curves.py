@@ -1,7 +1,7 @@
 """Values of a gap at several lengths, their conversion into a result, and gaps on tasks.
 
 A gap is the mean squared distance between the outputs over finite prompts and their limit. The
-package `tasks` imports this package, so the rules for gaps on tasks are registered there.
+package `tasks` registers the rules for gaps on tasks, because it imports this package.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class GapValues:
         value: the mean squared distances from the limit, [n].
         error: the errors of `value`, [n].
         cov: the covariance of simulated values, [n, n]; None for other kinds.
-        limit_square: the mean square of the limit if the rule computes it, else None.
+        limit_square: the mean square of the limit, if the rule computes it; else None.
         samples: the number of simulated prompts.
     """
 
@@ -51,13 +51,8 @@ def curve_of(
 ) -> GapCurve:
     """Return the gap of a problem at its lengths; it is zero at infinite lengths.
 
-    Args:
-        quantity: the quantity whose rules compute the gap.
-        problem: the problem.
-        kind: the requested kind.
-        effort: the key and the number of samples.
-        limit_square: a function of the problem that returns the mean square of the limit, or None
-            to use `GapValues.limit_square`.
+    `limit_square` returns the mean square of the limit of a problem. If it returns None,
+    `GapValues.limit_square` is used.
     """
     rule = quantity.choose(problem, kind, effort)
     lengths = problem.lengths
@@ -103,7 +98,7 @@ class TaskGapProblem:
 
     @cached_property
     def head(self) -> AbstractHead | None:
-        """The attention as one head; None if it is not one head."""
+        """The attention as one head; None if it is not a single head."""
         return self.attention.single_head()
 
     def with_lengths(self, lengths: Array) -> "TaskGapProblem":
@@ -126,14 +121,14 @@ TASK_EXPONENTS: Quantity[TaskGapProblem, GapExponent] = Quantity(
 
 @runtime_checkable
 class SupportsTasks(Protocol):
-    """The methods of `AbstractTask` that a gap needs."""
+    """The methods of `tasks.AbstractTask` that a gap needs."""
 
     @property
     def token_dim(self) -> int:
         """The dimension of a token."""
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-        """Draw a prompt law; return the laws of a token of the prompt and of the query token."""
+        """Return the laws of a token and of the query token for one random prompt law."""
 
     def query_of(self, token: Any) -> Any:
         """Return the query of the attention from a query token."""
@@ -146,10 +141,7 @@ def task_problem(
     wrt: str | None,
     unused: Mapping[str, object],
 ) -> TaskGapProblem:
-    """Return the validated problem; raise if an argument in `unused` is set.
-
-    `unused` contains arguments of a gap that do not apply to tasks.
-    """
+    """Return the validated problem; raise if an argument in `unused` is set."""
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
     for name, value in unused.items():

@@ -1,14 +1,12 @@
 r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and their sharp rate.
 
 A gap is the mean squared distance of an output, or of its gradient in a parameter, from its limit.
-U and V are the key-query matrix and the value matrix of the head, and $\Gamma$ is the covariance of
-a token. The matrix K is a factor of U or the identity. For some parameters, the squared distance at
-a query z is proportional to $|Fz|^2$, which defines the matrix F. K and F depend on the parameter
-(`HeadProblem`). At z let $y=\Gamma^{1/2}Uz$, $\sigma=|y|$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$ and
-$N=\Gamma^{1/2}K'K\Gamma^{1/2}$. The mean squared distance at z is a sum of weight statistics,
-which are functions of $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$ and
-$y'(PN)y$ divided by powers of $\sigma^2$. The average over queries requires the joint law of
-$\sigma$ and these forms. Derived in docs/gaps.md.
+Let U and V be the matrices of the head, $\Gamma$ the covariance of a token, and $y=\Gamma^{1/2}Uz$
+and $\sigma=|y|$ at a query z. The mean squared distance at z is a sum of weight statistics, which
+are functions of $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$ and
+$y'(PN)y$ divided by powers of $\sigma^2$. Here $P=\Gamma^{1/2}V'V\Gamma^{1/2}$ and
+$N=\Gamma^{1/2}K'K\Gamma^{1/2}$, and the parameter determines F and K (`HeadProblem`). The average
+over queries requires the joint law of $\sigma$ and the forms. Derived in docs/gaps.md.
 """
 
 import dataclasses
@@ -40,19 +38,20 @@ from promptlimit.weights import (
 )
 
 _MOST_POINTS = 256
-"""The largest number of queries whose statistics are computed one by one.
+"""The largest number of queries at which statistics are computed one by one.
 
-For more queries they are interpolated; a table takes as long as about 300 queries."""
+For more queries they are interpolated in a table, which takes as long as about 300 queries.
+"""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
-"""For each statistic by name: pairs of a coefficient and an index of `GaussianGap.products`."""
+"""For each statistic by name: pairs (coefficient, index of a product of `GaussianGap`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianGap:
     r"""The mean squared distance at a query, $\sum_sE[s]\sum_kc_{sk}\varphi_k(z)/\sigma^{2n_k}$.
 
-    E[s] is the mean of a weight statistic s over prompts.
+    The sum is over weight statistics s, with means E[s] over prompts, and over products k.
 
     Attributes:
         transform: $G=\Gamma^{1/2}U$, so that $\sigma=|Gz|$.
@@ -71,7 +70,7 @@ class GaussianGap:
 
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
-    """Return the mean squared distance of a softmax head over Gaussian tokens from its limit."""
+    """Return the mean squared distance from the limit, as a function of the query."""
     read, root = unwrap(problem.compared_head), unwrap(problem.gaussian).root()
     transform = root @ read.key_query
     size: Product = () if read.factor is None else (_square(read.factor),)
@@ -93,15 +92,14 @@ def gaussian_gap(problem: Problem) -> GaussianGap:
 
 
 def _square(factor: Array) -> Array:
-    """Return the matrix F'F of the quadratic form $|Fz|^2$."""
+    """Return F'F, the matrix of the quadratic form |Fz|^2."""
     return factor.T @ factor
 
 
 def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> GaussianGap:
-    r"""Return the mean squared distance of $KCV'$, the gradient in a score matrix, from its limit.
+    r"""Return the mean squared distance for the gradient in a score matrix, from `spread_terms`.
 
-    C is the softmax covariance of the tokens. The result is a sum of statistics times the forms of
-    `spread_terms`.
+    The arguments are $\Gamma^{1/2}U$, the form $|Fz|^2$, $K\Gamma^{1/2}$ and $V\Gamma^{1/2}$.
     """
     p_matrix, n_matrix = _square(outer), _square(inner)
     both = p_matrix @ n_matrix
@@ -125,11 +123,8 @@ def exact_gap(
 ) -> tuple[Array, Array]:
     """Return the gap averaged over queries, and its error, [n] each.
 
-    Args:
-        gap: the mean squared distance at one query.
-        queries: the queries.
-        lengths: L, finite, [n].
-        tolerance: the relative error at which the quadrature over Gaussian queries stops.
+    `lengths` are finite. `tolerance` is the relative error at which the quadrature over Gaussian
+    queries stops.
     """
     worst = np.zeros(lengths.size)
 
@@ -150,10 +145,7 @@ def exact_gap(
 
 
 def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
-    r"""Return the leading order of the gap, [n]; infinite if $E\,e^{\sigma^2}$ is infinite.
-
-    For Gaussian queries this is the case if $\tau^2\ge1/2$ (`SharpnessLaw.tau`).
-    """
+    r"""Return the leading order of the gap, [n]; infinite if $E\,e^{\sigma^2}$ over queries is."""
     total = 0.0
     squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
     with np.errstate(over="ignore"):
@@ -177,7 +169,7 @@ def _combined(
 ) -> Array:
     r"""Return $\sum_sE[s]\sum_kc_{sk}\varphi_k/\sigma^{2n_k}$, [n, lengths].
 
-    At $\sigma=0$ the forms of y are also 0. A tiny positive sharpness then avoids 0/0.
+    At $\sigma=0$ the forms of y vanish too; a tiny positive $\sigma$ avoids 0/0.
     """
     positive = np.maximum(sharpness, np.finfo(np.float64).tiny ** 0.25)
     scaled = products / positive[:, None] ** (2 * np.array(gap.orders))
@@ -220,7 +212,7 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
 
 
 def log_scale(sharpness: Array, lengths: Array) -> Array:
-    r"""Return an approximation of $\log E\,S_2$, [n, lengths], from large deviations.
+    r"""Return an approximation of $\log[(1+\sigma^2)E\,S_2]$, [n, lengths], from large deviations.
 
     With $\sigma^2=s\log L$, $E\,S_2$ is about $L^{s-1}$ up to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ up to
     $s=2$, and constant for larger s.
@@ -247,12 +239,11 @@ def gap_exponent(
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
 
     For $\tau^2>1/2$ the gap is dominated by rare sharp queries, at which a few tokens have almost
-    all the weight. For a mixture of Gaussian queries the component with the largest $\tau$
-    determines $\kappa$. For finitely many queries, and for linear attention, $\kappa=1$. Derived in
-    docs/gaps.md.
+    all the weight. For a mixture of Gaussian queries, $\tau$ is the largest of the components. For
+    finitely many queries, and for linear attention, $\kappa=1$. Derived in docs/gaps.md.
 
-    If `measure` is a `LinearRegression`, the mean is over the prompts and queries of this task. If
-    scores depend on labels, the gap is then not a power of L: see `GapExponent.rho` and
+    For a `LinearRegression` in place of `measure`, the mean is over prompts and queries of this
+    task. If scores depend on labels, the gap is not a power of L: see `GapExponent.rho` and
     `GapExponent.onset`.
 
     Raises:
@@ -277,7 +268,7 @@ def gap_exponent(
 
 
 def exponent(tau: float) -> float:
-    r"""Return $\kappa(\tau)$."""
+    r"""Return $\kappa(\tau)$ of `gap_exponent`."""
     if tau**2 <= 0.5:
         return 1.0
     return math.sqrt(1.0 / tau**2 + 0.25) - 0.5

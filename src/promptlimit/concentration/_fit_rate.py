@@ -1,8 +1,8 @@
 r"""The exponent of a curve, and whether the curve is a power law.
 
 Gaps at length L fall as $L^{-\kappa}$ up to powers of $\log L$, so the slope of a log-log plot
-drifts, sometimes over tens of decades. A straight line through such data has small residuals and
-the wrong slope. The fit therefore also measures the drift of the slope.
+drifts, sometimes over tens of decades. A straight line then has small residuals and the wrong
+slope. Therefore the fit also measures the drift of the slope.
 """
 
 import dataclasses
@@ -18,44 +18,43 @@ from promptlimit.errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
-"""The largest `reach` of a power law; the reach is the range of the local exponents."""
+"""The largest `reach` of a power law, as defined in `fit_rate`."""
 
 _BAD_FIT = 0.2
-"""Chi-square rejects the line below a p-value of this times 1 - level: 1% at a level of 0.95."""
+"""Chi-square rejects the line at a p-value below (1 - level) times this: 1% at a level of 0.95."""
 
 
 @numpy_only("Call it outside the compiled function and pass its result.")
 def fit_rate(
     lengths: ArrayLike, values: ArrayLike, *, cov: ArrayLike | None = None, level: float = 0.95
 ) -> RateFit:
-    r"""Return the fit of $\log v=\log C-\kappa\log L$, with an interval for $\kappa$ and a verdict.
+    r"""Return the fit of $v=CL^{-\kappa}$ to a curve, with an interval for $\kappa$ and a verdict.
 
-    The *local exponent* $-d\log v/d\log L$ is constant for a power law. If v also contains powers
-    of $\log L$, the local exponent converges like $1/\log L$. From its values $k_1$ and $k_2$ at
-    the ends $\ell_1<\ell_2$ of $\log L$, its limit is extrapolated as
-    $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *drift* is $k_2-k_1$, and the *reach* is
-    the range of the local exponents and $k_\infty$. The curve is a power law if the reach is at
-    most 0.05.
+    The *local exponent* $-d\log v/d\log L$ of a power law is constant. If v contains powers of
+    $\log L$, it converges like $1/\log L$. From its values $k_1$ and $k_2$ at the ends
+    $\ell_1<\ell_2$ of $\log L$, the limit $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$ is
+    extrapolated. The *drift* is $k_2-k_1$. The *reach* is the largest minus the smallest of the
+    local exponents and $k_\infty$. The curve is a power law if the reach is at most 0.05.
 
-    **Exact values** (`cov` is None): the line is fitted by least squares. Local exponents are the
-    slopes between neighbours. The interval for $\kappa$ is the reach, extended by its width on both
-    sides.
+    **Exact values** (`cov` is None): $\log v=\log C-\kappa\log L$ is fitted by least squares. Local
+    exponents are the slopes between neighbours. The interval for $\kappa$ is the range of $\kappa$,
+    the local exponents and $k_\infty$, extended by its width on both sides.
 
-    **Values with noise**: the line is fitted by generalised least squares with
-    $\mathrm{Cov}(\log v_i,\log v_j)=\Sigma_{ij}/(v_iv_j)$. The fit of a parabola determines the
-    drift and its interval. The curve is a power law if no drift in this interval has a reach above
-    0.05. Otherwise it is not a power law yet if the interval excludes zero, and too noisy to decide
-    if it includes zero. If $\chi^2$ rejects the line, noise does not explain the residuals, and the
-    slopes between neighbours are used as for exact values. The interval for $\kappa$ covers the
-    exponent of a true power law with probability `level`. A significant drift of any size widens it
-    as for exact values.
+    **Values with noise**: the fit uses generalised least squares with
+    $\mathrm{Cov}(\log v_i,\log v_j)=\Sigma_{ij}/(v_iv_j)$, and a parabola determines the drift and
+    its interval. The curve is a power law if no drift in this interval has a reach above 0.05.
+    Otherwise it is not a power law yet if the interval excludes zero, and too noisy to decide if it
+    includes zero. The interval for $\kappa$ covers the exponent of a true power law with
+    probability `level`; a significant drift widens it as for exact values. If $\chi^2$ rejects the
+    line, noise does not explain the residuals, and local exponents are computed as for exact
+    values.
 
     Args:
         lengths: $L$, increasing, at least two.
         values: $v>0$, one per length.
         cov: $\Sigma$, the covariance of the values, `[n, n]`, or their variances, `[n]`; None for
-            values without noise. Pass the matrix if values at different lengths come from prompts
-            that share tokens, because they are strongly correlated.
+            values without noise. Values from prompts that share tokens are strongly correlated:
+            pass the matrix.
         level: the confidence of the intervals.
 
     >>> import numpy as np
@@ -78,7 +77,7 @@ def fit_rate(
 
 
 def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
-    """Return the least-squares fit to exact values y at x; both are logarithms."""
+    """Return the fit to exact values; x and y are logarithms of lengths and values."""
     fit = _result(_polynomial(x, y, np.eye(x.size), 1), level)
     if x.size == 2:
         return fit
@@ -94,7 +93,7 @@ def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
 
 
 def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
-    """Return the generalised least-squares fit, tested by chi-square and by its curvature."""
+    """Return the fit to values with noise; x and y are logarithms of lengths and values."""
     whitener = _whitener(log_cov)
     line = _polynomial(x, y, whitener, 1)
     quantile = float(ndtri((1 + level) / 2))
@@ -122,12 +121,8 @@ def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
 def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: bool) -> RateFit:
     """Return the fit with its drift, its status, and an interval that includes the drift.
 
-    Args:
-        fit: the result for the line.
-        path: the local exponents.
-        half: half the width of the confidence interval of the drift.
-        x: the logarithms of the lengths.
-        rejected: whether chi-square rejects the line.
+    `half` is half the width of the confidence interval of the drift. x are the logarithms of the
+    lengths. `rejected` is true if chi-square rejects the line.
     """
     beyond = 0.0 if rejected else half * x[-1] / (x[-1] - x[0])
     significant = rejected or abs(path.drift) > half
@@ -154,7 +149,7 @@ class _Path:
 
     Attributes:
         exponents: the local exponents in order of the lengths, then the extrapolated limit.
-        drift: the last local exponent minus the first.
+        drift: the last local exponent minus the first, without the limit.
     """
 
     exponents: Array
@@ -166,35 +161,25 @@ class _Path:
 
 
 def _path_of_neighbours(x: Array, y: Array) -> _Path:
-    """Return the local exponents as slopes between neighbours."""
     slopes = -np.diff(y) / np.diff(x)
     return _path((x[1:] + x[:-1]) / 2, slopes)
 
 
 def _path_of_parabola(x: Array, bend: "_Polynomial") -> _Path:
-    r"""Return the local exponents at the ends of a parabola $c_0+c_1\xi+c_2\xi^2$.
-
-    They are $-c_1-2c_2\xi$ with $\xi=\log L-\ell_0$ and $\ell_0$ the centre of the data.
-    """
+    r"""Return the local exponents at the ends of a parabola in $\log L-\ell_0$."""
     ends = x[[0, -1]]
     return _path(ends, -bend.coefficients[1] - 2 * bend.coefficients[2] * (ends - bend.centre))
 
 
 def _path(where: Array, exponents: Array) -> _Path:
-    r"""Return the path with $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$.
-
-    `where` are the $\ell$ of the exponents. The formula is exact for $k=k_\infty+c/\ell$.
-    """
+    r"""Return the path; its limit is exact for exponents $k_\infty+c/\ell$ at $\ell$ = `where`."""
     drift = float(exponents[-1] - exponents[0])
     end = exponents[-1] + drift * where[0] / (where[-1] - where[0])
     return _Path(np.append(exponents, end), drift)
 
 
 def _spanned(exponents: Array) -> tuple[float, float]:
-    """Return the range of some exponents, extended by its width on both sides.
-
-    Beyond the data an exponent may drift by as much as within the data.
-    """
+    """Return the range of exponents, extended by its width on both sides."""
     width = float(np.ptp(exponents))
     return float(exponents.min()) - width, float(exponents.max()) + width
 
@@ -219,7 +204,7 @@ class _Polynomial:
 def _polynomial(x: Array, y: Array, whitener: Array, degree: int) -> _Polynomial:
     r"""Return the minimiser c of $|W(y-Xc)|^2$ and its covariance $(X^\top W^\top WX)^{-1}$.
 
-    W is `whitener`, and X contains the powers of $\log L-\ell_0$. Both follow from the SVD of $WX$.
+    W is `whitener`, and X contains the powers of $\log L-\ell_0$.
     """
     centre = float(x.mean())
     scale = float(np.abs(x - centre).max()) ** np.arange(degree + 1)
@@ -236,9 +221,8 @@ def _polynomial(x: Array, y: Array, whitener: Array, degree: int) -> _Polynomial
 def _whitener(log_cov: Array) -> Array:
     r"""Return $W$ with $W^\top W=(S+\mathrm{diag}(S_{ii}^2/2)+\epsilon I)^{-1}$.
 
-    S is `log_cov`, a covariance by the delta method. Strongly correlated values make S nearly
-    singular. Differences of logarithms are then so small that the next term of the delta method,
-    $S_{ii}^2/2$, is added.
+    S is `log_cov`, a covariance by the delta method. If values are strongly correlated, S is nearly
+    singular, and the next term of the delta method, $S_{ii}^2/2$, matters.
     """
     variances = np.diag(log_cov)
     floor = 1e-12 * variances.max()
@@ -247,7 +231,7 @@ def _whitener(log_cov: Array) -> Array:
 
 
 def _result(line: _Polynomial, level: float) -> RateFit:
-    """Return the result for a line; the fields on noise and drift have default values."""
+    """Return the result for a line; fields on noise and drift have default values."""
     intercept, slope = (float(c) for c in line.coefficients)
     return RateFit(
         exponent=-slope,
@@ -267,7 +251,7 @@ def _result(line: _Polynomial, level: float) -> RateFit:
 
 
 def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
-    """Return the validated lengths, at least two, and the positive values at these lengths."""
+    """Return the validated lengths and values."""
     with jax.enable_x64(True):
         where = as_float64(float_array("lengths", lengths, rank=1))
         what = as_float64(float_array("values", values, rank=1))
@@ -320,7 +304,7 @@ def _checked_log_cov(cov: ArrayLike | None, values: Array) -> Array | None:
 
 
 def _require_covariance(relative: Array) -> None:
-    """Raise ArgumentError unless symmetric and positive semi-definite, up to rounding errors."""
+    """Raise unless the matrix is symmetric and positive semi-definite, up to rounding."""
     rounding = 1e-9 * np.abs(relative).max()
     asymmetry = np.abs(relative - relative.T)
     if asymmetry.max() > rounding:

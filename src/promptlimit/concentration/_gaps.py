@@ -1,4 +1,4 @@
-"""The squared distance between finite and infinite prompts, averaged over queries."""
+"""The gap: the mean squared distance between finite and infinite prompts, over queries."""
 
 from functools import partial
 from itertools import islice
@@ -70,11 +70,11 @@ def output_gap(
     r"""Return $E\|T[\hat\mu_L](z)-T[\mu](z)\|^2$ over prompts and queries, for every length.
 
     Here $T[\hat\mu_L](z)$ is the output at the query z over a prompt of L random tokens, and
-    $T[\mu](z)$ its limit. Proposition 3.1 of arXiv:2512.11784 bounds the gap by
-    $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with $\sigma$ the sub-Gaussian constant of the tokens and
-    unknown $c_1$ and $c_2$. The gap is exact at listed queries wherever `prompt_moments` is exact,
-    and at Gaussian queries for Gaussian tokens. `print(promptlimit.concentration.GAPS.table())`
-    lists all rules.
+    $T[\mu](z)$ its limit. It is exact at listed queries if `prompt_moments` is, at
+    Gaussian queries for one softmax head over Gaussian tokens, and at all queries for one linear
+    head. Proposition 3.1 of arXiv:2512.11784 bounds it by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$
+    with $\sigma$ the sub-Gaussian constant of the tokens and unknown $c_1$ and $c_2$.
+    `print(promptlimit.concentration.GAPS.table())` lists all rules.
 
     Args:
         attention: $T$.
@@ -85,13 +85,13 @@ def output_gap(
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2 of
             arXiv:2512.11784).
-        kind: "auto" (exact where possible, else estimate), "exact", "asymptotic" (leading order in
-            1/L), "bound" (proved, docs/bounds.md) or "estimate" (simulated).
+        kind: "auto" (exact if possible, otherwise estimate), "exact", "asymptotic" (leading order
+            in 1/L), "bound" (proved, docs/bounds.md) or "estimate" (simulated).
         key: the random key, for "estimate".
         samples: the number of prompts to simulate; 4096 when None.
         sub_gaussian: for "bound": a number s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$ for
-            a token z of mean m, if the measure has no `variance_proxy`. Ignored for Gaussian
-            tokens, which are whitened.
+            a token z of mean m and every a, if the measure has no `variance_proxy`. Ignored for
+            Gaussian tokens.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -158,7 +158,7 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
     kind: str,
     effort: Effort,
 ) -> GapCurve:
-    """Return the gap; for a task, raise if one of the arguments in `given` is set."""
+    """Return the gap. Tasks accept none of the arguments in `given`."""
     if lengths is None:
         raise ArgumentError("lengths", "must be one prompt length or several, got none.")
     if isinstance(law, SupportsTasks):
@@ -179,7 +179,7 @@ def _curve(  # noqa: PLR0917  # the arguments of a gap, in their order
 def limit_square(problem: Problem) -> float | None:
     r"""Return the mean of $\|T[\mu](z)\|^2$ over queries z; None if it is not a finite sum.
 
-    For the gradient in a parameter it is the mean square of the gradient.
+    With a `wrt`, it is the mean square of the gradient in this parameter.
     """
     queries = problem.queries
     heads = problem.heads if problem.wrt is None else problem.compared_head
@@ -218,9 +218,9 @@ def _moments(problem: Problem) -> Quantity[Problem, Any]:
 
 
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
-    """Return why moments at single queries cannot be averaged, or None.
+    """Return why moments of this kind at single queries cannot be averaged, or None.
 
-    Rules are chosen at the first query.
+    The first query decides for all queries.
     """
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
@@ -240,10 +240,10 @@ def _leading_by_sharpness(problem: Problem, _effort: Effort) -> GapValues:
 
 
 def _over_points(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
-    """Average the moments at single queries.
+    """Return the average of moments at single queries.
 
     The gap of linear attention is a quadratic form in the query, so points with the second moments
-    of the queries can replace their law.
+    of the queries replace their law.
     """
     queries = problem.queries
     points, weights = queries.points, queries.weights
@@ -262,9 +262,9 @@ def _bound(problem: Problem, _effort: Effort) -> GapValues:
 
 
 def _estimate(problem: Problem, effort: Effort) -> GapValues:
-    """Return the gaps of simulated prompts, each with its own query.
+    """Return the gaps over simulated prompts, each with its own query.
 
-    Shorter prompts are prefixes of longer ones, so estimates at different lengths are correlated.
+    Shorter prompts are prefixes of longer ones if `is_nested`, so estimates are correlated.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.prompt.dim
@@ -286,7 +286,7 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
 
 
 def _require_limits(problem: Problem, squares: Array) -> None:
-    """Raise OutsideDomainError if the squared limit is not finite at some query."""
+    """Raise OutsideDomainError if the limit is not finite at some query."""
     missing = int(np.count_nonzero(~np.isfinite(squares)))
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
@@ -308,7 +308,7 @@ def _squares(
     shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]],
     keys: Key[JaxArray, "prompts 2"],
 ) -> JaxArray:
-    """Return the squared distances at all lengths, then the squared limit, one row per prompt."""
+    """Return squared distances at all lengths, then the squared limit, one row per prompt."""
     simulation, law, counts = shared
 
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:
@@ -388,8 +388,10 @@ GAPS.rules.extend(
 
 
 def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:
-    """Return the gaps at finite lengths, of a kind other than "estimate"."""
+    """Return the gaps at finite lengths; any kind except "estimate"."""
     rule = GAPS.first(problem, kind)
     if not isinstance(rule, Rule):
-        raise KindUnavailableError("kind", f"must be another for {problem.subject}: {rule}.")
+        raise KindUnavailableError(
+            "kind", f"must be available for {problem.subject}, got {kind!r}: {rule}."
+        )
     return rule.compute(problem, Effort(tolerance=tolerance)).value

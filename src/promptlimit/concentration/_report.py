@@ -1,4 +1,4 @@
-"""A report with all available results about one gap between finite and infinite prompts."""
+"""A report on one gap: its curves of every kind, the predicted rate and a fitted rate."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ def gap_report(
         queries: the law of the query, or an array [n, query_dim].
         lengths: $L$, increasing.
         wrt: the parameter whose gradient is compared; None for outputs.
-        key: the random key; None simulates nothing.
+        key: the random key; no simulation when None.
         samples: the number of prompts to simulate; only lengths up to 10,000 are simulated.
 
     >>> import promptlimit as pl
@@ -88,9 +88,9 @@ def _exponent(
 def _fit(curves: Mapping[str, GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
     """Return the power law fitted to the best curve, and the first of the fitted lengths.
 
-    The best curve is the exact one if available, else the simulated one. Of an exact curve, the
-    longest end that is a power law is fitted, or else the whole curve. A simulated curve is fitted
-    as a whole, because with noise some part of a curve always passes the test.
+    The best curve is the exact one, or else the simulated one. Of an exact curve, the longest end
+    that is a power law is fitted, or else the whole curve. A simulated curve is fitted as a whole,
+    because with noise some end would always pass the test.
     """
     best = curves.get("exact") or curves.get("estimate")
     if best is None:

@@ -1,4 +1,4 @@
-"""The length from which the gap between a prompt and the infinite prompt is below a tolerance."""
+"""The length from which the gap between finite and infinite prompts stays below a tolerance."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _POINTS = 12
 _NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
 """Relative distances from the predicted crossing at which lengths are tried."""
 _RESOLUTION = 1e-11
-"""The search ends when the ratio of two lengths is closer to 1 than this."""
+"""The search ends when the relative difference of two lengths is below this."""
 
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
 
@@ -54,7 +54,7 @@ def required_length(
     the output over L tokens, T its limit, and means over prompts and queries: 0.01 is one per cent.
     The result contains the exact length, the length according to the leading order in 1/L, and a
     length that is proved to be sufficient. For several softmax heads the exact length is available
-    at listed queries. A residual matrix changes the limit, but not $T_L-T$.
+    at listed queries. A residual matrix changes T, but not $T_L-T$.
 
     Args:
         attention: $T$.
@@ -103,7 +103,7 @@ def required_length(
 def _way_out(problem: Problem) -> str:
     """Return a suggestion for a problem whose gap can only be simulated.
 
-    Heads with the same tilt have an exact gap at listed queries.
+    Several heads may have an exact gap at listed queries.
     """
     if problem.queries.are_points or problem.wrt is not None:
         return "Simulate"
@@ -140,8 +140,8 @@ def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
 def _crossing(gap: GapOfLengths, threshold: float) -> float:
     """Return the smallest length from which on the gap does not exceed the threshold.
 
-    A scan with a low accuracy brackets the last crossing. At the lower end of the bracket the gap
-    is certainly above the threshold; from the upper end on it certainly is not.
+    A scan of low accuracy brackets the last crossing: `low` is the last length at which the gap is
+    certainly above the threshold, and from `high` on it is certainly not.
     """
     scan = gap(_SCAN, _SCAN_TOLERANCE)
     maybe = np.flatnonzero(~(scan <= (1.0 - _SCAN_TOLERANCE) * threshold))
@@ -156,8 +156,8 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
     r"""Return the last crossing between two lengths.
 
-    The gap is above the threshold at `low` and not above it at `high`. The logarithm of the gap is
-    a smooth function of $\log L$, so linear interpolation predicts the crossing.
+    The gap exceeds the threshold at `low`, but not at `high`. The logarithm of the gap is a smooth
+    function of $\log L$, so linear interpolation predicts the crossing.
     """
     guess = math.sqrt(low) * math.sqrt(high)
     while (tried := _between(low, high, guess)).size:
@@ -172,7 +172,7 @@ def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> f
 
 
 def _between(low: float, high: float, guess: float) -> Array:
-    """Return whole lengths strictly between two lengths, dense near a guess; empty if none is."""
+    """Return whole lengths strictly between two lengths, dense near a guess, or an empty array."""
     if high <= low * (1.0 + _RESOLUTION):
         return np.zeros(0)
     even = np.geomspace(low, high, _POINTS)

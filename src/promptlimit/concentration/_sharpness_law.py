@@ -1,23 +1,21 @@
 r"""The law of the sharpness at a Gaussian query, and of quadratic forms given the sharpness.
 
 The sharpness $\sigma$ is the standard deviation of the scores at a query z. For Gaussian tokens of
-covariance $\Gamma$ it is $\sigma=|Gz|$ with $G=\Gamma^{1/2}U$. For a random query $z\sim N(z_0,S)$,
-$\sigma^2$ is a weighted sum of non-central chi-squares. Its density, weighted by a product
-$\varphi$ of quadratic forms of z, is an integral in the complex plane:
+covariance $\Gamma$ it is $\sigma=|Gz|$ with $G=\Gamma^{1/2}U$. For $z\sim N(z_0,S)$, $\sigma^2$ is
+a weighted sum of non-central chi-squares. Its density, weighted by a product $\varphi$ of quadratic
+forms of z, is an integral in the complex plane:
 
     E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
 
-Here $M(\theta)=Ee^{\theta\sigma^2}$, and $E_\theta$ is the mean under the law tilted by
-$e^{\theta\sigma^2}$, which is again Gaussian. With $\lambda_1$ the largest eigenvalue of
-$S^{1/2}G'GS^{1/2}$, M has a cut at $\theta\ge1/(2\lambda_1)$. The path of integration is a
-hyperbola around the cut through the saddle point. There the integrand is about as large as the
-integral, so that even small densities keep their digits. Derived in docs/gaps.md.
+with $M(\theta)=Ee^{\theta\sigma^2}$, and $E_\theta$ the mean under the law tilted by
+$e^{\theta\sigma^2}$, which is Gaussian. M has a cut at $\theta\ge1/(2\lambda_1)$ with $\lambda_1$
+the largest eigenvalue of $S^{1/2}G'GS^{1/2}$. The path is a hyperbola around the cut through the
+saddle point, where the integrand is about as large as the integral, so that small densities keep
+their digits.
 
-A gap at a query is a sum of products of a function of the sharpness and such a $\varphi$. Its
-average over queries is an integral of a smooth function of the radius $\rho$
-(`SharpnessLaw.density`), computed by Fejer's rule in $\operatorname{arsinh}((\rho-\rho_c)/w)$:
-steps are equal near $\rho_c$ and have equal ratios far from it. The points of one level are among
-the points of the next level.
+The average of a gap over queries is an integral over the radius $\rho$ of `SharpnessLaw`, by
+Fejer's rule in $\operatorname{arsinh}((\rho-\rho_c)/w)$ with $\rho_c$ and w of `_edge`. The points
+of one level are among those of the next. Derived in docs/gaps.md.
 """
 
 import dataclasses
@@ -35,18 +33,18 @@ from promptlimit.finite import Queries
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
 _SLOPE = 0.6
-"""The largest slope of the path relative to the vertical; a Gaussian decays along it below 1."""
+"""The largest slope of the path relative to the vertical; Gaussian factors decay below slope 1."""
 _STEP = 0.4
 """The step along the path, in widths of the peak of the integrand."""
 _WIDEST_STEP = 0.1
-"""The largest step in the parameter of the path, in which singularities are at distance 1."""
+"""The largest step in the parameter of the path; singularities are at distance 1."""
 _DECAY = 40.0
 """The path ends where the integrand has fallen by a factor of e to this power."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
-"""The numbers of steps at which the integrand is evaluated to find the end of the path."""
+"""The numbers of steps at which the end of the path is searched."""
 _LARGEST = 1e70
 _CONDITION = 1e5
-"""The largest accepted ratio of the sum of absolute values to the sum."""
+"""The largest accepted ratio of the sum of absolute values to the absolute value of the sum."""
 _TYPICAL_NODES = 128
 _ENTRIES_AT_ONCE = 2**21
 
@@ -58,7 +56,8 @@ Integrand = Callable[[Array, Array], Array]
 LogSize = Callable[[Array], Array]
 """A function of the sharpness [n] that returns [n, k].
 
-It is approximately the logarithm of the ratio of the integrand to the density of the sharpness."""
+It approximates the logarithm of the integrand divided by the density of the sharpness.
+"""
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
@@ -84,14 +83,14 @@ def product_at(product: Product, points: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class SharpnessLaw:
-    r"""Gaussian queries $z=z_0+R\xi$, with $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$.
+    r"""The law of $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$ at Gaussian $z=z_0+R\xi$.
 
-    $\xi$ is standard normal, and the radius is $\rho=\sqrt{\sigma^2-f}$.
+    $\xi$ is standard normal. The radius is $\rho=\sqrt{\sigma^2-f}$.
 
     Attributes:
         variances: $\lambda_j$, largest first, [r]; zero in directions without effect on scores.
         shifts: $c_j$, [r].
-        floor: $f$, the part of $\sigma^2$ that is the same for all queries.
+        floor: $f$, which is the same for all queries.
         centre: $z_0$, [q].
         axes: $R$, [q, r].
     """
@@ -119,7 +118,7 @@ class SharpnessLaw:
     def density(self, radius: Array, products: tuple[Product, ...]) -> Array:
         r"""Return the density of the radius weighted by each product $\varphi$, [products, n].
 
-        Radii $\rho>0$. An empty product is 1, so that its row is the density of $\rho$ itself.
+        Radii are positive. An empty product is 1, and its row is the density itself.
         """
         lifted = tuple(self._lifted(product) for product in products)
         size = self.variances.size + 1
@@ -132,7 +131,7 @@ class SharpnessLaw:
         return np.concatenate(pieces, axis=1)
 
     def _lifted(self, product: Product) -> Product:
-        r"""Return the forms in the coordinates $(1,\xi)$, of which $z$ is a linear function."""
+        r"""Return the forms in the coordinates $(1,\xi)$, in which $z$ is linear."""
         lift = np.column_stack([self.centre, self.axes])
         return tuple(lift.T @ matrix @ lift for matrix in product)
 
@@ -152,7 +151,7 @@ class SharpnessLaw:
         return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
-        """Return the step along the path for each s, and one number of nodes for all s."""
+        """Return the step along the path for each s, and the number of nodes."""
         lam, shift = self._seen()
         narrow = 1.0 - 2.0 * lam * saddle[:, None]
         curvature = (scale / _SLOPE) ** 2 * np.sum(
@@ -189,8 +188,8 @@ class SharpnessLaw:
     def _saddle(self, s: Array) -> tuple[Array, Array]:
         r"""Return the saddle point, where $\partial\log M=s$, and the scale of the path through it.
 
-        At distance a from the cut the equation is $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with
-        $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$. It is solved by bisection in log a.
+        At distance a from the cut, the equation is $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with
+        $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$. It is solved for $\log a$ by bisection.
         """
         lam, shift = self._seen()
         far = 0.25 * lam.size / s
@@ -206,7 +205,7 @@ class SharpnessLaw:
         return 0.5 / lam[0] - distance, 2.0 * _SLOPE**2 * distance
 
     def tilted_mean_of(self, theta: float, product: Product) -> float:
-        r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$; it is infinite if $2\theta\lambda_1\ge1$."""
+        r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$; infinite if $2\theta\lambda_1\ge1$."""
         if 2.0 * theta * self.variances.max(initial=0.0) >= 1.0:
             return float("inf")
         at = np.array([theta], dtype=np.complex128)
@@ -219,10 +218,9 @@ class SharpnessLaw:
 def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Complex]:
     r"""Return $\theta=\theta_0+b(\cosh v-1)+i\frac b\kappa\sinh v$ and $-i\,d\theta/dv$.
 
-    v is `place`, $\theta_0$ the saddle point, b the scale and $\kappa$ = `_SLOPE`. The slope of the
-    path relative to the vertical is zero at the saddle point and never above $\kappa$. Therefore
-    the Gaussian factor of every direction decays along the path, and far out $e^{-\theta s}$ does
-    too.
+    v is `place`, $\theta_0$ the saddle point, b the scale and $\kappa$ = `_SLOPE`. Relative to the
+    vertical, the slope of the path is zero at the saddle point and never above $\kappa$, so the
+    integrand decays along it.
     """
     cosh, sinh = np.cosh(place), np.sinh(place)
     theta = saddle + scale * (cosh - 1.0) + 1j * (scale / _SLOPE) * sinh
@@ -235,8 +233,8 @@ def _refuse_cancellation(summed: Complex) -> None:
     worst = float(np.max(np.where(total > 0.0, condition, 0.0), initial=0.0))
     if not worst <= _CONDITION:
         raise AccuracyError(
-            f"A density of the sharpness must not cancel by more than {_CONDITION:g}, got "
-            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it.",
+            f"Terms of a density must not cancel by more than a factor of {_CONDITION:g}, got "
+            f"{worst:.1e}. Please report these queries, and pass kind='estimate' instead.",
             argument="queries",
         )
 
@@ -277,17 +275,15 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
 
 
 def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
-    r"""Return $E\prod_iQ_i(x)$ for n laws $N(m,\mathrm{diag}\,D)$ of x and quadratic forms $Q_i$.
+    r"""Return $E\prod_iQ_i(x)$ for n laws $N(m,\mathrm{diag}\,D)$ of x and forms $Q_i=x'A_ix$.
 
-    The joint cumulants of $Q_i=x'A_ix$ are
+    It is the sum, over partitions of the set of forms, of products of the joint cumulants of their
+    blocks, which also holds for complex m and D:
 
         k(Q1)         = tr A1 D + m'A1 m
         k(Q1, Q2)     = 2 tr A1 D A2 D + 4 m'A1 D A2 m
         k(Q1, Q2, Q3) = 8 tr A1 D A2 D A3 D
                         + 8 (m'A1 D A2 D A3 m + m'A2 D A1 D A3 m + m'A1 D A3 D A2 m)
-
-    The mean of a product of forms is a sum over the partitions of the set of forms, of the products
-    of the cumulants of their blocks. These identities also hold for complex m and D.
 
     Args:
         forms: the matrices $A_i$, at most three.
@@ -315,7 +311,7 @@ def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex
 
 
 def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
-    """Return the third joint cumulant; it uses that the second form has few eigenvectors."""
+    """Return the third joint cumulant; fast if the second form has few nonzero eigenvalues."""
     one, two, three = forms
     values, vectors = np.linalg.eigh(two)
     kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
@@ -341,19 +337,11 @@ def over_queries(
     tolerance: float,
     largest_error: float = 1e-3,
 ) -> tuple[Array, Array]:
-    r"""Return the average over points and Gaussian queries of $\sum_kf_k(\sigma)\varphi_k(z)$.
+    r"""Return the average of $\sum_kf_k(\sigma)\varphi_k(z)$ over queries z, and its error.
 
-    The error is the error of the quadrature over the sharpness of Gaussian queries; points cause
-    none.
-
-    Args:
-        queries: the points and Gaussians.
-        transform: G, with $\sigma=|Gz|$.
-        products: see `average`, also for the other arguments.
-        integrand: see `Integrand`.
-        log_size: see `LogSize`.
-        tolerance: the relative error at which to stop.
-        largest_error: the relative error above which AccuracyError is raised.
+    The error is that of the quadrature over Gaussian queries; points cause none. At a point, its
+    weight times the $\varphi_k$ replace the densities in the integrand. With $\sigma=|Gz|$, G is
+    `transform`; the other arguments are those of `average`.
     """
     value = error = np.zeros(())
     if queries.points.size:
@@ -384,15 +372,17 @@ def average(
     *,
     largest_error: float = 1e-3,
 ) -> tuple[Array, Array]:
-    r"""Return the integral over the sharpness and its error, [lengths] each.
+    r"""Return the integral of the integrand over the sharpness and its error, [lengths] each.
+
+    The error is the difference of the last two levels, the second of which has twice as many
+    points.
 
     Args:
         law: the law of the sharpness, which must not be fixed.
-        products: the products of forms by which the densities in the integrand are weighted.
+        products: the $\varphi_k$ by which the densities in the integrand are weighted.
         integrand: see `Integrand`.
         log_size: see `LogSize`; it determines the range of integration.
-        tolerance: the relative error at which to stop. The returned error is the difference of the
-            last two levels, the second of which has twice as many points.
+        tolerance: the relative error at which to stop.
         largest_error: the relative error above which AccuracyError is raised.
     """
     edge, width = _edge(law)
@@ -430,17 +420,16 @@ def _refuse_large(error: Array, size: Array, largest: float) -> None:
     if not worst <= largest:
         raise AccuracyError(
             f"An average over queries must reach a relative error of {largest:g}, got "
-            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it.",
+            f"{worst:.1e}. Please report these queries, and pass kind='estimate' instead.",
             argument="queries",
         )
 
 
 def _edge(law: SharpnessLaw) -> tuple[float, float]:
-    r"""Return the radius $\rho_c$ at which the density varies fastest, and the scale w.
+    r"""Return the radius $\rho_c$ and the scale w at which the density varies fastest.
 
-    Directions with a much smaller variance than the widest one contribute an almost constant amount
-    to the squared radius. Few radii are below the norm of the shifts in these directions, and many
-    are just above it.
+    Directions with a much smaller variance than the widest one add a nearly constant amount to the
+    squared radius. So the density rises steeply where the radius is the norm of their shifts.
     """
     seen = law.variances > 0.0
     narrow = seen & (law.variances < _NARROW * law.variances.max())

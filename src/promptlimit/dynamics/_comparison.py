@@ -237,7 +237,7 @@ def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitB
     if np.ndim(finite.lengths):
         raise ArgumentError(
             "finite",
-            f"must be a flow at one length, got {np.size(finite.lengths)} lengths. Pass one of them.",
+            f"must be a flow at one length, got {np.size(finite.lengths)} lengths.",
         )
     apart = trajectory_gap(finite, infinite)
     if apart.parameters is None:

@@ -1,7 +1,6 @@
 """The errors and warnings of the library.
 
-An error about an argument is an `ArgumentError`, a `ValueError` whose attribute `argument` is the
-name of that argument.
+An error about an argument is an `ArgumentError`, a `ValueError` with the name of the argument.
 """
 
 import re as _re
@@ -29,7 +28,7 @@ class ArgumentError(ValueError):
         return f"`{self.argument}` {self.requirement}"
 
     def renamed(self, **names: str) -> "ArgumentError":
-        """Return the error with the caller's names in place of the names of the arguments.
+        """Return the error with other names of arguments, given as `old=new`.
 
         >>> print(ArgumentError("cov", "must fit `mean`.").renamed(cov="query_cov", mean="centre"))
         `query_cov` must fit `centre`.
@@ -41,13 +40,13 @@ class ArgumentError(ValueError):
 
 
 class KindUnavailableError(ArgumentError):
-    """The requested kind of number is not available for a problem; other kinds may be."""
+    """The requested kind of result is not available for a problem; other kinds may be."""
 
 
 class NotAnalyticError(KindUnavailableError):
     """A log-Laplace transform cannot be continued to complex tilts.
 
-    The message is a clause that gives the reason; callers insert it into a sentence.
+    The message is a clause with the reason, to be inserted into a sentence.
     """
 
     def __init__(self, reason: str):
@@ -94,26 +93,23 @@ class MissingPackageError(ImportError):
 
 
 class JoinError(RuntimeError):
-    """The processes of a run did not find each other."""
+    """The processes of a run could not connect to each other."""
 
 
 class PeerLostError(RuntimeError):
-    """Another process of the run was lost.
-
-    The runtime cannot continue without it; this process soon exits with status 1.
-    """
+    """Another process of the run was lost, and this process will soon exit with status 1."""
 
 
 class WriterError(RuntimeError):
-    """The first process of a run stopped with an error. It is raised in the other processes."""
+    """The first process of a run stopped with an error; raised in the other processes."""
 
 
 class NoLimitWarning(UserWarning):
-    """Finite prompts were simulated for a problem that has no limit."""
+    """The problem has no limit over infinite prompts; only finite prompts were simulated."""
 
 
 class SlowExpansionWarning(UserWarning):
-    """A leading order in 1/L is not accurate at a length, so the result there is NaN."""
+    """The leading order in 1/L is not accurate at a length; the result at this length is NaN."""
 
 
 class UnreliableErrorWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""Reading and writing objects of the library without pickle, and problems given as named arrays."""
+"""Files with objects of the library, without pickle, and problems given as named arrays."""
 
 from promptlimit.files._objects import load as load
 from promptlimit.files._objects import savable as savable

@@ -1,8 +1,8 @@
-"""One object per .npz file: its arrays, and a JSON description of how to construct it.
+"""Objects in .npz files: the arrays of one object, and a JSON description of its construction.
 
-A file is not trusted. A class name is looked up in a table, never imported from a name in the file,
-and the constructor checks the arrays. Then the loaded object is serialised again; its arrays and
-its description must be identical to those in the file.
+Files are not trusted. The name of a class is looked up in a table and never imported, and the
+constructor checks the arrays. The loaded object is then serialised again; its arrays and its
+description must be identical to those in the file.
 """
 
 import dataclasses
@@ -66,8 +66,8 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }
-"""For each class name: the package of the class, and a map from the arguments of its constructor to
-the attributes that hold their values. None instead of a map if the arguments are the fields."""
+"""For each class name: the package of the class, and the attribute for each argument of its
+constructor, or None if the arguments are the fields."""
 
 _PACKAGES_OF_RESULTS = ("results", "weights", "dynamics", "tasks")
 """Packages whose public result classes can be saved."""
@@ -79,7 +79,7 @@ def savable(cls: Class) -> Class:
     """Register a user-defined class, so that `save` and `load` accept its objects.
 
     Use it to decorate a dataclass or an `equinox.Module` whose constructor has an argument for each
-    field, with the name of the field. Import the module with the class before calling `load`.
+    field, with the same name. Import the module that defines the class before calling `load`.
 
     >>> import equinox as eqx
     >>> @savable
@@ -102,8 +102,8 @@ def savable(cls: Class) -> Class:
 def save(path: str | Path, obj: object) -> None:
     """Write a law, an attention, a task, a training plan or a result to a .npz file.
 
-    The file contains arrays and a JSON description, and no pickle. It is written atomically. `load`
-    returns an object with bitwise equal arrays. All results of this library can be saved.
+    The file contains arrays and a JSON description, but no pickle. It is written atomically. All
+    results of this library can be saved.
 
     Args:
         path: a path that ends in .npz.
@@ -135,7 +135,7 @@ def save(path: str | Path, obj: object) -> None:
 def load(path: str | Path) -> Any:
     """Return the object in a file that `save` wrote, with bitwise equal arrays.
 
-    The file need not be trusted: nothing in it is executed. A damaged file raises an
+    Nothing in the file is executed, so it need not be trusted. A damaged file raises an
     `InputFileError`.
     """
     place = as_path(path, "a file")
@@ -207,7 +207,7 @@ def _content(stored: np.ndarray | None) -> object:
 
 
 def _class_of(name: object) -> tuple[type, dict[str, str]]:
-    """Return the class with a name, and the attribute for each argument of its constructor."""
+    """Return the class of this name, and the attribute for each argument of its constructor."""
     if isinstance(name, str) and name in _TABLE:
         package, attributes = _TABLE[name]
         cls = getattr(importlib.import_module(f"promptlimit.{package}"), name)
@@ -222,7 +222,7 @@ def _class_of(name: object) -> tuple[type, dict[str, str]]:
 
 
 def _result_class(name: str) -> type[Result] | None:
-    """Return the result class of this library with that name."""
+    """Return the public result class of this name, if there is one."""
     for package in _PACKAGES_OF_RESULTS:
         found = getattr(importlib.import_module(f"promptlimit.{package}"), name, None)
         if isinstance(found, type) and issubclass(found, Result) and found is not Result:
@@ -250,13 +250,13 @@ class _UnknownClassError(ValueError):
 
 
 class _Written:
-    """The arrays of an object, collected by path while its description is built."""
+    """The arrays of an object by path, such as "object.mean", collected by `described`."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray] = {}
 
     def described(self, value: object, where: str, depth: int) -> object:
-        """Return the JSON description of a value."""
+        """Return the JSON description of a value at the path `where`, and collect its arrays."""
         if depth > _DEEPEST:
             raise ArgumentError("obj", f"must not be nested deeper than {_DEEPEST}.")
         if value is None or isinstance(value, bool | int | str):
@@ -276,10 +276,7 @@ class _Written:
         return self._object(value, where, depth)
 
     def _entries(self, value: Mapping[Any, object], where: str, depth: int) -> dict[str, object]:
-        """Return the descriptions of the values of a mapping, by key.
-
-        The paths of their arrays contain the number of an entry instead of its key.
-        """
+        """Return the descriptions of the values of a mapping, by key; paths contain indices."""
         entries = {}
         for index, (key, part) in enumerate(value.items()):
             if not isinstance(key, str):
@@ -324,7 +321,7 @@ class _Written:
 
 
 def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
-    """Return the value of a description."""
+    """Return the value that a description with its arrays represents."""
     if depth > _DEEPEST:
         raise ValueError(f"its description is nested deeper than {_DEEPEST}.")
     if isinstance(node, list):
@@ -358,4 +355,4 @@ _FORMS: dict[str, Callable[[Any], object]] = {
     "scalar": lambda array: array[()],
     "jax": to_device,
 }
-"""For each form of a described value: the function that converts its parts or array to it."""
+"""For each form in a description: the function that converts parts or an array to the value."""

@@ -65,14 +65,14 @@ class AttentionProblem:
 
     @property
     def measure(self) -> AbstractMeasure:
-        """The law of a token. Raises an error if it was not given."""
+        """The law of a token; raises an error if it was not given."""
         if self.law is None:
             raise ArgumentError("prompt", "must be described by `cov`, `tokens` or a named law.")
         return self.law
 
     @property
     def query(self) -> np.ndarray:
-        """The query. Raises an error if there are several queries, or a law of queries."""
+        """The query; raises an error unless there is exactly one."""
         if isinstance(self.queries, np.ndarray) and len(self.queries) == 1:
             return self.queries[0]
         count = "a law of them" if isinstance(self.queries, AbstractMeasure) else len(self.queries)
@@ -82,29 +82,31 @@ class AttentionProblem:
 def read_problem(
     sources: Sequence[str], *, prompt: str | None = None, kernel: str | None = None
 ) -> AttentionProblem:
-    """Return the problem that the named arrays of some files describe.
+    """Return the problem that the named arrays in some files describe.
 
     The attention is given in one of two ways:
 
     - `key_query` and `value`, with shape [d, d] for a head, and [layers, d, d] or
-      [layers, heads, d, d] for a stack; optionally `residual`, [layers, d, d], and `kernel`,
+      [layers, heads, d, d] for a stack; optionally `kernel` and, for a stack, `residual`,
+      [layers, d, d];
     - `key_weight`, `query_weight` and `value_weight`; optionally `output` and `scale`.
 
     The prompt is optional, and given in one of four ways:
 
-    - `tokens`, optionally `weights`,
-    - `cov`, optionally `mean`,
-    - `half_widths`, and `prompt` equal to "rademacher" or "cube",
+    - `tokens`, optionally `weights`;
+    - `cov`, optionally `mean`, of a Gaussian;
+    - `half_widths`, and `prompt` equal to "rademacher" or "cube";
     - `radius`, and `prompt` equal to "sphere".
 
     The queries are `query`, or `queries` with one per row, or `query_cov` and optionally
-    `query_mean`.
+    `query_mean` of Gaussian queries.
 
     Args:
         sources: the files, in the form that `storage.read_arrays` accepts; later files replace
             arrays of earlier ones.
-        prompt: the kind of the prompt, in place of the `prompt` of the files.
-        kernel: the kernel, in place of the `kernel` of the files.
+        prompt: "gaussian", "tokens", "rademacher", "cube" or "sphere", in place of `prompt` in the
+            files.
+        kernel: "softmax" or "linear", in place of `kernel` in the files.
     """
     arrays: dict[str, np.ndarray | str] = {}
     for source in sources:
@@ -121,7 +123,12 @@ def read_problem(
 
 
 def standard_problem(dim: int, sharpness: float) -> AttentionProblem:
-    r"""Return tokens and queries $N(0,I_d)$ and a head with $U=\tau I$, $V=I$."""
+    r"""Return a head with $U=\tau I$ and $V=I$, and tokens and queries $N(0,I)$.
+
+    Args:
+        dim: the dimension of tokens and queries.
+        sharpness: $\tau$.
+    """
     if not 0.0 < sharpness < np.inf:
         raise ArgumentError("sharpness", f"must be positive and finite, got {sharpness:g}.")
     with jax.enable_x64(True):
@@ -182,7 +189,7 @@ def example_stack(name: str) -> AttentionProblem:
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
-    """Flatten a table with one row or column if an array of this name is a vector or a number."""
+    """Return a matrix with one row or column as a vector or number if the name requires it."""
     if isinstance(value, str):
         return value
     if name in _VECTORS and value.ndim == 2 and 1 in value.shape:
@@ -231,7 +238,7 @@ def _attention(arrays: Arrays) -> AbstractAttention:
 def _stack(
     kernel: str, scores: np.ndarray, values: np.ndarray, residual: np.ndarray | None
 ) -> Stack:
-    """Return layers from matrices [layers, d, d] or [layers, heads, d, d]."""
+    """Return a stack from matrices [layers, d, d] or [layers, heads, d, d]."""
     shapes = []
     for name, matrices in zip(_MERGED, (scores, values), strict=True):
         if matrices.ndim not in (3, 4):
@@ -261,7 +268,7 @@ def _stack(
 
 
 def _law(arrays: Arrays, dim: int) -> AbstractMeasure:
-    """Return the prompt."""
+    """Return the law of a token, or the tokens of a prompt."""
     kind = _prompt_kind(arrays)
     if stray := sorted((_OF_PROMPTS - {*_PROMPTS[kind]}) & {*arrays}):
         raise ArgumentError(
@@ -287,7 +294,7 @@ def _prompt_kind(arrays: Arrays) -> str:
         return "tokens" if "tokens" in arrays else "gaussian"
     raise ArgumentError(
         "prompt",
-        f"must be one of {', '.join(map(repr, _PROMPTS))} where neither `tokens` nor `cov` is "
+        f"must be one of {', '.join(map(repr, _PROMPTS))} if neither `tokens` nor `cov` is "
         "given, got none.",
     )
 

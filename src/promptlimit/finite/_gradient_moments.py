@@ -1,11 +1,9 @@
-r"""The mean squared change of parameter gradients that a finite prompt causes.
+r"""The mean squared change of a parameter gradient that a finite prompt causes.
 
-The output of a head at the tilt t is $Vr$, where r is the tilted mean of a token z (softmax) or
-$E[z\langle z,t\rangle]$ (linear). $C=\partial r/\partial t$ is the tilted covariance (softmax) or
-the second moment $E\,zz^\top$ (linear). The gradient in a value matrix depends on the prompt
-through r only, and the gradient in a score matrix through C only. The squared change of each
-gradient is the squared change of r or of C times a factor that depends on the parameter
-(`HeadProblem`).
+Let r be the kernel of a head at the tilt t, and $C=\partial r/\partial t$: the tilted mean and
+covariance of a token z (softmax), or $E[z\langle z,t\rangle]$ and $E\,zz^\top$ (linear). The
+gradient in a value matrix depends on the prompt through r only, and the gradient in a score matrix
+through C only. `HeadProblem` defines the factor between their squared changes and those of r or C.
 """
 
 import dataclasses
@@ -27,7 +25,7 @@ from promptlimit.finite._head_moments import (
 )
 from promptlimit.finite._own_spread import own_spread_error
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
-from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
+from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length_obstacle
 from promptlimit.finite._simulation import gradient_errors, simulated_lengths
 from promptlimit.prompts import PromptLaw
 from promptlimit.results import GradientMoments, Kind
@@ -56,14 +54,14 @@ def gradient_moments(
 ) -> GradientMoments:
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
-    The sum is over all outputs i. For the value matrix it is `output_dim` times $E|\hat m-m|^2$,
-    where $\hat m$ and m are the tilted means of a token over the finite and the infinite prompt.
-    For `key_query` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$ with the tilted covariances $\hat C$ and
-    C. Derived in docs/finite.md.
+    The mean is over prompts, and the sum over all outputs i. For the value matrix the result is
+    `output_dim` times $E|\hat m-m|^2$, where $\hat m$ and m are the tilted means of a token over
+    the finite and the infinite prompt. For `key_query` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$ with
+    the tilted covariances $\hat C$ and C. Derived in docs/finite.md.
 
-    The result is exact for linear heads over any measure. For softmax heads it is exact for value
-    matrices wherever `prompt_moments` is exact, and for score matrices over Gaussian tokens, with
-    the query inside or outside the prompt.
+    The result is exact for linear heads over any measure. For a softmax head, the gradient in a
+    value matrix is exact if `prompt_moments` is, and the gradient in a score matrix is exact over
+    Gaussian tokens, with the query inside or outside the prompt.
 
     Args:
         attention: $T$.
@@ -74,11 +72,11 @@ def gradient_moments(
             "key_weight", "query_weight", "value_weight" or "output".
         including_query: whether the query is one more token of its prompt (Remark 3.2 of
             arXiv:2512.11784).
-        kind: "auto", "exact", "asymptotic" or "estimate".
+        kind: "auto", "exact", "asymptotic" or "estimate", as for `prompt_moments`.
         key: the random key, for "estimate".
-        rtol: the relative standard error at which an estimate stops; 0.01 unless `samples` is
+        rtol: the relative standard error at which a simulation stops; 0.01 unless `samples` is
             given.
-        samples: the largest number of prompts to simulate.
+        samples: the largest number of prompts to simulate, as for `prompt_moments`.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -107,12 +105,12 @@ def gradient_moments(
 
 @dataclasses.dataclass(frozen=True)
 class GradientRows:
-    """The mean squared change of a gradient for n lengths, [n] each.
+    """The mean squared change of a gradient, for n lengths.
 
     Attributes:
-        value: the mean square.
-        error: the absolute error of `value`.
-        samples: the number of simulated prompts; None without simulation.
+        value: the mean square, [n].
+        error: the absolute error of `value`, [n].
+        samples: the number of simulated prompts, [n]; None without simulation.
     """
 
     value: Array
@@ -121,7 +119,7 @@ class GradientRows:
 
 
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
-    """Return why a gradient is not a multiple of an output with moments of this kind, or None."""
+    """Return why a gradient has no moments of this kind by way of `PROMPT_MOMENTS`, or None."""
     if problem.compared_head is None:
         return problem.no_head_reason
     if problem.compared_head.left is not None:
@@ -165,10 +163,7 @@ def _zero(problem: Problem, _effort: Effort) -> GradientRows:
 def _spread(
     error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
 ) -> GradientRows:
-    r"""Return the factor at the query times $E\|K(\hat C-C)V^\top\|_F^2$, and its error.
-
-    `error_of` returns this mean and its error; K is `HeadProblem.left`.
-    """
+    r"""Return $wE\|K(\hat C-C)V^\top\|_F^2$ and its error; `error_of` gives both for w = 1."""
     reading = unwrap(problem.compared_head)
     value, error = error_of(problem, unwrap(reading.left))
     size = reading.factor_at(problem.query)
@@ -207,7 +202,7 @@ def _leading_softmax_spread(problem: Problem, left: Array) -> tuple[Array, Array
 
 
 def _estimate(problem: Problem, effort: Effort) -> GradientRows:
-    """Return the mean square of simulated prompts, length by length."""
+    """Return the mean square over simulated prompts."""
     value, error = np.zeros((2, problem.lengths.size))
     samples = np.zeros(problem.lengths.size, dtype=np.int64)
     simulated = simulated_lengths(problem, effort, gradient_errors, problem.limit())
@@ -223,7 +218,7 @@ GRADIENT_MOMENTS.rules.extend(
             "limit",
             "every problem, all lengths infinite",
             "zero",
-            finite_length,
+            finite_length_obstacle,
             _zero,
             any_prompt=True,
         ),

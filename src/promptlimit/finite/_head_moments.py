@@ -1,11 +1,12 @@
 r"""Moments of one head in closed form: Gaussian tokens, linear attention, leading order in 1/L.
 
-All are derived in docs/finite.md. $T_L$ is the output at the tilt t over L random tokens, T its
-limit and V the value matrix. For softmax over tokens $z=m+\Gamma^{1/2}x$ with $x\sim N(0,I)$, the
-weights depend on a token only through $g=\langle e,x\rangle$ with $e=\Gamma^{1/2}t/\sigma$ and
-$\sigma^2=t'\Gamma t$; the other coordinates of x are independent of the weights. Linear attention
-is a mean: $T_L=\frac1{L+k}(\sum_lY_l+\sum_fY_f)$ with $Y=Vz\langle z,t\rangle$, a sum over the L
-random tokens l and k known tokens f.
+$T_L$ is the output at the tilt t over L random tokens, T its limit, and V the value matrix. Derived
+in docs/finite.md.
+
+For softmax over Gaussian tokens $z=m+\Gamma^{1/2}x$ with $x\sim N(0,I)$, the weights depend on a
+token only through $g=\langle e,x\rangle$ with $e=\Gamma^{1/2}t/\sigma$ and $\sigma^2=t'\Gamma t$.
+Components of x orthogonal to e are independent of the weights. For linear attention, $T_L$ is the
+mean of $Y=Vz\langle z,t\rangle$ over L random and k known tokens z.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from promptlimit.weights import weight_statistics
 
 @dataclasses.dataclass(frozen=True)
 class MomentRows:
-    r"""Moments of $T_L$ about its limit $T$ for n lengths, named as in `PromptMoments`.
+    r"""Moments of $T_L$ and of its deviation from $T$ for n lengths, named as in `PromptMoments`.
 
     Attributes:
         limit: $T$, [e].
@@ -40,7 +41,7 @@ class MomentRows:
         error: the absolute error of `mse`, [n].
         samples: the number of simulated prompts, [n]; None without simulation.
         limit_error: the error of `limit`, [e]; None if it is a closed form.
-        bias_error: one standard error of `bias`, [n, e]; None without simulation.
+        bias_error: the standard error of `bias`, [n, e]; None without simulation.
         mean: $E\,T_L$, [n, e], if no limit exists; None if the mean is `limit` plus `bias`.
         fixed_weights: the mean weights of known tokens and sinks, [n, k].
     """
@@ -59,19 +60,19 @@ class MomentRows:
 
     @property
     def value(self) -> Array:
-        """The mean squared error `mse`, whose numerical error is `error`."""
+        """The mean squared error `mse`; its numerical error is `error`."""
         return self.mse
 
     @staticmethod
     def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
-        """Return the rows of infinite prompts, where known tokens have weight zero."""
+        """Return the rows of infinite prompts, with `known` known tokens of weight zero."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         zeros = (np.zeros(shape) for shape in shapes)
         return MomentRows(limit, *zeros, fixed_weights=np.zeros((count, known)))
 
     def put(self, rows: NDArray[np.bool_] | int, *moments: Array | float) -> None:
-        """Set bias, cov, mse, participation and error, in that order, at some lengths."""
+        """Set bias, cov, mse, participation and error, in that order, at the lengths `rows`."""
         arrays = (self.bias, self.cov, self.mse, self.participation, self.error)
         for array, moment in zip(arrays, moments, strict=True):
             array[rows] = moment
@@ -98,7 +99,7 @@ class WhitenedTokens:
 
     @staticmethod
     def along(tilt: Array, gaussian: GaussianParts) -> "WhitenedTokens":
-        """Return a Gaussian law and a tilt in whitened coordinates."""
+        """Return the whitened coordinates for a Gaussian law and a tilt."""
         root = gaussian.root()
         seen = root @ tilt
         sharpness = float(np.linalg.norm(seen))
@@ -112,8 +113,8 @@ def gaussian_spread_error(
     r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ with K = `left`, and its numerical error.
 
     $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$ is the covariance of the tokens under the softmax weights.
-    With $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$, $P=\Gamma^{1/2}V^\top V\Gamma^{1/2}$ and
-    $D=E[(M-I)N(M-I)]$ the result is $\mathrm{tr}(DP)$.
+    The result is $\mathrm{tr}(DP)$ with $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$,
+    $P=\Gamma^{1/2}V^\top V\Gamma^{1/2}$ and $D=E[(M-I)N(M-I)]$.
     """
     statistics = weight_statistics(tokens.sharpness, length)
     inner, outer = left @ tokens.root, value @ tokens.root
@@ -123,14 +124,9 @@ def gaussian_spread_error(
 
 
 def spread_products(inner: Array, outer: Array, direction: Array) -> dict[str, float]:
-    r"""Return the factor of each weight statistic in $\mathrm{tr}(DP)$, by name.
+    r"""Return the factor of each field of `WeightStatistics` in $\mathrm{tr}(DP)$, by name.
 
-    D is defined in `gaussian_spread_error`, and the names are fields of `WeightStatistics`.
-
-    Args:
-        inner: N, [d, d].
-        outer: P, [d, d].
-        direction: e, [d].
+    `gaussian_spread_error` defines D; N is `inner`, P is `outer`, and e is `direction`.
     """
     both = outer @ inner
     p, n, x = (float(direction @ matrix @ direction) for matrix in (outer, inner, both))
@@ -145,15 +141,14 @@ def spread_terms(
     r"""Return the factor of each weight statistic in $\mathrm{tr}(DP)$ as a polynomial.
 
     D, N and P are defined in `gaussian_spread_error`; the arguments are the traces of N, P and PN.
-    A polynomial is given by pairs (coefficient, index of a form), where the forms are 1, $p=e'Pe$,
-    $n=e'Ne$, $x=e'PNe$ and pn. In the symbols of `WeightStatistics`, with rho the sum in `residual`
-    and W the matrix in `coupling`, the factors are
+    A polynomial consists of pairs (coefficient, index of a form); the forms are 1, $p=e'Pe$,
+    $n=e'Ne$, $x=e'PNe$ and pn. The factors are
 
-        E m^2:    p n
-        E rho:    (tr N - n) p + n (tr P - p) + 2 (x - p n)
-        E[m S_2]: -2 (x - p n)
-        E S_2^2:  tr PN - 2 x + p n
-        E tr W^2: tr PN - 2 x + p n + (tr N - n)(tr P - p).
+        spread_error           p n
+        residual               (tr N - n) p + n (tr P - p) + 2 (x - p n)
+        spread_participation   -2 (x - p n)
+        participation_square   tr PN - 2 x + p n
+        coupling               tr PN - 2 x + p n + (tr N - n)(tr P - p)
     """
     tn, tp, tx = inner_trace, outer_trace, product_trace
     one, p, n, x, pn = range(5)
@@ -169,10 +164,11 @@ def spread_terms(
 def linear_rows(
     head: TiltedHead, measure: AbstractMeasure, length: Array, known: Array
 ) -> MomentRows:
-    r"""Return the exact moments of a linear head with k known tokens, [k, d].
+    """Return the exact moments of a linear head, with k known tokens f, [k, d].
 
-    `E T_L - T = sum_f (Y_f - T) / (L + k)` and `Cov T_L = L Cov Y / (L + k)^2`. The weights of all
-    tokens are equal to 1 / (L + k), and so is the participation.
+    The weight of every token is 1 / (L + k), and
+
+        E T_L - T = sum_f (Y_f - T) / (L + k),    Cov T_L = L Cov Y / (L + k)^2.
     """
     read_mean, read_cov = read_moments(measure, head.tilt)
     limit, cov = head.value @ read_mean, head.value @ read_cov @ head.value.T
@@ -191,7 +187,7 @@ def linear_rows(
 
 
 def _linear_shares(length: Array, known: Array) -> tuple[Array, Array]:
-    """Return L / (L + k)^2, the factor of the covariance of one token, and 1 / (L + k)."""
+    """Return L / (L + k)^2 and 1 / (L + k), the factors of covariances and of sums."""
     share = 1.0 / (length + len(known))
     return share * (1.0 - len(known) * share), share
 
@@ -199,9 +195,9 @@ def _linear_shares(length: Array, known: Array) -> tuple[Array, Array]:
 def linear_spread_error(
     measure: AbstractMeasure, left: Array, value: Array, length: Array, known: Array
 ) -> Array:
-    r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ with $\hat S$ the mean of $z_lz_l^\top$ and K = `left`.
+    r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ with $S=E\,zz^\top$ and K = `left`.
 
-    S is $E\,zz^\top$. Known tokens, [k, d], are included in the mean as in `linear_rows`.
+    $\hat S$ is the mean of $zz^\top$ over L random tokens and the known tokens, [k, d].
     """
     one_token = outer_product_spread(measure, left, value)
     spread, share = _linear_shares(length, known)
@@ -213,7 +209,7 @@ def linear_spread_error(
 
 
 def second_moment(measure: AbstractMeasure) -> Array:
-    """Return E zz' of a token z; each column is the limit of a linear head with V = I."""
+    r"""Return $E\,zz^\top$ of a token z."""
     return np.stack([read_moments(measure, column)[0] for column in np.eye(measure.dim)], axis=1)
 
 
@@ -221,7 +217,7 @@ def second_moment(measure: AbstractMeasure) -> Array:
 class _Leading:
     r"""Leading order in 1/L for softmax over any measure (delta method).
 
-    $T_L-T$ is to leading order the mean over the tokens of
+    To leading order, $T_L-T$ is the mean over the tokens of
     $\psi(z)=V(z-\nabla\Lambda(t))e^{\langle t,z\rangle-\Lambda(t)}$. Means of squares of $\psi$ are
     F times means over the law tilted by $2t$.
 
@@ -251,9 +247,7 @@ def leading_of_law(head: TiltedHead, measure: AbstractMeasure) -> Leading:
 
     With $F=e^{\Lambda(2t)-2\Lambda(t)}$ and $w=\nabla\Lambda(2t)-\nabla\Lambda(t)$,
 
-    L Cov T_L      -> F V [Hess Lambda(2t) + ww'] V'
-    L (E T_L - T)  -> -F V w
-    L E S_2        -> F
+        L Cov T_L -> F V [Hess Lambda(2t) + ww'] V',   L (E T_L - T) -> -F V w,   L E S_2 -> F.
     """
     order = _Leading.of(head.tilt, measure, np.ones(1))
     share = float(order.share[0])
@@ -266,8 +260,8 @@ def asymptotic_rows(
 ) -> MomentRows:
     r"""Return the leading order of every moment of a softmax head.
 
-    Known tokens and sinks f, with scores $s_f$ and values $v_f$, add
-    $\sum_fe^{s_f-\Lambda(t)}(v_f-T)$ to L times the bias.
+    `leading` contains the constants for the random tokens. A known token or sink f with score $s_f$
+    and value $v_f$ adds $e^{s_f-\Lambda(t)}(v_f-T)$ to L times the bias.
     """
     once = tilted_moments(measure, head.tilt)
     limit = head.value @ once.mean

@@ -21,7 +21,7 @@ from promptlimit._arrays import (
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
-from promptlimit.finite._prompt_moments import finite_length
+from promptlimit.finite._prompt_moments import finite_length_obstacle
 from promptlimit.finite._simulation import output_errors, simulated_lengths
 from promptlimit.prompts import PromptLaw
 from promptlimit.results import OutputLaw
@@ -29,18 +29,19 @@ from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, 
 from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
 _STEP = 0.15
-"""The step between thresholds, in asinh of the distance from the mean in standard deviations."""
+"""The step between thresholds, in asinh of their distance from the mean in standard deviations."""
 
 _SHARPEST = 9.0
+"""The largest sharpness of a component of the mixture for which tails are computed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AbstractScalarLaws(abc.ABC):
-    """The laws over prompts of one coordinate of the output, at several lengths.
+    """The laws over prompts of one coordinate of the output, for n lengths.
 
     Attributes:
         limit: the coordinate for an infinite prompt.
-        moments: the bias, variance and third central moment, [lengths, 3].
+        moments: the bias, the variance and the third central moment, [n, 3].
     """
 
     limit: float
@@ -48,9 +49,9 @@ class AbstractScalarLaws(abc.ABC):
 
     @abc.abstractmethod
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
-        """Return the probabilities above the thresholds at one length, and their errors.
+        """Return the probabilities of exceeding the thresholds, and their errors.
 
-        `place` is the index of the length, also in the other methods.
+        Here and in the other methods, `place` is the index of the length.
         """
 
     @abc.abstractmethod
@@ -58,7 +59,7 @@ class AbstractScalarLaws(abc.ABC):
         """Return an interval that contains the coordinate with probability almost one."""
 
     def samples(self, place: int) -> int:  # noqa: ARG002
-        """Return the number of simulated prompts at a length; 0 without simulation."""
+        """Return the number of simulated prompts; 0 without simulation."""
         return 0
 
 
@@ -89,11 +90,11 @@ def output_law(
 ) -> OutputLaw:
     r"""Return the law of $f_L$, one coordinate of $T[\hat\mu_L](z)$, over prompts.
 
-    For a softmax head, $f_L$ exceeds a threshold if and only if a sum of independent terms is
-    positive. The probability of this event is one integral over a characteristic function, at a
-    cost that does not depend on L. Applications are exact error rates of a classifier and the mean
-    of any loss (`OutputLaw.expectation`). `print(promptlimit.finite.OUTPUT_LAW.table())` lists all
-    rules.
+    Use it for the exact error rate of a classifier, or for the mean of any loss
+    (`OutputLaw.expectation`). For a softmax head, $f_L$ exceeds a threshold if and only if a sum of
+    independent terms is positive. The probability of this event is one integral over a
+    characteristic function, at a cost that does not depend on L.
+    `print(promptlimit.finite.OUTPUT_LAW.table())` lists all rules.
 
     Args:
         attention: $T$.
@@ -117,13 +118,13 @@ def output_law(
     """
     shaped = checked_lengths(lengths, name="lengths")
     problem = checked_problem(attention, measure, shaped.ravel(), query=query, any_prompt=True)
-    own = None if thresholds is None else _require_thresholds(thresholds)
+    given = None if thresholds is None else _require_thresholds(thresholds)
     place = _require_coordinate(coordinate, attention.output_dim)
     effort = Effort(key, 2**16 if samples is None else samples)
     rule = OUTPUT_LAW.choose(problem, kind, effort)
     with problem.add_context():
         laws = rule.compute(problem, effort)(place)
-        grids = [_thresholds(laws, i, own) for i in range(shaped.size)]
+        grids = [_thresholds(laws, i, given) for i in range(shaped.size)]
         tails = [laws.tail(i, grid) for i, grid in enumerate(grids)]
     size = max(grid.size for grid in grids)
     shape = (*shaped.shape, size)
@@ -156,9 +157,9 @@ def _require_coordinate(coordinate: int, count: int) -> int:
     return int(coordinate)
 
 
-def _thresholds(laws: AbstractScalarLaws, place: int, own: Array | None) -> Array:
-    if own is not None:
-        return own
+def _thresholds(laws: AbstractScalarLaws, place: int, given: Array | None) -> Array:
+    if given is not None:
+        return given
     bias, variance, _ = laws.moments[place]
     if variance <= 0.0:
         return np.array([laws.limit])
@@ -166,7 +167,7 @@ def _thresholds(laws: AbstractScalarLaws, place: int, own: Array | None) -> Arra
 
 
 def _padded(rows: tuple[Array, ...] | list[Array], size: int, shape: tuple[int, ...]) -> Array:
-    """Return rows extended to one size by repetition of their last entry, in a given shape."""
+    """Repeat the last entry of each row up to `size` entries; return the rows in a given shape."""
     full = [np.concatenate([row, np.repeat(row[-1:], size - row.size)]) for row in rows]
     return np.stack(full).reshape(shape)
 
@@ -176,8 +177,8 @@ class _ExactLaws(AbstractScalarLaws):
     """Laws from integrals over the score and the value of a token.
 
     Attributes:
-        tokens: the scores and values of a token.
-        lengths: L, [lengths].
+        tokens: the law of the score and the value of a token.
+        lengths: L, [n].
     """
 
     tokens: ScoredValues
@@ -212,8 +213,9 @@ class _ExactLaws(AbstractScalarLaws):
 class _ThirdOrderLaws(_ExactLaws):
     r"""Normal laws with the exact mean and variance, corrected by the exact third cumulant.
 
-    The correction is the first one of Edgeworth: with z the threshold c minus the mean, divided by
-    the standard deviation sd,
+    The correction is the first term of Edgeworth's expansion. Let z be the threshold c minus the
+    mean, divided by the standard deviation sd, $\kappa_3$ the third cumulant, and $\Phi$ and
+    $\varphi$ the standard normal distribution function and density. Then
     $P(f_L>c)=\Phi(-z)+\frac{\kappa_3}{6\,\mathrm{sd}^3}(z^2-1)\varphi(z)$.
     """
 
@@ -240,7 +242,7 @@ class _SimulatedLaws(AbstractScalarLaws):
     """Empirical laws of simulated prompts.
 
     Attributes:
-        outputs: the coordinate of each prompt in increasing order, one array per length.
+        outputs: the coordinate of each prompt, increasing; one array per length.
     """
 
     outputs: list[Array]
@@ -267,7 +269,7 @@ class _SimulatedLaws(AbstractScalarLaws):
 
 
 def _obstacle(problem: Problem) -> str | None:
-    """Return why the problem is not one softmax head over a mixture of Gaussians."""
+    """Return why the problem is not one softmax head over a Gaussian mixture, up to sharpness 9."""
     head = problem.head
     if head is None:
         return problem.no_head_reason
@@ -321,7 +323,7 @@ OUTPUT_LAW.rules.extend(
             "limit",
             "every problem, all lengths infinite",
             "$T[\\mu](z)$",
-            finite_length,
+            finite_length_obstacle,
             _limit,
             any_prompt=True,
         ),

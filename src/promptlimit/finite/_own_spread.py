@@ -1,14 +1,14 @@
-r"""The gradient in a score matrix over Gaussian tokens, with the query as one more token.
+r"""The gradient in a score matrix over Gaussian tokens, if the query is one more token.
 
-The tokens have the law $N(m,\Gamma)$, the tilt is t, and the query is z. Let $r=z-m-\Gamma t$ be
-the query minus the tilted mean, and $p_0$ its softmax weight. With $p_l$ the weights of the other
-tokens and $x_l=\Gamma^{-1/2}(z_l-m-\Gamma t)$, let $a=\sum_lp_lx_l$ and
-$J=\sum_lp_lx_lx_l^\top-aa^\top-I$. The softmax covariance $\hat C$ of all tokens satisfies
+The L other tokens $z_l$ have the law $N(m,\Gamma)$ and the weights $p_l$; the query z has the
+weight $p_0$. At the tilt t let $r=z-m-\Gamma t$ be the query minus the tilted mean,
+$x_l=\Gamma^{-1/2}(z_l-m-\Gamma t)$, $a=\sum_lp_lx_l$ and $J=\sum_lp_lx_lx_l^\top-aa^\top-I$. The
+softmax covariance $\hat C$ of all tokens satisfies
 
 $$\hat C-\Gamma=\Gamma^{1/2}J\Gamma^{1/2}+p_0(1-p_0)rr^\top
 -p_0\big(\Gamma^{1/2}ar^\top+ra^\top\Gamma^{1/2}\big).$$
 
-The mean of its square is a sum of moments of weights times products of matrices. Derived in
+Its mean square is a sum of moments of weights times products of matrices. Derived in
 docs/finite.md.
 """
 
@@ -23,8 +23,8 @@ from promptlimit.weights import checked_sharpness, weight_moments
 Polynomial = dict[str, float]
 """A polynomial in sums over tokens: the coefficient of each monomial.
 
-A monomial is named by a word of the letters of `weights._brackets.monomial`, such as "BB" for
-$B^2$; the empty word is 1."""
+A monomial is a word of the letters in `weights._brackets.monomial`: "BB" is $B^2$, and "" is 1.
+"""
 
 _OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}
 _DRIFT: Polynomial = {"B": 1.0}
@@ -37,21 +37,21 @@ _COUPLING: Polynomial = {"S": 1.0, "C": -2.0, "SS": 1.0}
 
 def own_spread_error(
     tokens: WhitenedTokens,
-    own: tuple[Array, float],
+    query: tuple[Array, float],
     left: Array,
     value: Array,
     lengths: Array,
 ) -> tuple[Array, Array]:
-    r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ and its numerical error, K = `left`.
+    r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ and its numerical error, [n] each.
 
     Args:
         tokens: the Gaussian tokens along the tilt.
-        own: $r$, [d], and the score of the query minus the mean score of the other tokens.
+        query: $r$, [d], and the score of the query minus the mean score of the other tokens.
         left: K, [k, d].
         value: V, [e, d].
         lengths: L, the number of other tokens, [n], or infinite.
     """
-    residual, own_score = own
+    residual, own_score = query
     basis = np.linalg.qr(tokens.direction[:, None], mode="complete")[0]
     basis[:, 0] = tokens.direction
     weights = _coefficients(
@@ -74,18 +74,18 @@ def _coefficients(
 ) -> dict[str, float]:
     r"""Return the coefficients of moments of weights in $E\|K(\hat C-\Gamma)V^\top\|_F^2$, by word.
 
-    The basis has the first vector $e=\Gamma^{1/2}t/\sigma$. With $G=\Gamma^{1/2}$, $N=GK^\top KG$,
-    $P=GV^\top VG$, $n=GK^\top Kr$ and $k=GV^\top Vr$, the squared norm is
+    With $G=\Gamma^{1/2}$, $N=GK^\top KG$, $P=GV^\top VG$, $n=GK^\top Kr$ and $k=GV^\top Vr$, the
+    squared norm is
 
         tr(J N J P) + 2 p0(1-p0) k'Jn - 2 p0 (k'J N a + n'J P a) + p0^2(1-p0)^2 |Kr|^2 |Vr|^2
-        - 2 p0^2(1-p0) (n'a |Vr|^2 + k'a |Kr|^2) + p0^2 (2 n'a k'a + |Kr|^2 a'Pa + |Vr|^2 a'Na)
+        - 2 p0^2(1-p0) (n'a |Vr|^2 + k'a |Kr|^2) + p0^2 (2 n'a k'a + |Kr|^2 a'Pa + |Vr|^2 a'Na).
 
-    where, given the weights, $E\,J=M\,ee'-q(I-ee')$, $E\,a=Be$ and $E\,aa'=B^2ee'+S_2(I-ee')$. M
-    and q are the polynomials `_M` and `_Q`, and B is a sum of `monomial`. The statistics of
-    `tr(JNJP)` are those of `spread_products`.
+    Given the weights and with $e=Gt/\sigma$, $E\,J=M\,ee'-q(I-ee')$, $E\,a=Be$ and
+    $E\,aa'=B^2ee'+S_2(I-ee')$. M and q are the polynomials `_M` and `_Q`, and B is a letter of
+    `monomial`. The statistics of `tr(JNJP)` are those of `spread_products`.
 
     Args:
-        matrices: $KG$, [k, d], and $VG$, [e, d].
+        matrices: $KG$, [k, d], and $VG$, [e, d], in a basis whose first vector is e.
         residuals: $Kr$, [k], and $Vr$, [e].
     """
     (left, value), (left_r, value_r) = matrices, residuals
@@ -123,7 +123,7 @@ def _coefficients(
 
 
 def _product(*polynomials: Polynomial) -> Polynomial:
-    """Return the product of polynomials; the letters of each word are sorted."""
+    """Return the product of polynomials; the letters of each word are in alphabetical order."""
     total: Polynomial = {}
     for terms in itertools.product(*(polynomial.items() for polynomial in polynomials)):
         word = "".join(sorted("".join(name for name, _ in terms)))

@@ -1,10 +1,10 @@
 r"""Moments of low order of tilted tokens, in closed form or by differentiating $\Lambda$.
 
-Linear attention averages products of two coordinates of a token z, so its second moments over
-prompts are moments of z of order four. To leading order in 1/L, second moments of the covariance
-under softmax weights are moments of order four under a tilted law. For mixtures of Gaussians these
-moments are closed forms; for any other measure they are derivatives of $e^{\Lambda}$, with
-$\Lambda$ the log-Laplace transform. m and $\Gamma$ are the mean and the covariance of z.
+Second moments of linear attention over prompts are moments of order four of a token z. So are, to
+leading order in 1/L and under a tilted law, second moments of the covariance under softmax weights.
+For mixtures of Gaussians these moments are closed forms. For other measures they are derivatives of
+$e^\Lambda$, with $\Lambda$ the log-Laplace transform. m and $\Gamma$ are the mean and the
+covariance of z.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class TiltedMoments:
 
 
 def tilted_moments(measure: AbstractMeasure, tilt: Array) -> TiltedMoments:
-    """Return the log-Laplace transform of any measure and its two derivatives at a tilt."""
+    r"""Return $\Lambda$, $\nabla\Lambda$ and $\nabla^2\Lambda$ of any measure at a tilt."""
     with jax.enable_x64(True):
         value, mean, cov = _transforms(measure, to_device(tilt))
     if not (np.isfinite(value) or measure.finite_everywhere):
@@ -68,7 +68,7 @@ class CentralMoments(NamedTuple):
 
 
 def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
-    """Return moments up to order four about the mean; a large mean causes no loss of digits."""
+    """Return the moments for a tilt; a large mean causes no loss of digits."""
     parts = measure.gaussian_parts()
     if parts is not None:
         return _central_of_parts(parts, tilt)
@@ -80,11 +80,12 @@ def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
 def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
     r"""Return the moments of a mixture as sums over its parts $N(m+d,\Gamma)$.
 
-    With $a=\langle d,t\rangle$, $w=\Gamma t$ and $\sigma^2=t^\top w$ in each part,
+    In each part, with $a=\langle d,t\rangle$, $b=\langle x,t\rangle$, $w=\Gamma t$ and
+    $\sigma^2=t^\top w$,
 
-    E xx'    = Gamma + dd'
-    E xx'b   = a (Gamma + dd') + dw' + wd'
-    E xx'b^2 = (a^2 + sigma^2)(Gamma + dd') + 2 ww' + 2a (dw' + wd')
+        E xx'    = Gamma + dd'
+        E xx'b   = a (Gamma + dd') + dw' + wd'
+        E xx'b^2 = (a^2 + sigma^2)(Gamma + dd') + 2 ww' + 2a (dw' + wd')
     """
     mean, covs = parts.weights @ parts.means, parts.all_covs()
     d = parts.means - mean
@@ -101,10 +102,7 @@ def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
 
 @eqx.filter_jit
 def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, ...]:
-    r"""Return the moments as derivatives of $Ee^{\langle r,x\rangle}$ at r = 0.
-
-    $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$.
-    """
+    r"""Return derivatives of $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$ at 0."""
     origin = jnp.zeros_like(tilt)
     mean = jax.grad(measure.log_laplace)(origin)
     second = jax.hessian(lambda r: jnp.exp(measure.log_laplace(r) - r @ mean))
@@ -119,10 +117,9 @@ def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxA
 def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
     r"""Return mean and covariance of $z\langle z,t\rangle$, which linear attention averages.
 
-    With $a=\langle m,t\rangle$ and $w=\Gamma t$, $z\langle z,t\rangle$ minus its mean is
-    $mb+ax+(xb-w)$, so that
+    With $x=z-m$, $b=\langle x,t\rangle$, $a=\langle m,t\rangle$ and $w=\Gamma t$, the covariance is
 
-    Cov = t'w mm' + a^2 Gamma + a (mw' + wm') + 2a E[xx'b] + m E[b^2 x]' + E[b^2 x] m' + E[xx'b^2] - ww'
+        t'w mm' + a^2 Gamma + a (mw' + wm') + 2a E[xx'b] + m E[b^2 x]' + E[b^2 x] m' + E[xx'b^2] - ww'.
     """  # noqa: E501  # a formula stays on one line
     mean, cov, third, fourth = central_moments(measure, tilt)
     a, w = mean @ tilt, cov @ tilt
@@ -134,10 +131,10 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
 def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) -> float:
     r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$ with $S=E\,zz^\top$, K = `left` and V = `right`.
 
-    It follows from $zz^\top-S=mx^\top+xm^\top+(xx^\top-\Gamma)$. With $A=Km$ and $B=Vm$ it is
+    With $x=z-m$, $A=Km$ and $B=Vm$ it is
 
-    |A|^2 E|Vx|^2 + |B|^2 E|Kx|^2 + 2 A'K Gamma V'B + E|Kx|^2|Vx|^2 - |K Gamma V'|^2
-    + 2 E[A'Kx |Vx|^2] + 2 E[B'Vx |Kx|^2]
+        |A|^2 E|Vx|^2 + |B|^2 E|Kx|^2 + 2 A'K Gamma V'B + E|Kx|^2|Vx|^2 - |K Gamma V'|^2
+        + 2 E[A'Kx |Vx|^2] + 2 E[B'Vx |Kx|^2].
     """
     origin = np.zeros(measure.dim)
     mean, cov, *_ = central_moments(measure, origin)
@@ -164,9 +161,9 @@ def _second_derivative(
 def squares_product(
     measure: AbstractMeasure, tilt: Array, centre: Array, left: Array, right: Array
 ) -> float:
-    r"""Return $E|Ky|^2|Vy|^2$ for $y=z-c$, with z from the law tilted by t.
+    """Return $E|Ky|^2|Vy|^2$ for $y=z-c$, with z from the law tilted by t.
 
-    K is `left`, V is `right`, and c is `centre`.
+    K, V and c are `left`, `right` and `centre`.
     """
     parts = measure.gaussian_parts()
     if parts is not None:
@@ -200,7 +197,7 @@ def _squares_derivative(
 ) -> JaxArray:
     r"""Return $\sum_{k,v}\partial_k^2\partial_v^2 E e^{\langle r,y\rangle}$ at r = 0.
 
-    The sums are over the rows k of K and v of V.
+    k and v are the rows of K and V.
     """
     base = measure.log_laplace(tilt)
 

@@ -1,7 +1,7 @@
 """A validated problem: attention, law of the prompt, queries and prompt lengths.
 
-Rules of quantities receive a `Problem`. A function that returns an obstacle returns the reason why
-a rule does not apply, or None if it does.
+An *obstacle* is the reason why a rule does not apply to a problem. The functions that check a rule
+return the obstacle, or None if the rule applies.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ from promptlimit.measures import (
 from promptlimit.prompts import Prompt, PromptLaw, as_prompt
 from promptlimit.weights import AbstractScoreLaw, KnownTokens, score_law
 
-Known = TypeVar("Known")
+Result = TypeVar("Result")
 
 _SEVERAL = "several heads need the joint law of their weights (their means add up)"
-_STACKED = "it has more than one layer"
-_SILENT = "it does not implement `as_heads`"
-_SILENT_GRADIENT = "it does not implement `gradient_structure`"
+_SEVERAL_LAYERS = "it has more than one layer"
+_NO_HEADS = "it does not implement `as_heads`"
+_NO_GRADIENT = "it does not implement `gradient_structure`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +67,20 @@ class TiltedHead:
 
 @dataclasses.dataclass(frozen=True)
 class HeadProblem:
-    r"""One head whose output, or gradient in a parameter, is compared between prompts.
+    r"""One head whose output, or gradient in a parameter, is compared between two prompts.
 
-    Let r be the output of the head for V = I, and $C=\partial r/\partial t$ its derivative in the
-    tilt. For the gradient in a score matrix, the squared distance between two prompts at the query
-    z is a factor times the squared distance of $KCV^\top$. For an output, or the gradient in a
-    value matrix, it is a factor times the squared distance of $Vr$. The factor is $|Fz|^2$ or
-    `constant`.
+    Let r be the kernel of the head and $C=\partial r/\partial t$ over one prompt, and r', C' the
+    same over the other. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output or
+    the gradient in a value matrix, and $w\,\|K(C-C')V^\top\|_F^2$ for the gradient in a score
+    matrix. The factor w is $|Fz|^2$ if F is given, and `constant` otherwise.
 
     Attributes:
         kernel: "softmax" or "linear".
         key_query: $U$, [token_dim, query_dim].
-        value: $V$, [output_dim, token_dim].
+        value: $V$, [output_dim, token_dim]; for some gradients, another matrix in its place.
         left: $K$, [k, token_dim], for the gradient in a score matrix; None otherwise.
-        constant: the factor of the squared distance; ignored if `factor` is given.
-        factor: $F$, if the factor of the squared distance is $|Fz|^2$, [f, query_dim].
+        constant: $w$; ignored if `factor` is given.
+        factor: $F$, [f, query_dim], if $w=|Fz|^2$; None otherwise.
     """
 
     kernel: KernelName
@@ -96,7 +95,7 @@ class HeadProblem:
         return TiltedHead(self.kernel, self.key_query @ query, self.value)
 
     def factor_at(self, query: Array) -> float:
-        """Return the factor of the squared distance at a query."""
+        """Return the factor w at a query."""
         if self.factor is None:
             return self.constant
         return float(np.sum((self.factor @ query) ** 2))
@@ -108,7 +107,7 @@ class KnownPart:
 
     Attributes:
         tokens: the fixed tokens, then the query if it is a token of its prompt, [k, d].
-        sinks: the scores of the sinks, which are tokens with the value zero, [j].
+        sinks: the scores of the sinks, whose values are zero, [j].
         offset: the number that is added to the scores of the random tokens.
     """
 
@@ -127,7 +126,7 @@ class KnownPart:
         return len(self.tokens) + self.sinks.size
 
     def along(self, law: AbstractScoreLaw, value: Array, limit: Array) -> KnownTokens:
-        """Return scores relative to `law`, and values minus `limit`: tokens first, then sinks."""
+        """Return scores minus `law.offset` and `offset`, and values minus `limit`; sinks last."""
         scores = [law.score_of(token) for token in self.tokens]
         scores = np.array([*scores, *(self.sinks - law.offset)]) - self.offset
         sunk = np.zeros((self.sinks.size, limit.size))
@@ -138,15 +137,15 @@ class KnownPart:
 class Problem:
     """An attention over prompts at queries, for n lengths.
 
-    Rules obtain heads, parts and limits from this class, which calls each method of the attention
-    and of the law once, in double precision.
+    Rules obtain the heads, the law of a token and the limit from this class. Heads and laws are
+    computed once, in double precision.
 
     Attributes:
         attention: the attention over the prompts, in double precision.
         prompt: the law of a prompt, in double precision.
         queries: one query, several queries, or the law of the query.
-        lengths: the numbers of random tokens, [n]. If scores fall with the distance (a slope), only
-            as many as have a weight that is not negligible.
+        lengths: the numbers of random tokens, [n]; with a slope, without early tokens whose weight
+            is negligible.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
         sub_gaussian: the sub-Gaussian constant of the tokens, if the user passed one; else None.
@@ -161,16 +160,16 @@ class Problem:
     including_query: bool = False
     sub_gaussian: float | None = None
     causal: bool = False
-    _known: dict[object, Any] = dataclasses.field(
+    _cache: dict[object, Any] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Cached results that do not depend on the lengths; shared between copies of the problem."""
+    """Results that do not depend on the lengths; shared between copies of the problem."""
 
     @property
     def measure(self) -> AbstractMeasure:
         """The law of a token in an infinite prompt."""
         with jax.enable_x64(True):
-            return self._once("measure", lambda: self.prompt.token_law)
+            return self._cached("measure", lambda: self.prompt.token_law)
 
     @property
     def prompt_description(self) -> str:
@@ -211,20 +210,19 @@ class Problem:
         return self._sharing(dataclasses.replace(self, lengths=lengths))
 
     def _sharing(self, other: "Problem") -> "Problem":
-        """Return `other` after replacing its cache by that of this problem."""
-        object.__setattr__(other, "_known", self._known)
+        object.__setattr__(other, "_cache", self._cache)
         return other
 
-    def _once(self, name: object, compute: Callable[[], Known]) -> Known:
-        """Return the cached result of a computation."""
-        if name not in self._known:
-            self._known[name] = compute()
-        return self._known[name]
+    def _cached(self, name: object, compute: Callable[[], Result]) -> Result:
+        """Return a result from the cache; compute it first if it is missing."""
+        if name not in self._cache:
+            self._cache[name] = compute()
+        return self._cache[name]
 
     @property
     def heads(self) -> tuple[HeadProblem, ...] | None:
-        """The heads whose outputs add up to the output of the attention; None if not known."""
-        return self._once("heads", self._compute_heads)
+        """The heads, which add up to the output without the residual; None if not known."""
+        return self._cached("heads", self._compute_heads)
 
     def _compute_heads(self) -> tuple[HeadProblem, ...] | None:
         with jax.enable_x64(True):
@@ -242,8 +240,8 @@ class Problem:
 
     @property
     def residual_output(self) -> Array:
-        """The part of the output at the query that does not depend on the prompt."""
-        residual = self._once("residual", self._compute_residual)
+        """The residual matrix times the query, which does not depend on the prompt."""
+        residual = self._cached("residual", self._compute_residual)
         return np.zeros(self.attention.output_dim) if residual is None else residual @ self.query
 
     def _compute_residual(self) -> Array | None:
@@ -253,10 +251,10 @@ class Problem:
 
     @property
     def compared_head(self) -> HeadProblem | None:
-        """The head whose output or gradient is compared; None unless there is exactly one."""
+        """The head whose output or gradient is compared; None for several or unknown heads."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
-        return self._once("compared_head", self._compute_gradient)
+        return self._cached("compared_head", self._compute_gradient)
 
     def _compute_gradient(self) -> HeadProblem | None:
         with jax.enable_x64(True):
@@ -278,24 +276,24 @@ class Problem:
     @property
     def parts(self) -> GaussianParts | None:
         """The Gaussians and atoms of which the law of a token is a mixture; None if not known."""
-        return self._once("parts", self.measure.gaussian_parts)
+        return self._cached("parts", self.measure.gaussian_parts)
 
     @property
     def gaussian(self) -> GaussianParts | None:
-        """The law of a token as a Gaussian; None if it is not Gaussian."""
+        """The law of a token if it is Gaussian; else None."""
         return self.parts if self.parts is not None and self.parts.is_gaussian else None
 
     @property
     def tail_constant(self) -> float | None:
-        """The sub-Gaussian constant of the tokens: `sub_gaussian`, or the constant of the law."""
+        """The sub-Gaussian constant of the tokens, given or from the law; None if not known."""
         if self.sub_gaussian is not None:
             return self.sub_gaussian
-        proxy = self._once("proxy", self.measure.variance_proxy)
+        proxy = self._cached("proxy", self.measure.variance_proxy)
         return None if proxy is None else proxy.constant
 
     @cached_property
     def tilted_heads(self) -> tuple[TiltedHead, ...]:
-        """The heads at the query; heads with the same kernel and tilt are combined into one."""
+        """The heads at the query; heads with equal kernel and tilt are merged."""
         merged: dict[tuple[str, bytes], TiltedHead] = {}
         for head in self.heads or ():
             here = head.at(self.query)
@@ -307,25 +305,22 @@ class Problem:
 
     @cached_property
     def head(self) -> TiltedHead | None:
-        """The head that is compared, at the query; None unless there is exactly one.
-
-        Several heads with the same kernel and tilt count as one.
-        """
+        """The compared head at the query, after merging; None unless there is exactly one."""
         if self.wrt is not None:
             return None if self.compared_head is None else self.compared_head.at(self.query)
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
 
     @property
     def no_head_reason(self) -> str:
-        """The reason for which `head` is None."""
+        """Why `head` is None."""
         if self.layers is not None:
-            return _STACKED
+            return _SEVERAL_LAYERS
         if self.heads is None:
-            return _SILENT
-        return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _SILENT_GRADIENT
+            return _NO_HEADS
+        return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _NO_GRADIENT
 
     def limit(self) -> Array:
-        r"""Return $T[\mu](z)$ at the query, or its gradient; raise if it is infinite."""
+        r"""Return $T[\mu](z)$ at the query, or its gradient in `wrt`; raise if it is infinite."""
         with jax.enable_x64(True):
             limit = as_float64(self.limit_at(self.query))
         if not (np.isfinite(limit).all() or self.measure.finite_everywhere):
@@ -337,7 +332,7 @@ class Problem:
         return limit
 
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
-        """Return the limit at a query; call inside `enable_x64`."""
+        """Return the limit, or its gradient in `wrt`, at a query; call inside `enable_x64`."""
         if self.wrt is None:
             return self.attention(self.limit_measure, query)
         return self.attention.jacobian(self.limit_measure, query, wrt=self.wrt)
@@ -354,11 +349,11 @@ class Problem:
         return self.measure
 
     def law_along(self, tilt: Array) -> AbstractScoreLaw:
-        """Return the law of a token along a tilt, or raise `NotAnalyticError`."""
-        return self._once(tilt.tobytes(), lambda: score_law(self.measure, tilt))
+        """Return the law of a token along a tilt; raise NotAnalyticError if it has none."""
+        return self._cached(tilt.tobytes(), lambda: score_law(self.measure, tilt))
 
     def law_obstacle(self, tilt: Array) -> str | None:
-        """Return the reason for which `law_along` raises an error; None if it does not."""
+        """Return why `law_along` raises NotAnalyticError; None if it does not."""
         try:
             self.law_along(tilt)
         except NotAnalyticError as error:
@@ -366,10 +361,7 @@ class Problem:
         return None
 
     def leading_obstacle(self, tilt: Array) -> str | None:
-        r"""Return why softmax at a tilt has no leading order in 1/L; None if it has one.
-
-        The leading order requires a finite $e^{\Lambda(2t)}$, the second moment of $e^s$.
-        """
+        """Return why softmax at a tilt has no leading order in 1/L; None if it has one."""
         with jax.enable_x64(True):
             require_in_domain(self.measure, tilt)
             try:
@@ -383,7 +375,7 @@ class Problem:
 
     @contextlib.contextmanager
     def add_context(self) -> Generator[None]:
-        """Add the name of the problem to errors about laws and accuracy raised in the context."""
+        """Add the attention, the law and the query to errors raised in the context."""
         try:
             yield
         except NotAnalyticError as error:
@@ -413,7 +405,7 @@ def checked_problem(
 ) -> Problem:
     """Return the validated problem at `query` or at `queries`.
 
-    With `any_prompt`, `measure` may be any law of prompts; otherwise it must be a measure.
+    `measure` may be any law of prompts if `any_prompt` is true; otherwise it must be a measure.
     """
     prompt = as_prompt("measure", measure)
     _require_fitting(attention, prompt)
@@ -485,7 +477,7 @@ def _require_scores(attention: AbstractAttention, prompt: Prompt, wrt: str | Non
 def _require_mask(
     attention: AbstractAttention, prompt: Prompt, causal: bool, including_query: bool
 ) -> None:
-    """Raise for a causal mask if it has no meaning."""
+    """Raise for a causal mask that does not apply to the attention or the prompt."""
     if not isinstance(causal, bool | np.bool_):
         raise ArgumentError("causal", f"must be True or False, got {causal!r}.")
     if causal and attention.as_layers() is None:

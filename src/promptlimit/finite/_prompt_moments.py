@@ -1,7 +1,4 @@
-r"""Moments of attention over prompts of L tokens: exact, to leading order, or simulated.
-
-Defines `prompt_moments` and its rules. Each rule returns the moments as `MomentRows`.
-"""
+"""Moments of the output over prompts of L tokens: `prompt_moments` and its rules."""
 
 import dataclasses
 import warnings
@@ -24,25 +21,25 @@ from promptlimit.finite._head_moments import (
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem
 from promptlimit.finite._several_heads import heads_moments
 from promptlimit.finite._softmax_moments import (
-    moments_beside_mean,
     require_accurate,
+    softmax_and_mean_moments,
     softmax_moments,
 )
 from promptlimit.finite._stack_moments import (
     atoms_limit,
+    atoms_obstacle,
+    closed_limit_obstacle,
     controlled_moments,
     controlled_obstacle,
     drawn_linear_stack,
     exact_linear_stack,
+    exact_linear_stack_obstacle,
     expansion_obstacle,
     expansion_rows,
     linear_stack_obstacle,
-    many_nodes,
     particle_moments,
+    particles_obstacle,
     simulated_moments,
-    without_atoms,
-    without_closed_limit,
-    without_particles,
 )
 from promptlimit.prompts import Leading, PromptLaw, Readout
 from promptlimit.results import PromptMoments
@@ -50,7 +47,7 @@ from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.weights import SPACINGS, DependentTokens
 
 _LEAST_SLOPE = 0.01
-"""The smallest slope; with a smaller one too many positions contribute to the output."""
+"""The smallest slope; with smaller slopes too many positions contribute to the output."""
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
     "prompt_moments",
@@ -77,21 +74,20 @@ def prompt_moments(
 ) -> PromptMoments:
     r"""Return mean, covariance and mean squared error of $T[\hat\mu_L](z)$ over prompts.
 
-    A prompt consists of L independent tokens from a measure $\mu$, or has the law of a `Prompt`, a
-    `MarkovChain` or another law of prompts. The bias and the mean squared error compare its output
-    $T_L$ with the limit, the output $T[\mu](z)$ over the infinite prompt. For softmax over
-    $N(m,\Gamma)$ a finite prompt shrinks the limit: $E\,T_L=Vm+(1-E\,S_2)V\Gamma Uz$ with $S_2$ the
-    sum of the squared weights. Derived in docs/finite.md.
-
-    A limit need not exist, for example of a softmax head over tokens without a log-Laplace
-    transform. Then `kind="estimate"` warns (`NoLimitWarning`) and simulates mean and covariance of
-    finite prompts; `limit`, `bias` and `mse` are NaN, and `bias_error` is the standard error of the
-    mean.
+    The tokens of a prompt are L independent draws from a measure $\mu$, or have another law, such
+    as a `Prompt` or a `MarkovChain`. The bias and the mean squared error compare the output with
+    its limit $T[\mu](z)$ over an infinite prompt. For softmax over $N(m,\Gamma)$ the mean output is
+    $Vm+(1-E\,S_2)V\Gamma Uz$ with $S_2$ the sum of the squared weights: a finite prompt shrinks the
+    linear part of the limit. Derived in docs/finite.md.
 
     Moments of softmax heads are exact over every measure of the library, and over user-defined ones
     if their `log_laplace` is analytic. Moments of one linear head are exact. Other sums of heads
-    are simulated. The kind "auto" means "exact" where possible and "estimate" elsewhere.
-    `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules.
+    are simulated. `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules.
+
+    A limit need not exist, for example of a softmax head over tokens without a log-Laplace
+    transform. Then `kind="estimate"` issues a `NoLimitWarning` and simulates the mean and the
+    covariance. `limit`, `bias` and `mse` are NaN, and `bias_error` is the standard error of the
+    mean.
 
     Args:
         attention: $T$.
@@ -101,10 +97,11 @@ def prompt_moments(
         including_query: whether the query is one more token of its prompt (Remark 3.2 of
             arXiv:2512.11784).
         causal: whether each token of a stack attends only to itself and to earlier tokens.
-        kind: "auto", "exact", "asymptotic" or "estimate".
+        kind: "auto" (exact if possible, otherwise estimate), "exact", "asymptotic" (leading order
+            in 1/L) or "estimate" (simulated).
         key: the random key, for "estimate".
-        rtol: the relative standard error of the mean squared error at which an estimate stops; 0.01
-            unless `samples` is given.
+        rtol: the relative standard error of the mean squared error at which a simulation stops;
+            0.01 unless `samples` is given.
         samples: the largest number of prompts to simulate; 65536 when None. If `rtol` is not given,
             all of them are simulated.
 
@@ -154,7 +151,7 @@ def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:
 
 
 def _fixed_weights(problem: Problem, rows: MomentRows, shape: tuple[int, ...]) -> Array | None:
-    """Return the mean weights of known tokens; NaN if the attention is not one head."""
+    """Return the mean weights of known tokens, if any; NaN for a sum of heads."""
     known = problem.known.size
     if not known:
         return None
@@ -163,8 +160,8 @@ def _fixed_weights(problem: Problem, rows: MomentRows, shape: tuple[int, ...]) -
     return rows.fixed_weights.reshape(*shape, known)
 
 
-def finite_length(problem: Problem) -> str | None:
-    """Return why not all lengths of a problem are infinite; None if they are."""
+def finite_length_obstacle(problem: Problem) -> str | None:
+    """Return "a length is finite", or None if all lengths are infinite."""
     infinite = problem.lengths.size and np.isinf(problem.lengths).all()
     return None if infinite else "a length is finite"
 
@@ -184,7 +181,7 @@ def _linear_obstacle(problem: Problem) -> str | None:
     return obstacle
 
 
-def _softmax_over_law(problem: Problem) -> str | None:
+def _softmax_obstacle(problem: Problem) -> str | None:
     obstacle = _head_obstacle("softmax", problem)
     if obstacle is not None:
         return obstacle
@@ -198,10 +195,10 @@ def _softmax_over_law(problem: Problem) -> str | None:
     return process.obstacle(tilt)
 
 
-def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
-    """Return a softmax head and a second one of tilt zero, or None if the heads are others.
+def _softmax_and_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
+    """Return a softmax head and a second one of tilt zero, in this order; None for other heads.
 
-    A softmax head of tilt zero has equal weights, so that its output is a mean.
+    A softmax head of tilt zero has equal weights: its output is the mean of the values.
     """
     heads = problem.tilted_heads
     if problem.wrt is not None or [head.kernel for head in heads] != ["softmax"] * 2:
@@ -210,15 +207,15 @@ def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
     return None if second.tilt.any() else (first, second)
 
 
-def _softmax_beside_mean(problem: Problem) -> str | None:
-    heads = _head_beside_mean(problem)
+def _softmax_and_mean_obstacle(problem: Problem) -> str | None:
+    heads = _softmax_and_mean(problem)
     if heads is None:
         return OutOfScope("it is not a softmax head with a second one of tilt zero")
     return problem.law_obstacle(heads[0].tilt)
 
 
-def _several_softmax(problem: Problem) -> str | None:
-    """Return why exact moments of several softmax heads are unavailable; None if they are not."""
+def _several_softmax_obstacle(problem: Problem) -> str | None:
+    """Return why a sum of several softmax heads has no exact moments; None if it has."""
     heads = problem.tilted_heads
     if problem.wrt is not None or len(heads) < 2:
         return OutOfScope("it is not a sum of several heads")
@@ -245,11 +242,11 @@ def _exact_several(problem: Problem, _effort: Effort) -> MomentRows:
     return rows
 
 
-def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
-    first, second = unwrap(_head_beside_mean(problem))
+def _exact_softmax_and_mean(problem: Problem, _effort: Effort) -> MomentRows:
+    first, second = unwrap(_softmax_and_mean(problem))
     law, values = problem.law_along(first.tilt), (first.value, second.value)
     with problem.add_context():
-        return moments_beside_mean(law, *values, problem.lengths, problem.known)
+        return softmax_and_mean_moments(law, *values, problem.lengths, problem.known)
 
 
 def _leading_obstacle(problem: Problem) -> str | None:
@@ -330,7 +327,7 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
 
 
 def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
-    """Return mean and covariance of simulated prompts, and NaN for limit, bias and mse."""
+    """Return mean and covariance of simulated prompts; limit, bias and mse are NaN."""
     zero = np.zeros(problem.attention.output_dim)
     about_zero = simulated_moments(problem, effort, zero)
     finite = np.isfinite(problem.lengths)
@@ -347,12 +344,12 @@ def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
     )
 
 
-def _of_heads(
+def _with_residual(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Turn a computation for the sum of the heads into one that adds the residual of the attention.
+    """Return a computation for the attention from one for the sum of its heads.
 
-    Nothing is added to the gradient in a matrix of a head, which does not depend on the residual.
+    It adds the residual to the limit. Gradients do not depend on the residual and are not changed.
     """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:
@@ -370,7 +367,7 @@ PROMPT_MOMENTS.rules.extend(
             "limit",
             "one layer, or a stack over Gaussian or listed tokens; all lengths infinite",
             "$T[\\mu](z)$",
-            lambda problem: finite_length(problem) or without_closed_limit(problem),
+            lambda problem: finite_length_obstacle(problem) or closed_limit_obstacle(problem),
             _limit,
             any_prompt=True,
         ),
@@ -378,7 +375,7 @@ PROMPT_MOMENTS.rules.extend(
             "limit",
             "a stack over a mixture of Gaussians in one or two dimensions; all lengths infinite",
             "nodes of a quadrature rule in place of tokens, doubled until the limit converges",
-            lambda problem: finite_length(problem) or without_atoms(problem),
+            lambda problem: finite_length_obstacle(problem) or atoms_obstacle(problem),
             atoms_limit,
         ),
         Rule(
@@ -386,7 +383,7 @@ PROMPT_MOMENTS.rules.extend(
             "one linear head, any tokens",
             "closed form",
             _linear_obstacle,
-            _of_heads(_exact_linear),
+            _with_residual(_exact_linear),
             any_prompt=True,
         ),
         Rule(
@@ -394,30 +391,30 @@ PROMPT_MOMENTS.rules.extend(
             "one softmax head; tokens that are listed, Gaussian, or have an analytic "
             "`log_laplace`; prompts with known tokens, sinks or `cumulants`",
             "sums over the list, or over Gaussian scores, or the log-Laplace transform on a ray",
-            _softmax_over_law,
-            _of_heads(_exact_softmax),
+            _softmax_obstacle,
+            _with_residual(_exact_softmax),
             any_prompt=True,
         ),
         Rule(
             "exact",
             "two softmax heads, all scores of one are zero; tokens as in the previous rule",
             "as in the previous rule, with the covariance of the two heads",
-            _softmax_beside_mean,
-            _of_heads(_exact_beside_mean),
+            _softmax_and_mean_obstacle,
+            _with_residual(_exact_softmax_and_mean),
         ),
         Rule(
             "exact",
             "several softmax heads, tokens as for one; prompts with known tokens or sinks",
             "a double integral for each pair of heads",
-            _several_softmax,
-            _of_heads(_exact_several),
+            _several_softmax_obstacle,
+            _with_residual(_exact_several),
             any_prompt=True,
         ),
         Rule(
             "exact",
             f"linear layers, Gaussian tokens, query outside the prompt, up to {MOST_NODES} nodes",
             "Gauss rules for the entries of a Wishart matrix, exact for polynomials",
-            many_nodes,
+            exact_linear_stack_obstacle,
             exact_linear_stack,
         ),
         Rule(
@@ -425,7 +422,7 @@ PROMPT_MOMENTS.rules.extend(
             "one head, any tokens",
             "leading order in 1/L",
             _leading_obstacle,
-            _of_heads(_leading_order),
+            _with_residual(_leading_order),
             any_prompt=True,
         ),
         Rule(
@@ -454,7 +451,7 @@ PROMPT_MOMENTS.rules.extend(
             "estimate",
             "a stack over tokens that are neither Gaussian nor listed",
             "simulated prompts, and a limit over quadrature nodes or particles",
-            without_particles,
+            particles_obstacle,
             particle_moments,
         ),
         Rule(

@@ -1,4 +1,4 @@
-"""The law of the query: points, a mixture of points and Gaussians, or another law."""
+"""The law of the query, as points and Gaussians if possible."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ class GaussianPart:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """The law of the query, split into points and Gaussians where possible.
+    """The law of the query, as a mixture of points and Gaussians if it is one.
 
     Attributes:
         points: the queries of positive probability, [n, q].
@@ -51,7 +51,7 @@ class Queries:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is one query, given as an array."""
+        """Whether there is a single query that was given as an array."""
         return self.law is None and self.points.shape[0] == 1
 
     @property
@@ -66,7 +66,7 @@ class Queries:
 
     @property
     def sub_gaussian(self) -> float | None:
-        """The sub-Gaussian constant; None if queries are not centred or the constant is unknown."""
+        """The sub-Gaussian constant of a centred law of the query; None if it is not known."""
         mean, cov = self.moments()
         if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
             return None
@@ -74,7 +74,7 @@ class Queries:
         return None if proxy is None else proxy.constant
 
     def as_measure(self) -> AbstractMeasure:
-        """Return the law from which queries are drawn."""
+        """Return the law of the query as a measure."""
         return Empirical(self.points, self.weights) if self.law is None else self.law
 
     def moments(self) -> tuple[Array, Array]:
@@ -91,12 +91,11 @@ class Queries:
         return mean, (shares[:, None] * centred).T @ centred + within
 
     def for_squares(self) -> tuple[Array, Array]:
-        r"""Return points and weights that average squares of affine functions exactly.
+        r"""Return points and equal weights that average squares of affine functions exactly.
 
-        The average is $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, where m is the mean of the
-        queries, q their dimension, and $c_k$ are the columns of a root of their covariance. The
-        points have the mean and the covariance of the queries, which determine the mean of every
-        polynomial of degree 2.
+        The points $m\pm\sqrt q\,c_k$ have the mean m and the covariance of the queries, and the
+        mean of a polynomial of degree 2 depends on nothing else. q is the dimension, and $c_k$ are
+        the columns of a root of the covariance.
         """
         mean, cov = self.moments()
         steps = np.sqrt(mean.size) * sqrtm_psd(cov)

@@ -1,6 +1,6 @@
-"""Monte Carlo over prompts, for any law and any attention, with standard errors and warnings.
+"""Simulation of random prompts for any law and any attention, with standard errors and warnings.
 
-A program is a compiled function that returns arrays for a chunk of prompts, one row per prompt.
+A *program* is a compiled function that returns arrays for a chunk of prompts, one row per prompt.
 """
 
 import math
@@ -27,25 +27,23 @@ from promptlimit.prompts import Prompt
 from promptlimit.rules import Effort, unwrap
 
 MEMORY_BUDGET = 2**26
-"""The largest size in bytes of the prompts that are simulated at a time."""
+"""The largest size in bytes of the prompts in one chunk."""
 
 LARGEST_PROMPT = 2**30
 """The largest size in bytes of one prompt."""
 
 _COPIES = 4
-"""The number of arrays of the size of a prompt in its simulation, such as draws and tokens."""
+"""The number of arrays of the size of a prompt that exist during its simulation."""
 
 _FIRST_LOOK = 256
-"""The number of prompts after which the error is first compared with the requested accuracy.
-
-It is compared again at every doubling of the number of prompts."""
+"""The number of prompts at which the error is first checked, then at every doubling."""
 
 
 class PromptSimulation(eqx.Module):
     """Attention over random prompts, each at its own query.
 
-    The query and the tokens of prompt i are drawn with the keys `split(fold_in(key, i))`. Results
-    therefore depend on the key, but not on the size of chunks or the number of devices.
+    Prompt i is drawn with the keys `split(fold_in(key, i))`, the first of which is for the query.
+    Results therefore do not depend on the size of chunks or the number of devices.
     """
 
     attention: AbstractAttention
@@ -62,18 +60,18 @@ class PromptSimulation(eqx.Module):
         return cls(*modules, problem.including_query, problem.wrt, problem.causal)
 
     def draw(self, count: int, keys: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
-        """Return the query of a prompt, drawn with the first key, and `count` random tokens."""
+        """Return the query of a prompt and `count` random tokens."""
         query = self.queries.sample(1, key=keys[0])[0]
         return query, self.prompt.sample(count, key=keys[1])
 
     def read(self, prompt: AbstractMeasure, query: JaxArray) -> JaxArray:
-        """Return the output over a measure, or the gradient of the output in `wrt`."""
+        """Return the output over a measure, or its gradient in `wrt`."""
         if self.wrt is None:
             return self.attention(prompt, query)
         return self.attention.jacobian(prompt, query, wrt=self.wrt)
 
     def read_tokens(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
-        """Return the output, or its gradient, over random tokens and the known tokens."""
+        """Return the output, or its gradient in `wrt`, over random and known tokens."""
         if self.causal:
             layers = unwrap(self.attention.as_layers())
             return attend_through(layers, Empirical(tokens), query, causal=True)
@@ -83,10 +81,9 @@ class PromptSimulation(eqx.Module):
         return self.read(Empirical(self._with_known(tokens, query)), query)
 
     def weights(self, tokens: JaxArray, query: JaxArray, tilt: JaxArray) -> JaxArray:
-        """Return the softmax weights of random tokens, fixed tokens, the query and the sinks.
+        """Return softmax weights of random tokens, fixed tokens, the query if inside, and sinks.
 
-        They are in that order. The token with the largest score is subtracted from all tokens
-        before scores are computed, so that differences of large scores keep their digits.
+        Subtracting the token of largest score from all tokens keeps the digits of large scores.
         """
         known = self._with_known(tokens, query)
         top = known[jnp.argmax(known @ tilt)]
@@ -120,21 +117,20 @@ def simulated_lengths(
 ) -> Iterator[tuple[int, tuple[Array, ...]]]:
     """Yield the index of each finite length, and the arrays of a program over its prompts.
 
-    All lengths use the same key. The number of prompts after which a simulation stops does not
-    depend on the size of chunks or the number of devices.
+    All lengths use the same key.
 
     Args:
         problem: the problem at one query.
-        effort: the number of prompts, or the accuracy at which to stop.
-        program: a function of the tuple (simulation, tokens per prompt, *constants) and keys that
-            returns arrays, one row per prompt. The first array contains squared errors.
+        effort: the number of prompts, or the standard error at which to stop.
+        program: a function of (simulation, tokens per prompt, *constants) and keys that returns
+            arrays. The first array contains squared errors.
         constants: the further arguments of the program.
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
         with jax.enable_x64(True):  # not while the generator is suspended
             length = float(problem.lengths[place])
             chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
-            columns = rows_until_known(chunks, chunk, effort)
+            columns = rows_until_accurate(chunks, chunk, effort)
         warn_when_unreliable(columns[0], effort)
         yield int(place), columns
 
@@ -142,9 +138,9 @@ def simulated_lengths(
 def prompt_chunks(
     problem: Problem, length: float, effort: Effort, program: Program, *constants: Any
 ) -> tuple[Iterator[Any], int]:
-    """Return chunks of the arrays of a program over prompts of a length, and the size of a chunk.
+    """Return endless chunks of the arrays of a program over prompts of one length, and their size.
 
-    `simulated_lengths` documents the program. Call inside `enable_x64`.
+    Arguments are those of `simulated_lengths`. Call inside `enable_x64`.
     """
     count = tokens_that_fit(length, problem.prompt.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
@@ -154,19 +150,16 @@ def prompt_chunks(
 
 
 def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArray) -> Iterator[Any]:
-    """Return chunks of the arrays of a program; `shared` is the first argument of the program."""
+    """Return an iterator over the arrays of a program, whose first argument is `shared`."""
     return in_chunks(program, shared, chunk, key=key, draws=2)
 
 
-def rows_until_known(
+def rows_until_accurate(
     chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
 ) -> tuple[Array, ...]:
-    """Return as many rows as the mean of the first array needs for the requested accuracy.
+    """Return the first rows of the chunks, as many as the mean squared error needs for its target.
 
-    Args:
-        chunks: chunks of arrays, one row per prompt. The first array contains squared errors.
-        chunk: the number of rows of each chunk.
-        effort: the number of rows, or the accuracy at which to stop.
+    Chunks are arrays of `chunk` rows, one per prompt. The first array contains squared errors.
     """
     most = effort.most_samples
     look = min(_FIRST_LOOK, most)
@@ -180,7 +173,7 @@ def rows_until_known(
 
 
 def tokens_that_fit(length: float, dim: int) -> int:
-    """Return a length as an integer; raise if such a prompt does not fit into memory."""
+    """Return a length as an integer; raise if a prompt of this length exceeds the memory."""
     most = LARGEST_PROMPT // (8 * dim * _COPIES)
     if length > most:
         raise ArgumentError(
@@ -192,18 +185,13 @@ def tokens_that_fit(length: float, dim: int) -> int:
 
 
 def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
-    """Return the number of array entries in the simulation of one prompt with `count` tokens."""
+    """Return the number of array entries in the simulation of one prompt of `count` tokens."""
     known = problem.known.size
     return count * problem.prompt.dim * copies + problem.attention.scratch_size(count + known)
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:
-    """Return the number of prompts to simulate at a time: a power of two.
-
-    Args:
-        entries: the number of array entries of one prompt.
-        most: the number of all prompts to simulate.
-    """
+    """Return the number of prompts per chunk, a power of two, for `most` prompts in all."""
     fitting = max(1, MEMORY_BUDGET // (8 * entries))
     return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
 
@@ -216,10 +204,9 @@ def _relative_error(squares: Array) -> float:
 def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     r"""Warn if the standard error is uncertain or larger than requested; return whether it is.
 
-    The variance of n values of kurtosis $\kappa$ is known to a relative accuracy of
-    $\sqrt{(\kappa-1)/n}$. If this is above one half, a few prompts determine the standard error.
-    The kurtosis of few values is often too small, so $\kappa$ is taken to be at least 3, as for a
-    Gaussian.
+    The variance of n values of kurtosis $\kappa$ has a relative error of $\sqrt{(\kappa-1)/n}$.
+    Above one half, a few prompts determine the standard error. $\kappa$ is taken to be at least 3,
+    as for a Gaussian, because the kurtosis of few values is often too small.
     """
     count, reached = squares.size, _relative_error(squares)
     centred = (squares - squares.mean()) ** 2
@@ -229,8 +216,8 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     if uneven:
         equal = squares.sum() ** 2 / np.sum(squares**2)
         warnings.warn(
-            f"The squared errors of {count} prompts are so uneven, like {equal:.1f} equal ones, "
-            "that their standard error cannot be trusted. Raise `samples`, or pass "
+            f"A few of the {count} squared errors dominate (they weigh as much as {equal:.1f} "
+            "equal ones), so their standard error cannot be trusted. Raise `samples`, or pass "
             "kind='exact' if it is available.",
             UnreliableErrorWarning,
             stacklevel=5,
@@ -252,8 +239,8 @@ def output_errors(
 ) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
     """Return squared errors, deviations from the limit, participations, and known weights.
 
-    `shared` is the simulation, the number of random tokens, the limit, and the tilt that determines
-    the weights. If the tilt is None, the participations are NaN.
+    `shared` is (simulation, number of random tokens, limit, tilt). Without a tilt, which determines
+    the weights, participations are NaN.
     """
     simulation, count, limit, tilt = shared
 
@@ -271,7 +258,7 @@ def output_errors(
 def outputs_and_tokens(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray, JaxArray]:
-    """Return deviations from the limit, the last entry of `shared`, and the random tokens."""
+    """Return deviations from the limit, and random tokens; `shared` as in `output_errors`."""
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
@@ -284,7 +271,7 @@ def outputs_and_tokens(
 def gradient_errors(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray]:
-    """Return squared distances of a gradient from its limit, the last entry of `shared`."""
+    """Return squared distances of a gradient from its limit; `shared` as in `output_errors`."""
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:

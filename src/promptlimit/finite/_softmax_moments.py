@@ -1,7 +1,7 @@
-r"""Exact moments of softmax attention over prompts, by the formulas of `weights._functional`.
+r"""Exact moments of softmax attention over prompts, from the integrals of `weights._functional`.
 
-One head at one query has the tilt t and the value matrix V. Tokens $z_l$ have scores $s_l$ and
-softmax weights $p_l$; the output is $T_L=\sum_lp_lVz_l$, and T is its limit.
+A head at one query has the tilt t and the value matrix V. Tokens $z_l$ have scores $s_l$ and
+softmax weights $p_l$. The output is $T_L=\sum_lp_lVz_l$, and T is its limit.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ from promptlimit.weights import (
 )
 
 RandomPart: TypeAlias = Callable[[Array, Array], AbstractPart]
-"""A function of T, [e], and lengths, [n], that returns the random tokens of a prompt."""
+"""A function of T, [e], and lengths, [n], that returns the random tokens as a part of prompts."""
 
 TOLERANCE = 1e-9
-"""The largest measured relative error; a larger one raises AccuracyError."""
+"""The largest accepted relative error."""
 
 _UNDERFLOW = 1e-280
 _ROUNDING = 8.0 * EPSILON
 _FINEST = 1e-8
-"""Errors are relative to `mse`, or to the square of this share of T if that is larger."""
+"""Errors are relative to `mse`, or to the square of this number times T if that is larger."""
 
 
 def softmax_moments(
@@ -48,7 +48,7 @@ def softmax_moments(
     slope: float = 0.0,
     dependent: RandomPart | None = None,
 ) -> MomentRows:
-    r"""Return the moments of $T_L=\sum_lp_lVz_l$, $p_l\propto e^{s_l}$.
+    r"""Return the moments of $T_L=\sum_lp_lVz_l$ with $p_l\propto e^{s_l}$.
 
     Args:
         law: the law along the tilt of a token of an infinite prompt.
@@ -59,14 +59,14 @@ def softmax_moments(
         dependent: the random tokens, if they are not independent; otherwise None.
 
     Raises:
-        AccuracyError: the measured error exceeds `TOLERANCE`.
+        AccuracyError: the relative error exceeds `TOLERANCE`.
     """
     return _tilted_head(law, value, lengths, known, slope=slope, dependent=dependent).rows
 
 
 @dataclasses.dataclass(frozen=True)
 class _TiltedHeadMoments:
-    """The moments of a head, with the integrals that a second head reuses.
+    """The moments of a head, with integrals that `softmax_and_mean_moments` reuses.
 
     Attributes:
         rows: the moments.
@@ -126,10 +126,10 @@ def _tilted_head(
 
 
 def _without_rounding(found: PromptIntegrals, size: float) -> PromptIntegrals:
-    r"""Return the moments of dependent tokens, set to zero where they are only rounding errors.
+    r"""Return the moments of dependent tokens, with zeros in place of mere rounding errors.
 
-    Over whole periods of a deterministic cycle, and over a draw of all tokens without replacement,
-    every output is equal to the limit. The integrals are then sums of terms of about $E\,S_2$ times
+    Every output is equal to the limit over whole periods of a deterministic cycle, and over a draw
+    of all tokens without replacement. The integrals are then sums of terms of about $E\,S_2$ times
     `size` that cancel.
 
     Args:
@@ -168,19 +168,20 @@ def require_accurate(error: Array, mse: Array, lengths: Array, limit: Array) -> 
         )
 
 
-def moments_beside_mean(
+def softmax_and_mean_moments(
     law: AbstractScoreLaw, value: Array, mean_value: Array, lengths: Array, known: KnownPart
 ) -> MomentRows:
-    r"""Return the moments of $T_L+\bar T_L$, where $\bar T_L$ is the mean of $\bar Vz_l$ over tokens.
+    r"""Return the moments of $T_L+\bar T_L$, with $\bar T_L$ the mean of $\bar Vz_l$ over all tokens.
 
-    $\bar T_L$ is the output of a head of tilt zero with the value matrix $\bar V$. Let
-    $w=\bar V(z-m)$ with m the mean of a token, $D=F_0[w]$, and n the number of all tokens. With
-    $k_0$ and $k_1$ of the prompt and $\phi$, $F_k$ and $B=F_1[y]$ as in `weights._functional`,
+    $\bar T_L$ is the output of a head of tilt zero with the value matrix $\bar V$. Let n be the
+    number of all tokens, m the mean of a token, $w=\bar V(z-m)$ and $D=F_0[w]$. With $k_0$ and
+    $k_1$ of the prompt and $\phi$, $F_k$ and $B=F_1[y]$ of one token, as in `weights._functional`,
 
         n Cov(T_L, bar T_L) = int L (F_1[yw'] / phi - B D' / phi^2) e^{k_0} + int k_1 (L D / phi)' e^{k_0}.
 
-    This formula is 3 to 6 times faster than `heads_moments` for Gaussian tokens, 2.5 to 5 times for
-    lists and 7 to 24 times for other tokens. For the latter it is also accurate for long prompts.
+    `heads_moments` computes the same moments in 2.5 to 24 times the time
+    (benchmarks/special_paths.py), and less accurately for long prompts of tokens that are neither
+    Gaussian nor listed.
 
     Args:
         law: the law of a token along the tilt of the first head.
@@ -228,9 +229,9 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
     limit: Array,
     mean: Array,
 ) -> tuple[Array, Array]:
-    """Return n times the covariance of the two heads for n tokens in all, and its rounding error.
+    """Return n times the covariance of both heads over n tokens, and its rounding error, [n].
 
-    The covariance is integrated by the even and by the odd nodes, [2, lengths, e, e].
+    The covariance is integrated over the even and over the odd nodes, [2, n, e, e].
     """
     tokens = next(term for term in integrals.terms if isinstance(term, TokenTerms))
     b, outputs, shift = tokens.drift, mean.size, limit[mean.size :] - mean

@@ -1,18 +1,16 @@
-r"""Moments of stacks over finite prompts, and their limit where it has no closed form.
+r"""Moments of stacks over finite prompts, and limits of stacks that have no closed form.
 
-Over Gaussian tokens, or tokens from a list, the limit of a stack has a closed form. Finite prompts
-of linear layers over Gaussian tokens are determined by Wishart matrices, at every length. Over
-other laws the law of a token after one layer has no closed form. Quadrature nodes (atoms) replace
-the law in one and two dimensions, and particles in more dimensions. Derived in
-docs/depth-theory.md.
+The limit of a stack over Gaussian or listed tokens is a closed form. For other tokens, atoms
+replace their law: the nodes of a quadrature rule for mixtures of Gaussians in one or two
+dimensions, and random particles otherwise.
 
-To leading order in 1/L the output of softmax layers over Gaussian tokens has the covariance C / L
-and the bias b / L, both in closed form (`promptlimit.depth`). At a given length L times the bias
-may be far from b, because tokens attend strongly to themselves or a layer is sharp
-(`promptlimit.depth.leading_order_ratio`). Then the bias of two layers is computed from the exact
-errors of the tokens at that length. For more layers the bias is NaN, and a warning states the
-length from which on b / L holds. Under a causal mask the bias of K layers falls as
-$(\ln L)^{K-1}/L$ with a constant that depends on the first tokens; it is returned as NaN.
+Over Gaussian tokens, linear layers depend on the tokens only through Wishart matrices. The output
+of softmax layers has, to leading order in 1/L, the covariance C / L and the bias b / L
+(`promptlimit.depth`). L times the bias may be far from b even for long prompts
+(`promptlimit.depth.leading_order_ratio`). In this case the bias is NaN with a warning, except for
+two layers of which the first has one head: there it follows from the exact errors of the tokens at
+that length. Under a causal mask the bias of K layers falls as $(\ln L)^{K-1}/L$ with a constant
+that depends on the first tokens, and is NaN. Derived in docs/depth-theory.md.
 """
 
 import dataclasses
@@ -55,7 +53,7 @@ from promptlimit.finite._simulation import (
     output_errors,
     outputs_and_tokens,
     prompt_chunks,
-    rows_until_known,
+    rows_until_accurate,
     simulated_chunks,
     simulated_lengths,
     warn_when_unreliable,
@@ -65,30 +63,28 @@ from promptlimit.rules import Effort, OutOfScope, unwrap
 
 _NOT_A_STACK = OutOfScope("it is not a stack of several layers")
 _PARTICLES = 1024
-"""The number N of particles that replace a law in more than two dimensions.
-
-The error of the limit has the order 1/N^2."""
+"""The number N of particles in place of the law of a token; the bias of the limit is O(1/N^2)."""
 
 _REPLICAS = 64
-"""The default number of independent sets of particles."""
+"""The default number of sets of particles, and the largest if prompts are simulated too."""
 
 _FIRST_NODES = {1: 64, 2: 16}
-"""The first number of quadrature nodes per axis of a Gaussian part, by dimension."""
+"""The first number of quadrature nodes per axis of each Gaussian part, by dimension."""
 
 _MOST_ATOMS = 8192
-"""The largest number of atoms; the scores of all pairs of atoms are computed."""
+"""The largest number of atoms; all pairs of atoms have a score."""
 
 _MOST_TERMS = 64
-"""The largest number of terms of an influence with which a control variate saves time."""
+"""The largest number of terms of an influence for which a control variate saves time."""
 
 _CLOSE = 1e-10
-"""The relative change of the limit at which the quadrature stops."""
+"""The relative change of the limit at which nodes are no longer doubled."""
 
 _FAR = 1e-4
-"""The relative change of the limit above which the quadrature raises an error."""
+"""The relative change of the limit after the last doubling that raises an error."""
 
 
-def without_closed_limit(problem: Problem) -> str | None:
+def closed_limit_obstacle(problem: Problem) -> str | None:
     """Return why the limit has no closed form; None if it has one."""
     if problem.layers is None or problem.wrt is not None:
         return None
@@ -101,9 +97,9 @@ def without_closed_limit(problem: Problem) -> str | None:
     )
 
 
-def without_atoms(problem: Problem) -> str | None:
-    """Return why atoms do not apply to a stack; None if they do."""
-    if without_closed_limit(problem) is None:
+def atoms_obstacle(problem: Problem) -> str | None:
+    """Return why quadrature nodes cannot replace the law of a token in a stack, or None."""
+    if closed_limit_obstacle(problem) is None:
         return "it has a closed limit"
     parts = problem.parts
     return first_obstacle(
@@ -118,7 +114,7 @@ def without_atoms(problem: Problem) -> str | None:
 
 
 def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
-    """Return the limit over atoms; the last doubling of the atoms measures its error."""
+    """Return the limit over quadrature nodes; its error is the change by their last doubling."""
     limit, error = _limit_by_atoms(problem)
     rows = MomentRows.at_infinity(limit, problem.lengths.size)
     return dataclasses.replace(rows, limit_error=error)
@@ -153,9 +149,9 @@ def _atom_count(parts: GaussianParts, nodes: int) -> int:
 def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
     r"""Return the output over atoms, n = `nodes` per axis of every Gaussian part.
 
-    The atoms x are $\sqrt{2\pi/n}$ apart and have weights proportional to $e^{-x^2/2}$. This is a
-    trapezoidal rule, whose error falls geometrically because layers are smooth. It extends to
-    $x=\sqrt{\pi n/2}$, because tilted means depend on the tails.
+    Standardised atoms x are $\sqrt{2\pi/n}$ apart with weights proportional to $e^{-x^2/2}$: a
+    trapezoidal rule, whose error falls geometrically because layers are smooth. They extend to
+    about $\sqrt{\pi n/2}$, because tilted means depend on the tails.
     """
     points, shares = [], []
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
@@ -172,19 +168,18 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
         return as_float64(problem.attention(atoms, problem.query))
 
 
-def without_particles(problem: Problem) -> str | None:
-    """Return why particles are not needed for a stack; None if they are."""
-    return None if without_closed_limit(problem) else "it has a closed limit"
+def particles_obstacle(problem: Problem) -> str | None:
+    """Return why the limit of a stack needs neither atoms nor particles, or None."""
+    return None if closed_limit_obstacle(problem) else "it has a closed limit"
 
 
 def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
-    """Return the moments of simulated prompts about a limit that is itself an estimate.
+    """Return the moments of simulated prompts about a limit over atoms or particles.
 
-    The limit is computed with atoms if they apply, else with particles. The error of the mean
-    squared errors includes the effect of the error of the limit.
+    The error of the mean squared errors includes the effect of the error of the limit.
     """
     key, prompt_key = jax.random.split(unwrap(effort.key))
-    if without_atoms(problem) is None:
+    if atoms_obstacle(problem) is None:
         limit, limit_error = _limit_by_atoms(problem)
     else:
         limit, limit_error = _limit_by_particles(problem, key, effort)
@@ -199,9 +194,8 @@ def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
 def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> tuple[Array, Array]:
     r"""Return the limit as a mean over independent sets of N particles, and its standard error.
 
-    The output over one set is $2T_N-\frac12(T_{N/2}+T'_{N/2})$, where $T_N$ is the output over all
-    particles and the other two are the outputs over the two halves. This removes the bias of order
-    1/N.
+    The output over one set is $2T_N-\frac12(T_{N/2}+T'_{N/2})$ with $T_N$ over all particles and
+    the others over its two halves, which removes the bias of order 1/N.
     """
     replicas = _REPLICAS if effort.samples is None else int(effort.samples)
     if np.isfinite(problem.lengths).any():
@@ -226,7 +220,7 @@ def _replica_outputs(simulation: PromptSimulation, keys: Key[JaxArray, "prompts 
 
 
 def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentRows:
-    """Return the moments of simulated prompts about a limit, length by length."""
+    """Return the moments of simulated prompts about a limit."""
     head = problem.head
     tilt = head.tilt if head is not None and head.kernel == "softmax" else None
     rows = _rows_to_fill(problem, limit)
@@ -241,7 +235,7 @@ def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentR
 
 
 def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
-    """Return the rows of infinite prompts; `_put_draws` sets the rows of finite lengths."""
+    """Return rows that are complete at infinite lengths; `_put_draws` sets the others."""
     rows = MomentRows.at_infinity(limit, problem.lengths.size, problem.known.size)
     samples = np.zeros(problem.lengths.size, dtype=np.int64)
     return dataclasses.replace(rows, samples=samples, bias_error=np.zeros_like(rows.bias))
@@ -255,7 +249,7 @@ def _put_draws(  # noqa: PLR0917  # the moments of a row, in their order
     cov: Array,
     participation: float = np.nan,
 ) -> None:
-    """Set the moments at one length from squared errors and from draws whose mean is the bias."""
+    """Set the moments at one length; the mean of the rows of `draws` is the bias."""
     error = float(standard_error(squares))
     rows.put(place, draws.mean(axis=0), cov, squares.mean(), participation, error)
     unwrap(rows.samples)[place] = draws.shape[0]
@@ -268,7 +262,7 @@ def _covariance(deviation: Array) -> Array:
 
 
 def controlled_obstacle(problem: Problem) -> str | None:
-    """Return why the first order is not available as a control variate; None if it is."""
+    """Return why the first order cannot serve as a control variate; None if it can."""
     if problem.layers is None:
         return _NOT_A_STACK
     obstacle = expansion_obstacle(problem)
@@ -285,12 +279,12 @@ def _influence_function(problem: Problem) -> InfluenceFunction:
 def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
     r"""Return the moments of simulated prompts, with the first order k as a control variate.
 
-    For each prompt, k is the mean over its tokens of their influence on the output. Over prompts, k
-    has mean zero and covariance $C/L$. The bias is the mean of $T_L-T-k$, and the mean squared
-    error is $\mathrm{tr}\,C/L$ plus the mean of $|T_L-T|^2-|k|^2$. The control variate multiplies
-    the noise of both by a factor of order $L^{-1/2}$. Under a causal mask, the influence of token i
-    through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$. Then k still has mean
-    zero, but $|k|^2$ is not used.
+    For each prompt, k is the mean of the influences of its tokens on the output. Over prompts, k
+    has mean zero and covariance $C/L$. So the bias is the mean of $T_L-T-k$, and the mean squared
+    error is $\mathrm{tr}\,C/L$ plus the mean of $|T_L-T|^2-|k|^2$. Subtracting k and $|k|^2$
+    reduces the noise by a factor of order $L^{1/2}$. Under a causal mask, the influence of token i
+    through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$. Then k has mean zero
+    but another covariance, and only the bias uses it.
     """
     limit, influence = problem.limit(), _influence_function(problem)
     try:
@@ -305,7 +299,7 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
             controlled = (
                 _controlled(influence, cov / length, problem.causal, *drawn) for drawn in chunks
             )
-            squares, deviation, control = rows_until_known(controlled, chunk, effort)
+            squares, deviation, control = rows_until_accurate(controlled, chunk, effort)
         warn_when_unreliable(squares, effort)
         spread = _covariance(deviation)
         if not problem.causal:
@@ -317,9 +311,10 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
 def _controlled(
     influence: InfluenceFunction, cov: Array, causal: bool, deviation: Array, tokens: Array
 ) -> tuple[Array, Array, Array]:
-    """Return squared errors, deviations $T_L-T$ and their first orders k, one row per prompt.
+    r"""Return squared errors, deviations $T_L-T$ and first orders k, one row per prompt.
 
-    `cov` is $C/L$, and `controlled_moments` explains its use.
+    Without a causal mask, the squared errors are $|T_L-T|^2-|k|^2+\mathrm{tr}\,C/L$; `cov` is
+    $C/L$.
     """
     count, length, dim = tokens.shape
     by_steps = np.stack(influence.by_steps(tokens.reshape(-1, dim)))
@@ -348,7 +343,7 @@ def linear_stack_obstacle(problem: Problem) -> str | None:
     )
 
 
-def many_nodes(problem: Problem) -> str | None:
+def exact_linear_stack_obstacle(problem: Problem) -> str | None:
     """Return why Gauss rules for Wishart matrices do not apply to a stack, or None."""
     obstacle = linear_stack_obstacle(problem)
     if obstacle is not None:
@@ -373,8 +368,8 @@ def exact_linear_stack(problem: Problem, _effort: Effort) -> MomentRows:
 def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
     """Return the moments of a linear stack over prompts that are drawn as Wishart matrices.
 
-    The deviation from the limit has two parts. The first part is linear in the error of the second
-    moment of the tokens. It has mean zero and is left out of the bias.
+    The part of the deviation that is linear in the error of the second moment of the tokens has
+    mean zero, and is left out of the bias.
     """
     stack = _linear_stack(problem)
     rows = _rows_to_fill(problem, stack.limit)
@@ -383,7 +378,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
         rng = np.random.default_rng([*map(int, words)])
         chunk = chunk_of_prompts(8 * problem.measure.dim**2, effort.most_samples)
         chunks = _linear_draws(stack, float(problem.lengths[place]), chunk, rng)
-        squares, first, rest = rows_until_known(chunks, chunk, effort)
+        squares, first, rest = rows_until_accurate(chunks, chunk, effort)
         warn_when_unreliable(squares, effort)
         _put_draws(rows, int(place), squares, rest, _covariance(first + rest))
     return rows
@@ -392,7 +387,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
 def _linear_draws(
     stack: LinearStack, length: float, chunk: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield chunks without end: squared errors, and the two parts of the deviations of prompts."""
+    """Yield chunks of squared errors, and of the linear and the remaining part of deviations."""
     while True:
         first, rest = stack.drawn_deviations(length, chunk, rng)
         yield np.sum((first + rest) ** 2, axis=1), first, rest
@@ -404,7 +399,7 @@ def _is_linear(layer: AbstractAttention) -> bool:
 
 
 def _linear_stack(problem: Problem) -> LinearStack:
-    """Return the stack at the query as matrices, in coordinates of positive token variance."""
+    """Return the layers as matrices, with a root of the token covariance of full column rank."""
     gaussian, layers = unwrap(problem.gaussian), []
     with jax.enable_x64(True):
         for layer in unwrap(problem.layers):
@@ -468,7 +463,7 @@ def expansion_rows(problem: Problem, _effort: Effort) -> MomentRows:
 
 
 def _bias_constants(stack: GaussianStack, problem: Problem) -> Array:
-    """Return L times the bias at every length, [n, e]."""
+    """Return L times the bias at every length, [n, e]; NaN if it is not available."""
     constants = np.full((problem.lengths.size, stack.layers[-1].residual.shape[0]), np.nan)
     if problem.causal and stack.depth > 1:
         return constants
@@ -493,7 +488,8 @@ def _warn_of_slow_bias(stack: GaussianStack, problem: Problem, missing: NDArray[
         length = leading_order_length(stack, problem.query)
         sharpest = max(stack.squared_tau(level) for level in range(stack.depth - 1))
         start = f"from L = {length:.2g} on" if np.isfinite(length) else "at no length up to 1e30"
-        reason = f"its leading order is trusted {start} (tau^2 = {sharpest:.3g} below the last)"
+        largest = f"the largest tau^2 below the last layer is {sharpest:.3g}"
+        reason = f"its leading order is trusted {start} ({largest})"
     shortest = problem.lengths[missing].min()
     warnings.warn(
         f"The bias of {problem.subject} is NaN at L = {shortest:g}: {reason}. Simulate prompts: "

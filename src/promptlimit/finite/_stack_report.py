@@ -1,4 +1,4 @@
-"""A report on a stack of layers: its limit, and its moments over finite prompts, in every kind."""
+"""A report on a stack of layers: its limit, and its moments over finite prompts in every kind."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from promptlimit.measures import AbstractMeasure, Gaussian
 from promptlimit.results import Kind, PromptMoments, StackReport
 
 _LONGEST_SIMULATED = 100
-"""The largest length to simulate: the work of a layer grows with the square of the length."""
+"""The largest length to simulate; the cost grows with the square of the length."""
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "estimate")
 
 
@@ -79,9 +79,9 @@ def stack_report(
 def _squared_tau(
     attention: AbstractAttention, measure: AbstractMeasure
 ) -> tuple[float, ...] | None:
-    r"""Return the $\tau^2$ of every layer, or None unless all are softmax over Gaussian tokens.
+    r"""Return the $\tau^2$ of every layer; None unless all are softmax layers over Gaussian tokens.
 
-    $\tau$ is the largest standard deviation of the scores of a head (`GaussianStack.squared_tau`).
+    $\tau$ is the scale of the sharpness of a layer over its tokens (`GaussianStack.squared_tau`).
     """
     if not (isinstance(attention, Stack) and isinstance(measure, Gaussian)):
         return None

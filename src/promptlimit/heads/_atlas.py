@@ -1,4 +1,4 @@
-"""The atlas: every head of a model compared with its limits, over prompts of one length."""
+"""The atlas: every head of a model compared with approximations, over prompts of one length."""
 
 import time
 from pathlib import Path
@@ -39,9 +39,9 @@ from promptlimit.storage import write_bytes
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
-"""At `length_needed`, the limit leaves this share of the variance of a head unexplained."""
-_BETWEEN = 5.0
-"""The smallest number of seconds between two times at which sums of moments are stored."""
+"""The fraction of the variance of a head that is left unexplained at `length_needed`."""
+_STORE_EVERY = 5.0
+"""The smallest number of seconds from one storage of moments to the next."""
 
 
 @with_numpy_defaults
@@ -57,18 +57,17 @@ def atlas(
     folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> HeadAtlas:
-    r"""Return the sharpness of every head, and the share of its variance that each limit explains.
+    r"""Return the sharpness of every head, and the $R^2$ of its approximations.
 
-    The text is cut into windows, and each window is a prompt. The model runs over the text twice:
-    once for the moments of the whole text (the corpus), and once to measure. Memory does not grow
-    with the square of the window. Heads from `capture`, or heads built by hand, are measured
-    directly. The atlas depends only on queries, keys and values, whereas replacing heads
-    (`replacement_curve`) requires the model.
+    The text is cut into windows, and each window is a prompt. The prompt of a head is the law of
+    (key, value) over the tokens to which a query attends. In a causal model these are all tokens up
+    to the query, and queries in the first eighth of the window are omitted. With rotary positions,
+    keys are used after rotation, so that the law is an average over the positions of the prompt.
+    An approximation of the head replaces this law by a simpler one (docs/heads-theory.md).
 
-    The prompt of a head is the law of (key, value) over the tokens to which a query attends. In a
-    causal model these are all tokens up to the query, and queries in the first eighth of the window
-    are omitted. With rotary positions, keys are used after rotation. The position is then part of a
-    token, and the law is an average over the positions of the prompt.
+    The model runs over the text twice: once for the moments of the whole text (the corpus), and
+    once to measure. Memory grows linearly with the window. Heads from `capture`, and heads built by
+    hand, are measured without running a model.
 
     Args:
         model: the result of `load` or of `capture`, or heads: a list of heads for one layer, a list
@@ -78,12 +77,13 @@ def atlas(
         window: the number of tokens of a prompt; by default the longest prompt of the model, at
             most 512.
         windows: the largest number of windows to use.
-        clusters: the number of Gaussians in the limit "mixture".
-        sinks: the number of tokens that the limit "sinks" keeps as atoms.
+        clusters: the number of Gaussians in the approximation "mixture".
+        sinks: the number of tokens that the approximation "sinks" keeps as atoms.
         seed: the seed of the clusters.
-        folder: a folder for intermediate results. The same call resumes from them and gives
-            identical bits.
-        progress: a function that is called after each step, from any thread.
+        folder: a folder for intermediate results. After an interruption the same call resumes from
+            them and returns bitwise identical results.
+        progress: a function of the name of the step, the number of finished parts and their total,
+            called after each part from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
@@ -99,7 +99,7 @@ def atlas(
     alone, key = prompts.count == 1, jax.random.key(seed)
 
     def measure(index: int, layer: int, heads: LayerHeads) -> dict[str, Any]:
-        """Measure one layer on one window; the corpus is the other windows, if there are any."""
+        """Measure one layer on one window; the corpus consists of the other windows, if any."""
         corpus = moments[layer] if alone else moments[layer] - corpus_moments(heads)
         scales = prompts.scales[layer]
         maps = (to_device(part, jnp.float32) for part in corpus.affine_maps(scales))
@@ -158,7 +158,7 @@ def _corpus_moments(prompts: HeadPrompts, report: Progress, parts: Parts) -> lis
     for done, here in enumerate(in_threads(window_moments, read, prompts.count), start=read + 1):
         report("reading the text", done, prompts.count)
         total = [a + b for a, b in zip(total, here, strict=True)] if total else here
-        if done == prompts.count or time.monotonic() - saved > _BETWEEN:
+        if done == prompts.count or time.monotonic() - saved > _STORE_EVERY:
             by_layer = {str(layer): vars(moments) for layer, moments in enumerate(total)}
             parts.save("moments", {"windows": done, **by_layer})
             saved = time.monotonic()
@@ -173,8 +173,12 @@ def _pooled_quantiles(sharpness: np.ndarray) -> np.ndarray:
 def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the length at which the predicted error is a tenth of the variance of the limit.
 
-    Between the lengths of `GRID`, logarithms are interpolated. The result is infinite if the length
-    is beyond the grid, and NaN if the limit does not depend on the query.
+    The logarithm of the error is interpolated linearly in the logarithm of the length. The result
+    is infinite if the length exceeds `GRID`, and NaN if the limit does not depend on the query.
+
+    Args:
+        errors: the predicted errors at the lengths of `GRID`, [layers, heads, lengths].
+        totals: the variances of the limit, [layers, heads].
     """
     share = share_of(errors, totals[..., None])
     lengths = np.full(totals.shape, np.inf)
@@ -207,9 +211,9 @@ def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
 def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
     r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
 
-    $Mq+b$ is the output of a head, before the layer's output matrix, over an infinite Gaussian
-    prompt. `layer.N.matrix` is M, [heads, e, d], which includes the scale of the scores, and
-    `layer.N.shift` is b, [heads, e]. Use them to initialise linear attention.
+    $Mq+b$ is the output of a head at the query q, before the layer's output matrix, over an
+    infinite Gaussian prompt. `layer.N.matrix` is M, [heads, e, d], which includes the scale of the
+    scores, and `layer.N.shift` is b, [heads, e]. Use them to initialise linear attention.
     """
     save = extra("safetensors.numpy").save
     tensors = {}
@@ -220,5 +224,5 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
         f"output = matrix @ query + shift of the heads of {atlas.model}, scale of the scores "
         f"included, from {atlas.window * atlas.windows} tokens"
     )
-    # The package writes several entries in an order that changes from process to process.
+    # The package would write several metadata entries in an order that varies between processes.
     write_bytes(Path(path), save(tensors, metadata={"map": note}))

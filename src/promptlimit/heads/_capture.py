@@ -1,12 +1,11 @@
 r"""Heads of a PyTorch model of any family, captured while it runs.
 
-There are two routes. A model of the package transformers calls an attention function by its
-registered name, so a function that records its arguments is registered while the model runs. In
-other models attention is either a call of `scaled_dot_product_attention`, whose arguments are
-queries, keys, values, scale and mask, or two matrix products with a softmax between them. In the
-latter case the operators are recorded. Scale c and mask are then inferred from the scores, which
-are $c\,qk^\top$ for visible tokens and large negative numbers for masked ones. Both routes rebuild
-the output of every layer from the captured heads and compare it with the output of the model.
+There are two routes. Models of the package transformers call a registered attention function, so
+a function that records its arguments is registered while the model runs. In other models, calls of
+`scaled_dot_product_attention` are recorded, and so is each softmax between two matrix products. For
+the latter, the scale c and the mask are inferred from the scores, which are $c\,qk^\top$ for
+visible tokens and large negative numbers for masked tokens. On both routes, the output of every
+layer is rebuilt from the captured heads and compared with the output of the model.
 """
 
 import contextlib
@@ -29,8 +28,8 @@ from promptlimit.heads._prompts import CapturedHeads
 _HIDDEN = -5e3
 """Tokens with this score or less are masked: masks are -10000, -1e9, the least float or -inf."""
 _REBUILT = {4: 1e-4, 2: 5e-2}
-"""For each size in bytes of the model's numbers, the largest relative error of a rebuilt output
-that rounding explains."""
+"""The largest relative error of a rebuilt output that rounding can cause, by the size of the
+model's numbers in bytes."""
 _BY_HAND = "Pass its arrays: promptlimit.heads.Head(queries, keys, values)."
 
 
@@ -45,27 +44,26 @@ def capture(
 ) -> CapturedHeads:
     """Run a PyTorch model and return the queries, keys and values of every head and layer.
 
-    In the result `captured`, `captured.prompts[p][layer][h]` is head h of a layer over prompt p, a
-    `Head` with arrays `queries`, `keys` and `values`. All three indices start at 0. Layers are in
-    the order in which they run, and `captured.layer_names[layer]` names the layer's attention
-    module.
+    In the result `captured`, `captured.prompts[p][layer][h]` is the `Head` with index h of a layer
+    over prompt p. Layers are in the order in which they run, and `captured.layer_names[layer]` is
+    the name of the layer's attention module.
 
     The model can be any `torch.nn.Module` that computes attention by `scaled_dot_product_attention`
     or by matrix products and a softmax: a model of transformers, `torch.nn.MultiheadAttention`, or
-    a user-defined module. Queries and keys are those that enter the scores, after any rotation;
-    shared keys and values are repeated for each head. The model runs once per prompt, in evaluation
-    mode and without gradients; its state is restored afterwards.
+    a user-defined module. Queries and keys are those that enter the scores, after any rotation.
+    Keys and values that several heads share are repeated for each head. The model runs once per
+    prompt, in evaluation mode and without gradients; its mode is restored afterwards.
 
     Args:
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
         ids: the token ids of one prompt, [n], or of several, [prompts, n]. For a model that takes
             vectors instead of ids, the vectors, [n, d] or [prompts, n, d]. Padding is not
             supported.
-        name: the name of the model on the HTML page of the atlas; by default the name of its class
-            or checkpoint.
+        name: the name of the model on the HTML page of the atlas; by default the name of its
+            checkpoint or class.
         route: "transformers" registers an attention function (`transformers.AttentionInterface`),
-            which also covers models loaded with flex attention; "operators" records the operators
-            of PyTorch; "auto" uses "transformers" if the model supports it.
+            which also works for models loaded with flex attention; "operators" records the
+            operators of PyTorch; "auto" uses "transformers" if the model supports it.
         inputs: further arguments of the model's forward pass.
 
     Raises:
@@ -140,12 +138,12 @@ class _Call:
     Attributes:
         module: the name of the module.
         queries: the queries, [heads, n, d].
-        keys: the keys, [heads, length, d], repeated for heads that share them.
-        values: the values, [heads, length, e], also repeated.
+        keys: the keys, [heads, length, d].
+        values: the values, [heads, length, e].
         seen: whether each query attends to each token, [heads, n, length].
         scale: the factor on the scores.
-        outputs: the outputs of the model, [heads, n, e].
-        rounding: the largest relative error due to the precision of the model.
+        outputs: the outputs of the heads in the model, [heads, n, e].
+        rounding: the largest relative error that the precision of the model can cause.
     """
 
     module: str
@@ -205,11 +203,11 @@ def _calls(
         torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(torch.no_grad())
         if registered:
-            stack.enter_context(_registered_calls_seen(model, record))
+            stack.enter_context(_record_registered_calls(model, record))
         else:
-            following = _follow_operators(torch, record)
+            following = _record_operators(torch, record)
             stack.enter_context(following)
-            stack.enter_context(_fused_calls_seen(torch, following, record))
+            stack.enter_context(_record_fused_calls(torch, following, record))
         model(tokens, **inputs)
     if registered and not calls:  # the model has no attention that uses the registered name
         return _calls(torch, model, tokens, inputs, registered=False)
@@ -224,10 +222,7 @@ def _calls(
 
 
 def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
-    """Return a list of the names of the running modules, innermost last.
-
-    The list is updated while the model runs.
-    """
+    """Return a list that contains the names of the running modules at any time, innermost last."""
     running = [type(model).__name__]
     for name, module in model.named_modules():
         if name:
@@ -241,10 +236,9 @@ def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
 
 
 def _is_transformers_model(model: Any) -> bool:
-    """Return whether the model can use a registered attention function in place of "sdpa".
+    """Return whether a model of transformers can use a registered function in place of "sdpa".
 
-    A model of transformers can exist only if the package has been imported. Models with capped
-    scores or learned sinks do not support "sdpa".
+    Models with capped scores or learned sinks do not support "sdpa".
     """
     transformers = sys.modules.get("transformers")
     return (
@@ -269,7 +263,7 @@ def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' atten
     **options: Any,
 ) -> tuple[Any, Any]:
     """Compute attention by the function "sdpa" of transformers, and record its arguments."""
-    # Some versions of transformers offer "sdpa" to models with these options and then ignore them.
+    # Some versions of transformers accept "sdpa" for models with these options and ignore them.
     if any(options.get(name) is not None for name in ("softcap", "s_aux")):
         raise ArgumentError(
             "model",
@@ -289,7 +283,7 @@ def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' atten
 
 
 @contextlib.contextmanager
-def _registered_calls_seen(model: Any, record: Callable[..., None]) -> Generator[None]:
+def _record_registered_calls(model: Any, record: Callable[..., None]) -> Generator[None]:
     """Record every attention call of a model of transformers inside the context."""
     name = "promptlimit_capture"
     transformers = importlib.import_module("transformers")
@@ -309,7 +303,7 @@ def _registered_calls_seen(model: Any, record: Callable[..., None]) -> Generator
 
 
 @contextlib.contextmanager
-def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -> Generator[None]:
+def _record_fused_calls(torch: Any, following: Any, record: Callable[..., None]) -> Generator[None]:
     """Record every call of `scaled_dot_product_attention` inside the context."""
     functional = torch.nn.functional
     fused = functional.scaled_dot_product_attention
@@ -362,12 +356,12 @@ def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
     return seen & (added > 0)
 
 
-def _follow_operators(torch: Any, record: Callable[..., None]) -> Any:
-    """Return a context in which a softmax between two matrix products is recorded as attention."""
+def _record_operators(torch: Any, record: Callable[..., None]) -> Any:
+    """Return a context in which each softmax between two matrix products is recorded."""
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     class FollowOperators(base):
-        """Tracks which tensors are scores, and which are softmax weights of scores."""
+        """Tracks which tensors are products (`scores`), and which are softmax weights of them."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -404,16 +398,16 @@ def _follow_operators(torch: Any, record: Callable[..., None]) -> Any:
             self.scores, self.weights = {}, {}
             keys = keys.transpose(-1, -2)
             rows = _array(scores).reshape(*queries.shape[:-1], keys.shape[-2])
-            seen, scale = _read_off(rows, _array(queries), _array(keys))
+            seen, scale = _mask_and_scale(rows, _array(queries), _array(keys))
             record(queries, keys, values, outputs, seen=seen, scale=scale)
 
     return FollowOperators()
 
 
-def _read_off(
+def _mask_and_scale(
     scores: np.ndarray, queries: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Return the mask, and the scale fitted by least squares to the scores of visible tokens."""
+    """Return the mask, and the scale that fits the scores of visible tokens by least squares."""
     seen = scores > _HIDDEN
     products = (queries.astype(np.float64) @ keys.astype(np.float64).swapaxes(-1, -2))[seen]
     size = float((products**2).sum())
@@ -431,7 +425,7 @@ def _call(
     scale: float,
     rounding: float,
 ) -> _Call:
-    """Return a call whose arrays begin with the axis of heads; the batch must have one prompt."""
+    """Return a call from arrays [1, heads, ...], with shared keys and values repeated."""
     arrays = {"queries": queries, "keys": keys, "values": values, "outputs": outputs}
     for name, array in arrays.items():
         if array.ndim < 2 or any(size != 1 for size in array.shape[:-3]):

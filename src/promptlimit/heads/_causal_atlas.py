@@ -1,8 +1,4 @@
-"""The causal atlas: statistics of every head of a causal model over long prompts.
-
-Scores are grouped by the distance of a token from the query, and far tokens are replaced by their
-moments.
-"""
+"""The causal atlas: statistics of every head of a causal model over long prompts."""
 
 import itertools
 from collections.abc import Mapping
@@ -43,20 +39,19 @@ def causal_atlas(
     folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CausalAtlas:
-    r"""Return statistics of every head of a causal model by distance, with far tokens replaced.
+    r"""Return statistics of every head of a causal model, and the $R^2$ of replacing far tokens.
 
-    A query attends to its own token and all earlier ones. The first few of these tokens (sinks) and
-    the last few (recent tokens) are kept; the tokens between them are called far. The atlas
-    contains the variance of the scores between and within bands of distance, the weights of sinks
-    and of recent tokens, the effective number of tokens and the entropy of the weights.
+    A query attends to the token at its position and to all earlier tokens. The first of these
+    (sinks) and the last (recent tokens) are kept exactly; the tokens between them are called far.
+    The atlas contains the variance of the scores between and within bands of distance, the weights
+    of sinks and recent tokens, the effective number of tokens and the entropy of the weights.
 
-    The atlas also measures how much of the output is lost when the far tokens are replaced by their
-    count, means and covariances. For keys of dimension d and values of dimension e these are
-    $1+d+e+de+d(d+1)/2$ numbers per head. For comparison, the far tokens are dropped, and as many
-    more recent tokens are kept as fit into the same memory.
+    The approximations in `r2` replace the far tokens, for example by their count, means and
+    covariances. For keys of dimension d and values of dimension e these are $1+d+e+de+d(d+1)/2$
+    numbers per head. For comparison, "dropped" omits the far tokens and keeps as many more recent
+    tokens as fit into the same memory.
 
-    The model runs over the text once. Only the scores of a few hundred queries of one head are in
-    memory at a time.
+    The model runs over the text once. Memory grows linearly with the window.
 
     Args:
         model: the model or heads, as for `atlas`.
@@ -64,12 +59,12 @@ def causal_atlas(
         window: the number of tokens of a window; by default the longest prompt of the model, at
             most 4096.
         windows: the largest number of windows to use.
-        sinks: the number of first tokens that are kept.
-        recent: the number of most recent tokens that are kept, including the query's own.
+        sinks: the number of sinks.
+        recent: the number of recent tokens, including the token at the position of the query.
         band: the number of distances in a band.
-        every: every so many queries one is measured, counted back from the last query.
+        every: the spacing of the measured queries, counted back from the last query.
         folder: a folder for intermediate results, as for `atlas`.
-        progress: a function that is called after each step, from any thread.
+        progress: a function that reports progress, as for `atlas`.
     """
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
@@ -132,32 +127,36 @@ def _moment_tokens(keys: int, values: int) -> int:
 
     The moments are a count, the means of keys and values, the covariance of the keys, and the
     covariance of the values with the keys.
+
+    Args:
+        keys: the dimension of a key.
+        values: the dimension of a value.
     """
     numbers = 1 + keys + values + values * keys + keys * (keys + 1) // 2
     return -(-numbers // (keys + values))
 
 
 def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
-    """Return the positions of the measured queries, one in `every`, including the last query.
+    """Return the positions of the measured queries: one in `every`, including the last query.
 
-    Queries in the first eighth of the window are omitted. A query must also have at least twice as
-    many tokens before it as are kept, so that some tokens are far.
+    Queries in the first eighth of the window are omitted. The number of tokens before a query must
+    also be at least twice the number of tokens that "dropped" keeps.
     """
     kept = far.sinks + far.recent + far.equivalent_tokens
     first = max(length // 8, 2 * kept)
     if length <= first:
         raise ArgumentError(
             "window",
-            f"must exceed twice the {kept} tokens that are kept or paid for by moments, "
+            f"must exceed {2 * kept} tokens for sinks={far.sinks} and recent={far.recent}, "
             f"got {length}. Pass a longer window or a smaller `recent`.",
         )
     return np.arange(length - 1, first - 1, -every)[::-1]
 
 
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return nonempty classes of lengths, as their edges and as masks of their members.
+    """Return the edges of nonempty classes of lengths, and a mask of the lengths in each class.
 
-    The ratio of consecutive edges is the same for all classes.
+    The ratio of consecutive edges is the same for all classes, up to rounding.
     """
     count = _CLASSES
     while True:
@@ -175,15 +174,15 @@ def _entropy_predicted(
     table: Prediction,
     far: FarTokens,
 ) -> dict[str, np.ndarray]:
-    r"""Return the entropy of the longest prompts predicted from the shortest, [layers, heads].
+    r"""Return the entropy in the last class predicted from the first, [layers, heads], by method.
 
-    Each method extrapolates the entropy of a query in a short prompt to the geometric mean of the
-    long prompts' lengths:
+    The entropy at a query is extrapolated from the length of its prompt to the geometric mean of
+    the lengths in the last class:
 
-    - "no change" uses the entropy of the short prompt;
+    - "no change" keeps the entropy;
     - "more tokens" adds the logarithm of the ratio of the lengths;
     - "gaussian" adds the increase of the entropy for Gaussian scores of the same variance;
-    - "gaussian far" adds this increase for the far tokens alone; the kept tokens do not change.
+    - "gaussian far" adds this increase only to the entropy of the far tokens.
     """
     short, long = classes[0], classes[-1]
     at = {name: part[..., short] for name, part in rows.items()}
@@ -211,9 +210,9 @@ def _added(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the changes of $E\ln Z$ and $E\,H$ of Gaussian scores between two lengths.
 
-    Here Z is the sum of exponentials of the scores, H the entropy of the weights, $S_2$ the sum of
-    their squares, $\sigma^2$ the variance of the scores and g the `growth` of `Statistics`. Then
-    $E\ln Z=\ln L+g\sigma^2/2$ and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$.
+    For L scores of variance $\sigma^2$, $E\ln Z=\ln L+g\sigma^2/2$ with g the `growth` of
+    `Statistics`, and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$. Here Z is the sum of exponentials of the
+    scores, H the entropy of the weights and $S_2$ the sum of their squares.
     """
 
     def at(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Moments of a head's tokens and queries over many prompts, and the affine map of its limit."""
+"""Moments of the tokens and queries of heads over many prompts, and their Gaussian limits."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class CorpusMoments:
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> "CorpusMoments":
-        """Return the moments from arrays stored under the names of the attributes."""
+        """Return the moments from arrays with the names of the attributes."""
         count, query_count, *sums = (arrays[field.name] for field in dataclasses.fields(cls))
         return cls(int(count), int(query_count), *sums)
 
@@ -45,7 +45,7 @@ class CorpusMoments:
         return CorpusMoments(*(a - b for a, b in zip(_parts(self), _parts(other), strict=True)))
 
     def key_law(self, head: int) -> Gaussian:
-        """Return the Gaussian with the moments of a head's keys, which determine its scores."""
+        """Return the Gaussian with the moments of a head's keys."""
         d = self.queries.shape[1]
         return _gaussian(self.count, self.tokens[head, :d], self.token_squares[head, :d, :d])
 
@@ -56,8 +56,8 @@ class CorpusMoments:
     def affine_maps(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
 
-        M is the scale of the head's scores times $C_{vk}$, the covariance of values with keys, and
-        $b=m_v$ the mean of the values (Lemma 2.1 of the paper).
+        Here $M=c\,C_{vk}$ and $b=m_v$ with the scale c of the scores, the covariance $C_{vk}$ of
+        values with keys and the mean $m_v$ of the values (Lemma 2.1 of the paper).
         """
         d = self.queries.shape[1]
         mean = self.tokens / self.count
@@ -67,7 +67,7 @@ class CorpusMoments:
 
 
 def corpus_moments(heads: LayerHeads) -> CorpusMoments:
-    """Return the moments of one prompt as sums, which can be added to those of other prompts."""
+    """Return the moments of one prompt; add them to obtain those of several prompts."""
     counts = heads.keys.shape[1], heads.queries.shape[1]
     sums: list[np.ndarray] = []
     for count, moments in zip(counts, _means_and_scatters(heads), strict=True):
@@ -96,7 +96,10 @@ def _parts(moments: CorpusMoments) -> tuple:
 
 
 def _gaussian(count: int, total: np.ndarray, squares: np.ndarray) -> Gaussian:
-    """Return the Gaussian with these moments; variances that rounding made negative become zero."""
+    """Return the Gaussian with the moments of `count` vectors, given their sum and that of squares.
+
+    Variances that are negative because of rounding become zero.
+    """
     mean = total / count
     variances, axes = np.linalg.eigh(squares / count - np.outer(mean, mean))
     cov = (axes * np.maximum(variances, 0.0)) @ axes.T

@@ -53,10 +53,10 @@ DECODER = ExampleModel(
 
 
 def example_texts() -> dict[str, str]:
-    """Return two texts of different kinds: the manual of the running Python, and source code of it.
+    """Return two texts from the running Python.
 
-    The manual consists of the language topics of `help()`, and the source of a few modules of the
-    standard library.
+    "manual" consists of the language topics of `help()`, and "source" of the source code of a few
+    modules of the standard library.
     """
     from pydoc_data.topics import topics  # noqa: PLC0415  # a megabyte, needed here only
 

@@ -1,17 +1,17 @@
-r"""The far tokens of a causal head: statistics of their weights, and replacements by moments.
+r"""The far tokens of a causal head: statistics of their weights, and their replacement by moments.
 
-A query at position i attends to the tokens 0..i. The first few of them (sinks) and the last few
-(recent tokens) are kept. The n far tokens between them have scores s_j and values v_j. They are
-replaced by their moments:
+A query at position i attends to the tokens 0..i. The first (sinks) and the last (recent tokens) are
+kept. The n far tokens between them have scores $s_j$ with mean s and variance var, and values $v_j$
+with mean $m_v$ and covariance $C_{vk}$ with the keys. Let t be the scaled query. A mass is a sum of
+exponentials of scores; $Z_k$ and $a_k$ are the mass and the output of the kept tokens. If the far
+tokens are replaced by their moments, their mass, their output and the output of the head are
 
-    mass       Z_f = n exp(s + var/2)                 s, var: mean and variance of the s_j
-    output     a_f = m_v + C_vk t = mean (1 + s_j - s) v_j             (Lemma 2.1 of the paper)
-    head       (Z_k a_k + Z_f a_f)/(Z_k + Z_f)        Z_k, a_k: mass and output of the kept tokens
+    Z_f = n exp(s + var/2),    a_f = m_v + C_vk t = mean of (1 + s_j - s) v_j,
+    (Z_k a_k + Z_f a_f)/(Z_k + Z_f).
 
-with m_v the mean of the values, C_vk their covariance with the keys, and t the scaled query. A mass
-is a sum of exponentials of scores. For n Gaussian tokens there is a finite-length correction: the
-mean of $\ln Z_f$ is $\ln n+s+g\,\mathrm{var}/2$ with g the `growth` of `Statistics`, and the linear
-part $C_{vk}t$ is multiplied by $1-E\,S_2$, with $S_2$ the sum of squared weights.
+The formula for $a_f$ is Lemma 2.1 of the paper. The finite-length correction is that of n Gaussian
+tokens: $\ln Z_f$ becomes $\ln n+s+g\,\mathrm{var}/2$ with g the `growth` of `Statistics`, and
+$C_{vk}t$ is multiplied by $1-E\,S_2$, with $S_2$ the sum of squared weights.
 """
 
 from collections.abc import Callable
@@ -27,15 +27,15 @@ from promptlimit.heads._prediction import Prediction
 from promptlimit.heads._weighing import inside_of
 
 _LEAST = 1e-37
-"""A mass below this share of the largest one is treated as zero."""
+"""The smallest mass, relative to the largest exponential of a score; it avoids division by 0."""
 
 
 class FarTokens(NamedTuple):
-    """The measurement of the causal atlas: which tokens are kept, and the bands of distance.
+    """The measurement of the causal atlas.
 
     Attributes:
-        sinks: the number of first tokens that are kept.
-        recent: the number of most recent tokens that are kept, including the query's own.
+        sinks: the number of sinks.
+        recent: the number of recent tokens, including the token at the position of the query.
         equivalent_tokens: the number of tokens that take as much memory as the moments of the far
             tokens.
         band: the number of distances in a band.
@@ -53,8 +53,9 @@ class FarTokens(NamedTuple):
 
         It returns these statistics of each query:
 
-        - `variance`: the variance of the scores; `between`: its part between bands of distance;
-        - `sinks`, `recent`: the total softmax weight of the sinks and of the recent tokens;
+        - `variance`: the variance of the scores;
+        - `between`: the variance of the mean scores of bands of distance;
+        - `sinks`, `recent`: the total softmax weights of the sinks and of the recent tokens;
         - `participation`: the sum of squared weights;
         - `entropy`: the entropy of the weights, in nats; `far_entropy`, `kept_entropy`: the entropy
           of the weights among far tokens and among kept tokens;
@@ -110,7 +111,7 @@ class _Masks(NamedTuple):
         first: the sinks.
         last: the recent tokens.
         far: the far tokens.
-        longer: the tokens that are kept if far tokens are dropped: sinks and more recent tokens.
+        longer: the tokens that the approximation "dropped" keeps.
     """
 
     inside: Bool[Array, "n length"]
@@ -127,14 +128,13 @@ def _outputs(
     masks: _Masks,
     prediction: Prediction,
 ) -> Named:
-    """Return the outputs [n, e] for each replacement of the far tokens.
+    """Return the outputs [n, e] of each approximation, which replaces the far tokens.
 
-    - `dropped`: far tokens are dropped, and the memory of their moments is used for more recent
-      tokens;
-    - `mean`: true mass and mean value, in the memory of one token and a mass;
-    - `gaussian`: mass and value from moments;
-    - `gaussian_finite`: mass and value from moments, with the finite-length correction;
-    - `gaussian_mass`: true mass, value from moments.
+    - `dropped`: no far tokens, but more recent tokens in the memory of the moments;
+    - `mean`: the true mass and the mean value;
+    - `gaussian`: mass and output from moments;
+    - `gaussian_finite`: mass and output from moments, with the finite-length correction;
+    - `gaussian_mass`: the true mass, and the output from moments.
     """
     count = _counts(masks.far)
     mean, variance, centred = _moments(scores, masks.far)

@@ -1,4 +1,4 @@
-"""Models on disk: configuration, weights and tokenizer. The files are not trusted."""
+"""Configuration, weights and tokenizer of models on disk. The files are not trusted."""
 
 import abc
 import importlib
@@ -38,7 +38,7 @@ def extra(package: str) -> ModuleType:
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         there = folder.is_dir()
-    except OSError:  # a name too long, a folder that may not be entered
+    except OSError:  # the name is too long, or access is denied
         there = False
     if not there:
         raise InputFileError(
@@ -78,12 +78,12 @@ class StoredTensor(NamedTuple):
 
 
 class AbstractModelSource(abc.ABC):
-    """Configuration, tensors and tokenizer of a model on disk; tensors have Hugging Face's names.
+    """A model on disk, whose tensors are read by the names that Hugging Face models use.
 
     Attributes:
         place: the path of the folder or file.
         name: the name of the model.
-        described_by: the name of the source from which expected shapes are read, for messages.
+        described_by: the name of the source of the configuration, for messages.
         config: the content of config.json, or its equivalent.
     """
 
@@ -102,7 +102,7 @@ class AbstractModelSource(abc.ABC):
 
     @abc.abstractmethod
     def _spelled(self, name: str) -> str:
-        """Return the name in the file of a tensor with this Hugging Face name."""
+        """Return the name in the file of the tensor that Hugging Face models call `name`."""
 
     @abc.abstractmethod
     def _stored(self, name: str) -> StoredTensor:
@@ -131,13 +131,13 @@ class AbstractModelSource(abc.ABC):
 
 
 class ModelFolder(AbstractModelSource):
-    """A folder with the layout of Hugging Face; tensors are in one file or in several shards."""
+    """A folder with the layout of Hugging Face; the tensors are in one or several files."""
 
     def __init__(self, folder: Path):
         self.place, self.name, self.described_by = folder, folder.name, "config.json"
         self.config = _read_config(folder)
         self._opened: dict[str, Any] = {}
-        self._tensors = _tensor_homes(folder, self._open)
+        self._tensors = _files_of_tensors(folder, self._open)
 
     def _stored(self, name: str) -> StoredTensor:
         source, label = self._open(self._tensors[name]), f"'{name}' in {self._tensors[name]}"
@@ -166,7 +166,7 @@ class ModelFolder(AbstractModelSource):
         return tokenizer
 
     def _spelled(self, name: str) -> str:
-        """Return the name of a tensor in the file; in old models norms have gamma and beta."""
+        """Return the name in the file; old models call weight and bias of a norm gamma and beta."""
         start, dot, end = name.rpartition("LayerNorm.")
         old = f"{start}{dot}{_OLD_NAMES[end]}" if dot and end in _OLD_NAMES else name
         return old if name not in self._tensors and old in self._tensors else name
@@ -189,13 +189,13 @@ def _open_safetensors(path: Path) -> Any:
         ) from None
 
 
-def _tensor_homes(folder: Path, opener: Any) -> dict[str, str]:
-    """Return the file that holds each tensor."""
+def _files_of_tensors(folder: Path, opener: Any) -> dict[str, str]:
+    """Return the name of the file that contains each tensor."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return dict.fromkeys(opener(single.name).keys(), single.name)
     if not index.is_file():
-        raise InputFileError(_what_is_there_instead(folder))
+        raise InputFileError(_missing_weights(folder))
     homes = _read_json(index).get("weight_map")
     if not isinstance(homes, Mapping) or not homes:
         raise InputFileError(f"{index} must hold a 'weight_map', but it does not.")
@@ -212,7 +212,7 @@ def _tensor_homes(folder: Path, opener: Any) -> dict[str, str]:
     return dict(homes)
 
 
-def _what_is_there_instead(folder: Path) -> str:
+def _missing_weights(folder: Path) -> str:
     pickled = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickled:
         return (

@@ -1,7 +1,7 @@
-"""A language model in one GGUF file, with the same interface as a folder of Hugging Face layout.
+"""Language models in GGUF files, with the same interface as folders of Hugging Face layout.
 
-The package gguf parses the file and restores quantised tensors. The file is not trusted: no read
-goes past its end, and the number of values in its header is limited.
+The package gguf parses a file and dequantises its tensors. The file is not trusted: no read goes
+past its end, and the number of values in its header is limited.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ _KNOWN = frozenset(
         "rope.dimension_count", "rope.scaling.type",
     }
 )  # fmt: skip
-"""The metadata keys that the forward pass supports; other keys of a Llama raise an error."""
+"""The metadata keys of a Llama that the forward pass supports; other keys raise an error."""
 _AROUND = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -61,8 +61,9 @@ class GgufModel(AbstractModelSource):
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return one tensor in single precision, after its shape and type have been checked.
 
-        For rotary positions, the file pairs neighbouring rows of the query and key matrices. The
-        returned matrices pair row j of a head with row j + d/2, as `rotated` requires.
+        In the file, rotary positions rotate pairs of neighbouring rows of the query and key
+        matrices. The rows are returned in the order of `rotated`, which rotates row j of a head of
+        dimension d together with row j + d/2.
         """
         array = super().read(name, shape)
         if not any(part in name for part in _TURNED):
@@ -86,10 +87,7 @@ class GgufModel(AbstractModelSource):
         return StoredTensor(label, _shape(tensor), restored)
 
     def _spelled(self, name: str) -> str:
-        """Return the name in the file, such as 'blk.3.attn_q.weight'.
-
-        The name in Hugging Face models is then 'layers.3.self_attn.q_proj.weight'.
-        """
+        """Return 'blk.3.attn_q.weight' for 'layers.3.self_attn.q_proj.weight', for example."""
         if name in _AROUND or not name.startswith("layers."):
             return _AROUND.get(name, name)
         _, layer, rest = name.split(".", 2)
@@ -205,7 +203,7 @@ class GgufModel(AbstractModelSource):
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the metadata and the tensors of a file, by name; tensors are not read into memory."""
+    """Return the metadata and the tensors of a file, by name; tensors are read on use."""
     try:
         with path.open("rb") as file:
             opening = file.read(4)
@@ -231,10 +229,10 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _bounded_reader() -> Any:
-    """Return a subclass of `gguf.GGUFReader` with checks in the one method that reads bytes.
+    """Return a subclass of `gguf.GGUFReader` with checks in the method that reads bytes.
 
-    `GGUFReader` does not check the counts in a header. Past the end of the file it reads empty
-    arrays, so that a hostile count would take unlimited time and memory.
+    `GGUFReader` does not check the counts in a header. A hostile count would take unlimited time
+    and memory, because past the end of the file `GGUFReader` reads empty arrays.
     """
     reader = extra("gguf").GGUFReader
     if not hasattr(reader, "_get"):  # a private method, which a later version may rename
@@ -255,7 +253,7 @@ def _bounded_reader() -> Any:
             kind = np.dtype(dtype).newbyteorder("<")
             size, left = kind.itemsize * int(count), max(len(self.data) - offset, 0)
             if size > left:
-                raise ValueError(f"{size} bytes should follow byte {offset} and {left} do")
+                raise ValueError(f"{size} bytes should follow byte {offset}, but only {left} do")
             self.values += 1
             if self.values > _MOST_VALUES:
                 raise ValueError(f"its header has more than {_MOST_VALUES} values")

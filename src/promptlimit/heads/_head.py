@@ -22,9 +22,9 @@ class Head:
     r"""Queries, keys and values of one head over one prompt, in single precision.
 
     A token of the prompt is the pair $(k_j, v_j)$, and the score of token j for query i is
-    `scale` $\langle q_i,k_j\rangle$. The attribute `attention` and the methods that return measures
-    connect the head with the rest of the library: `head.attention(head.tokens(), q)` is the output
-    of the head, and `head.attention(head.gaussian(), q)` its Gaussian limit.
+    `scale` $\langle q_i,k_j\rangle$. The head can be used with the rest of the library:
+    `head.attention(head.tokens(), q)` is its output at the query q, and
+    `head.attention(head.gaussian(), q)` its Gaussian limit.
 
     Args:
         queries: the queries $q_i$, [n, d].
@@ -93,15 +93,15 @@ class Head:
         return _fitted(self._prompt(position))
 
     def mixture(self, clusters: int, *, seed: int = 0, position: int | None = None) -> Mixture:
-        """Return a mixture with one Gaussian per cluster of tokens, which has its moments.
+        """Return a mixture with one Gaussian per cluster of tokens, which has the same moments.
 
-        Keys are in the same cluster if their scores over the queries are similar.
+        The keys in a cluster have similar scores at all queries.
         """
         label = np.asarray(clusters_of(self.queries, self.keys, clusters, seed=seed)).argmax(axis=1)
         return self._by_parts(label, position)
 
     def _by_parts(self, label: np.ndarray, position: int | None) -> Mixture:
-        """Return a mixture with one Gaussian per part of the prompt, which has its moments."""
+        """Return a mixture with one Gaussian per label, fitted to the tokens with this label."""
         prompt = self._prompt(position)
         label = label[: len(prompt)]
         kept = [prompt[label == part] for part in np.unique(label)]
@@ -111,8 +111,8 @@ class Head:
     def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
         """Return a mixture of the most attended tokens, as atoms, and a Gaussian for the others.
 
-        Trained heads often put much of their attention on a few tokens. The other tokens may still
-        be close to Gaussian.
+        In trained heads a few tokens often have much of the weight, while the others may be close
+        to Gaussian.
         """
         parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
         return self._by_parts(parts, position)

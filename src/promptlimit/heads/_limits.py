@@ -1,9 +1,10 @@
-r"""The infinite-prompt limits of a head, compared with the head over one prompt.
+r"""The approximations of a head in an atlas, compared with the head over one prompt.
 
-The output of a limit at a query is $\sum_jw_jv_j$ over the tokens of the prompt, with the weights
-$w_j$ of `_weighing`. The limit `corpus` is instead the affine map of the Gaussian limit with the
-moments of other prompts. `gaussian_finite` and `corpus_finite` multiply the linear part by
-$1-E\,S_2$, the mean effect of a finite prompt, with $S_2$ the sum of squared weights.
+At each query, an approximation returns $\sum_jw_jv_j$ over the tokens of the prompt, with values
+$v_j$ and weights $w_j$ from `_weighing`. The approximation "corpus" is instead the affine map of
+the Gaussian limit with the moments of other prompts. In "gaussian_finite" and "corpus_finite" the
+linear part is multiplied by $1-E\,S_2$, the mean effect of a finite prompt, with $S_2$ the sum of
+squared weights.
 """
 
 from collections.abc import Callable
@@ -27,17 +28,17 @@ from promptlimit.heads._weighing import (
 )
 
 EVERY = 8
-"""To predict the error at other lengths, one query in this many is used."""
+"""The spacing of the queries from which the error at other lengths is predicted."""
 MEANS = ("participation", "participation_predicted", "skewness", "kurtosis")
 """The statistics whose means over queries are in the atlas."""
 
 
 class PerHead(NamedTuple):
-    r"""Further arrays for each head that the limits use.
+    r"""Further arrays for the approximations of each head.
 
     Attributes:
-        matrix: $M$ of the Gaussian limit $q\mapsto m_v+Mq$ with the moments of other prompts.
-        shift: $m_v$ of this limit.
+        matrix: $M$ of the approximation "corpus", $q\mapsto m_v+Mq$.
+        shift: $m_v$ of this approximation.
         key: the random key of the clusters.
     """
 
@@ -51,8 +52,8 @@ class Limits(NamedTuple):
 
     Attributes:
         causal: whether a query attends only to the tokens up to its own.
-        clusters: the number of Gaussians in the limit "mixture".
-        sinks: the number of tokens that the limit "sinks" keeps as atoms.
+        clusters: the number of Gaussians in the approximation "mixture".
+        sinks: the number of tokens that the approximation "sinks" keeps as atoms.
     """
 
     causal: bool
@@ -114,13 +115,15 @@ class Limits(NamedTuple):
 
 
 def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any) -> Any:
-    r"""Return $E|T_L-T|^2=|Be|^2E(A-\sigma)^2+(\|B\|_F^2-|Be|^2)E\,S_2$ for each query.
+    r"""Return $E|T_L-T|^2$, the mean squared error of the Gaussian limit at a finite length.
 
-    This is the mean squared error of the Gaussian limit at a finite length.
+    It is $bE(A-\sigma)^2+(v-b)E\,S_2$ for Gaussian tokens (docs/finite.md), where $\sigma$ is the
+    sharpness, A the weighted mean of the standardised scores and $S_2$ the sum of squared weights.
 
     Args:
-        along: $|Be|^2=|C_{vk}t|^2/\sigma^2$, the variance of the values along the tilt t.
-        spread: $\|B\|_F^2$, the total variance of the values.
+        along: $b=|C_{vk}t|^2/\sigma^2$, the variance of the values that the scores explain, with
+            $C_{vk}$ the covariance of values with keys and t the tilt.
+        spread: $v$, the total variance of the values.
         participation: $E\,S_2$.
         score_error: $E(A-\sigma)^2$.
     """
@@ -142,13 +145,12 @@ def layer_sums(
         A mapping with these entries, of shape [heads] unless stated otherwise:
 
         - `sharpness`, [heads, queries];
-        - `means`: means of statistics over queries, by name;
-        - `errors`: the squared error of each limit, and of the best affine map ("affine");
-        - `predicted_error`: the error of the Gaussian limit predicted for independent Gaussian
-          tokens;
+        - `means`: the means of statistics over queries, by name;
+        - `errors`: the squared error of each approximation, by name;
+        - `predicted_error`: the error of "gaussian" predicted for Gaussian tokens;
         - `total`: the sum of squared deviations of the outputs from their mean;
         - `grid_error`: the predicted error at the lengths of `GRID`, [heads, lengths];
-        - `grid_total`: the sum of squared deviations of the Gaussian limit from its mean.
+        - `grid_total`: the sum of squared deviations of the outputs of "gaussian" from their mean.
     """
     found = rows.statistics
     order = found["variance"] / np.log(lengths)

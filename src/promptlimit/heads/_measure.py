@@ -1,9 +1,8 @@
-"""One pass over the heads of a model: statistics of queries, and errors of replacements.
+r"""One pass over the heads of a model, for `atlas` and `causal_atlas`.
 
-`atlas` and `causal_atlas` use this pass. A measurement is a hashable object with a method `rows`.
-For some queries it computes statistics, and the output of the head and of each replacement of the
-head. This module contains the loops over prompts, layers, heads and blocks of queries, the squared
-errors and $R^2$.
+A `Measurement` computes statistics of some queries, and the outputs of a head and of its
+approximations at these queries. This module contains the loops over prompts, layers, heads and
+blocks of queries, the squared errors of the approximations and their $R^2$.
 """
 
 import functools
@@ -36,7 +35,7 @@ Named = dict[str, Array]
 """Arrays by name, one row per query."""
 _THREADS = 4
 SOFTMAX = "softmax"
-"""The key of the outputs of the head itself, in a mapping with the outputs of its replacements."""
+"""The name of the head itself in mappings of outputs; the other names are approximations."""
 
 
 class QueryRows(NamedTuple):
@@ -44,8 +43,8 @@ class QueryRows(NamedTuple):
 
     Attributes:
         statistics: statistics of the scores of each query, by name, [heads, queries].
-        errors: the squared distance between the outputs of each replacement and of the head, by
-            name, [heads, queries].
+        errors: the squared distance of each approximation from the output of the head, by name,
+            [heads, queries].
         totals: the squared distances of the outputs from their mean over queries, summed over
             queries, by name, [heads]; "softmax" is the head itself.
         outputs: the outputs of the head itself, [heads, queries, e].
@@ -64,10 +63,10 @@ class Measurement(Protocol):
     def rows(
         self, head: LayerHeads, scale: Array, prediction: Prediction, given: Any
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
-        """Return a function of queries and their positions.
+        """Return a function of queries [n, d] and their positions [n].
 
         The function returns statistics [n] and outputs [n, e] by name. The outputs include
-        "softmax", that of the head itself.
+        "softmax", the output of the head itself.
 
         Args:
             head: queries, keys and values of one head.
@@ -92,7 +91,7 @@ def query_rows(  # noqa: PLR0917 - in the order of their use
         scales: the factor on the scores of each head.
         positions: the positions of the measured queries.
         prediction: the weight statistics of Gaussian tokens.
-        measurement: the statistics and the replacements.
+        measurement: the statistics and the approximations.
         given: arrays for the measurement, with one entry per head.
     """
     rows = _device_rows(
@@ -185,7 +184,7 @@ def _stacked(parts: list[Part]) -> Part:
 
 
 def in_threads(work: Callable[[int], Found], first: int, end: int) -> Iterator[Found]:
-    """Yield the results for prompts in order; threads compute them on several cores."""
+    """Yield `work(index)` for indices from `first` to `end - 1` in order, computed in threads."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         yield from pool.map(work, range(first, end))
 
@@ -195,7 +194,7 @@ def explained(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     r"""Return $R^2=1-\sum\mathrm{error}/\sum\mathrm{total}$ over windows, and its standard error.
 
-    Arrays are [windows, layers, heads]. The standard error is computed by the jackknife over
+    The arguments are [windows, layers, heads]. The standard error is computed by the jackknife over
     windows, and is infinite for a single window.
     """
     r2 = {name: 1.0 - share_of(e.sum(axis=0), totals.sum(axis=0)) for name, e in errors.items()}

@@ -34,17 +34,17 @@ from promptlimit.storage import as_path
 PROBE_LENGTH = 24
 """The length of the prompt on which `load` compares each layer's output with that of its heads."""
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
-"""The ways in which a head can compute its output: as trained ("softmax"), or by a limit.
-`Replacement.way` holds an index into this tuple."""
+"""The ways in which a head can compute its output: as trained ("softmax") or by an approximation.
+`Replacement.way` contains indices into this tuple."""
 
 
 class Replacement(NamedTuple):
-    """How the heads of one layer compute their outputs.
+    r"""How the heads of one layer compute their outputs.
 
     Attributes:
         way: the index of each head's way in `WAYS`.
-        matrix: the matrices of the affine maps for the way "corpus".
-        shift: the shifts of these maps.
+        matrix: $M$ of the affine map $q\mapsto Mq+b$ of each head for the way "corpus".
+        shift: $b$ of these maps.
     """
 
     way: Int[Array, " heads"]
@@ -53,7 +53,7 @@ class Replacement(NamedTuple):
 
 
 class Replacements(NamedTuple):
-    """How the heads of every layer compute, and the number of tokens that "sinks" keeps."""
+    """How the heads of every layer compute their outputs; `sinks` is used by the way "sinks"."""
 
     layers: Sequence[Replacement]
     sinks: int
@@ -88,7 +88,7 @@ def run_layer(
     shape: AbstractArchitecture,
     sinks: int = 0,
 ) -> tuple[Array, LayerHeads, Array]:
-    """Return the next residual stream, the heads, and the attention's output."""
+    """Return the residual stream after a layer, its heads, and the output of its attention."""
     queries, keys, values = shape.project(weights, hidden)
     groups = shape.heads // shape.key_heads
     heads = LayerHeads(queries, jnp.repeat(keys, groups, 0), jnp.repeat(values, groups, 0))
@@ -162,13 +162,13 @@ class Model:
     """A transformer whose heads can be extracted, measured and replaced; see `load`.
 
     Attributes:
-        name: the name of its folder or file.
-        shape: its architecture.
-        around: the arrays outside the layers.
-        layers: the arrays of each layer.
+        name: the name of the folder or file.
+        shape: the architecture.
+        around: the arrays outside the layers, by name.
+        layers: the arrays of each layer, by name.
         tokenizer: an object of the package tokenizers, or None.
-        parity: the relative error of each layer's attention output when it is rebuilt from the
-            heads by the textbook formula, on a short prompt, [layers].
+        parity: the relative error of each layer's attention output when rebuilt from the heads, on
+            a short prompt, [layers].
     """
 
     name: str
@@ -191,7 +191,7 @@ class Model:
     def layer_outputs(
         self, ids: np.ndarray, replacements: Replacements | None = None
     ) -> Iterator[tuple[LayerHeads, Array, Array]]:
-        """Yield the heads, the attention's output and the residual stream, layer after layer."""
+        """Yield the heads, the output of the attention and the residual stream of each layer."""
         hidden = embedded(self.around, self.checked_ids(ids), shape=self.shape)
         unchanged, sinks = as_trained(self.shape), replacements.sinks if replacements else 0
         for index, weights in enumerate(self.layers):
@@ -208,7 +208,7 @@ class Model:
         return hidden
 
     def hidden(self, ids: np.ndarray, replacements: Replacements | None = None) -> Array:
-        """Return the model's last hidden state, final norm included, [n, hidden]."""
+        """Return the last hidden state, after the final norm, [n, hidden]."""
         return closed(self.around, self.final(ids, replacements), shape=self.shape)
 
     def logits(self, ids: np.ndarray, replacements: Replacements | None = None) -> Array:
@@ -284,11 +284,11 @@ class Model:
 def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
-    The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
-    text, `tokenizer.json`. A file must end in `.gguf` and contain a plain Llama; quantised weights
+    The folder must contain `config.json`, `model.safetensors` (or shards with their index) and, for
+    texts, `tokenizer.json`. A file must end in `.gguf` and contain a plain Llama; quantised weights
     are converted to single precision. Nothing is downloaded, no pickle is opened, and every tensor
-    is checked against the configuration. Finally the output of each layer is rebuilt from its
-    heads; `Model.parity` is the relative error.
+    is checked against the configuration. The attention output of each layer is then rebuilt from
+    the heads; `Model.parity` is the relative error.
 
     Args:
         path: the folder, or the file.
@@ -315,7 +315,7 @@ def load(path: str | Path | None) -> Model:
     model = Model(source.name, shape, around, layers, source.tokenizer())
     try:
         parity = rebuilding_error(model)
-    except ArgumentError:  # a head refuses numbers that are not finite
+    except ArgumentError:  # `Head` raises it for numbers that are not finite
         parity = np.array([np.nan])
     if not np.isfinite(parity).all():
         raise InputFileError(
@@ -349,8 +349,7 @@ def _read(
 def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
     """Return the relative error of each layer's attention output when rebuilt from its heads.
 
-    Each head's output is computed by the textbook formula in double precision and multiplied by the
-    layer's output matrix. The error is rounding, unless a scale, a bias or a mask is wrong.
+    An error that exceeds rounding means that a scale, a bias or a mask is wrong.
     """
     if ids is None:
         count = min(PROBE_LENGTH, model.shape.positions)

@@ -1,4 +1,4 @@
-"""Storage of the finished parts of a measurement, so that it can resume after an interruption."""
+"""Storage of the finished parts of a measurement, from which an interrupted call resumes."""
 
 import contextlib
 import hashlib
@@ -14,21 +14,18 @@ from promptlimit.storage import RunFolder
 
 
 class Parts:
-    """The named parts of one measurement, each in a file of its run folder.
-
-    Without a run folder nothing is stored.
-    """
+    """The named parts of one measurement, each in a file of its run folder, if there is one."""
 
     def __init__(self, run: RunFolder | None = None):
         self._run = run
 
     def load(self, name: str) -> dict[str, Any] | None:
-        """Return a stored part; None if it has not been stored yet."""
+        """Return a stored part, or None if it is not stored."""
         stored = None if self._run is None else self._run.resume(name=name)
         return None if stored is None else _nested(stored)
 
     def save(self, name: str, part: Mapping[str, Any]) -> None:
-        """Store a part, which consists of arrays by name, or of mappings of arrays."""
+        """Store a part: arrays by name, or mappings of arrays."""
         if self._run is not None:
             self._run.checkpoint(_flat(part), name)
 
@@ -45,8 +42,8 @@ def stored_parts(
     Args:
         folder: the folder that contains the run folders; None to store nothing.
         what: the name of the measurement.
-        contents: a function that returns the arrays and descriptions that determine the heads and
-            their prompts.
+        contents: a function that returns all arrays and descriptions on which the heads and their
+            prompts depend.
         options: the other arguments of the measurement.
     """
     if folder is None:

@@ -1,7 +1,7 @@
 r"""Weight statistics of Gaussian tokens, tabulated for the lengths of the prompts.
 
 The statistics are functions of the sharpness of a query and the length of its prompt
-(docs/finite.md). They are computed exactly at fifty sharpnesses and interpolated by a spline in
+(docs/finite.md). They are computed exactly at 49 sharpnesses and interpolated by a spline in
 $x=\frac12\ln(1+\sigma^2)$, so that each of thousands of queries costs one table lookup.
 """
 
@@ -17,25 +17,24 @@ from promptlimit._inputs import to_device
 from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
-"""The largest tabulated sharpness. A larger one is replaced by it: both have frozen weights."""
+"""The largest tabulated sharpness. It replaces larger ones, at which weights are also frozen."""
 GRID = tuple(2.0**power for power in range(4, 41, 2))
 """The lengths at which the error is predicted, from which `length_needed` is computed."""
-_BETWEEN = 12
-_ASKED = 49
-_FINE = 48
+_LENGTHS = 12
+_SHARPNESSES = 49
+_NODES_PER_SHARPNESS = 48
+"""The sizes of the table: lengths, sharpnesses computed exactly, and spline nodes for each."""
 _END = 0.5 * np.log1p(SHARPEST**2)
 
 
 class Statistics(NamedTuple):
-    r"""Means over prompts of Gaussian tokens; all arrays have the same shape.
+    r"""Means over prompts of L Gaussian tokens at sharpness $\sigma$; arrays of the same shape.
 
     Attributes:
         participation: $E\,S_2$, the mean sum of squared weights.
-        score_error: $E(A-\sigma)^2$, the mean squared error of the weighted mean A of the
-            standardised scores.
-        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, with Z the sum of the exponentials of L scores. It
-            compares Z with its limit $Le^{\sigma^2/2}$, and decreases from $1-1/L$ for flat scores
-            to 0 for sharp ones.
+        score_error: $E(A-\sigma)^2$, with A the weighted mean of the standardised scores.
+        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, with Z the sum of the exponentials of L scores. It is
+            1 in the limit of long prompts, and decreases with $\sigma$ from $1-1/L$ to 0.
     """
 
     participation: Array
@@ -47,8 +46,8 @@ class Prediction(NamedTuple):
     """Logarithms of the weight statistics on a fine grid of sharpnesses (nodes).
 
     Attributes:
-        lengths: logarithms of increasing lengths, which cover the lengths of the prompts.
-        logs: logarithms of the three statistics at these lengths, [3, lengths, nodes].
+        lengths: logarithms of increasing lengths, from the shortest to the longest prompt.
+        logs: logarithms of the three `Statistics` at these lengths, [3, lengths, nodes].
         grid: logarithms of the first two statistics at the lengths of `GRID`, [2, lengths, nodes].
     """
 
@@ -59,8 +58,8 @@ class Prediction(NamedTuple):
     def at_own_length(self, variance: Float[Array, " n"], length: Float[Array, " n"]) -> Statistics:
         r"""Return the statistics at the variance $\sigma^2$ and the prompt length of each query.
 
-        It can be called inside `jax.jit`. Between tabulated lengths the logarithm of a statistic is
-        interpolated linearly in the logarithm of the length.
+        The logarithm of a statistic is interpolated linearly in the logarithm of the length. The
+        method can be called inside `jax.jit`.
         """
         table = to_device(self.logs, jnp.float32)
         count, nodes = table.shape[1:]
@@ -81,7 +80,10 @@ class Prediction(NamedTuple):
         return Statistics(*jnp.exp(logs[0] * (1.0 - above)[None] + logs[1] * above[None]))
 
     def at_grid(self, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        r"""Return the statistics at each $\sigma^2$ and every length of `GRID`, [lengths, ...]."""
+        r"""Return $E\,S_2$ and $E(A-\sigma)^2$ at each $\sigma^2$ and length of `GRID`.
+
+        Both have the shape [lengths, *variance.shape].
+        """
         table = np.asarray(self.grid)
         nodes = np.linspace(0.0, _END, table.shape[2])
         x = 0.5 * np.log1p(np.minimum(variance, SHARPEST**2))
@@ -94,7 +96,7 @@ def _abscissa(variance: Array) -> Array:
 
 
 def _place(place: Array, count: int) -> tuple[Array, Array]:
-    """Return the index of the node to the left, and the weight of the node to the right."""
+    """Return the index of the node to the left of `place`, and the weight of the next node."""
     left = jnp.clip(jnp.floor(place), 0, count - 2)
     return left.astype(jnp.int32), place - left
 
@@ -105,14 +107,14 @@ def _between(table: Array, left: Array, share: Array) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def prediction(shortest: int, longest: int) -> Prediction:
-    """Return predictions for prompts with lengths from `shortest` to `longest`."""
-    own = np.unique(np.geomspace(shortest, longest, _BETWEEN).round())
-    nodes = np.linspace(0.0, _END, _ASKED)
+    """Return the table for prompts with lengths from `shortest` to `longest`."""
+    own = np.unique(np.geomspace(shortest, longest, _LENGTHS).round())
+    nodes = np.linspace(0.0, _END, _SHARPNESSES)
     sigma = np.minimum(np.sqrt(np.expm1(2 * nodes)), SHARPEST)
     lengths = np.concatenate([own, GRID])
     asked = weight_statistics(sigma[:, None], lengths)
     logs = np.log([asked.participation, asked.score_error])
-    fine = np.linspace(0.0, _END, _FINE * (_ASKED - 1) + 1)
+    fine = np.linspace(0.0, _END, _NODES_PER_SHARPNESS * (_SHARPNESSES - 1) + 1)
     table = CubicSpline(nodes, logs, axis=1)(fine).swapaxes(1, 2)
     growth = _growth(np.sqrt(np.expm1(2 * fine)), np.exp(table[0, : len(own)]))
     logs = np.concatenate([table[:, : len(own)], np.log(growth)[None]]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Prompts together with all heads over them, from a model and a text or from captured heads."""
+"""Prompts and all heads over them, from a model and a text, or from existing heads."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +57,7 @@ class CapturedHeads:
 
 @dataclasses.dataclass(frozen=True)
 class HeadPrompts:
-    """Prompts of one shape and a function that returns their heads, layer after layer.
+    """Prompts of one shape, and a function that returns their heads.
 
     Attributes:
         name: the name of the model.
@@ -71,7 +71,7 @@ class HeadPrompts:
         length: the number of tokens of a prompt.
         widths: the dimensions of a key and of a value.
         layers: a function that returns the heads of a prompt, layer after layer, from its index.
-        contents: a function that returns the arrays and descriptions that determine the heads.
+        contents: a function that returns all arrays and descriptions on which the heads depend.
     """
 
     name: str
@@ -87,7 +87,7 @@ class HeadPrompts:
     contents: Callable[[], Iterable[object]]
 
     def described(self) -> dict[str, Any]:
-        """Return the fields of an atlas that describe its prompts."""
+        """Return the fields of an atlas that describe the model and the prompts."""
         return {
             "model": self.name,
             "model_type": self.model_type,
@@ -116,7 +116,7 @@ def prompts_of(
             most `usual`.
         windows: the largest number of prompts.
         usual: the largest default of `window`.
-        readings: the number of times that the heads of each prompt will be read.
+        readings: the number of times that the caller reads the heads of each prompt.
     """
     if isinstance(windows, bool) or (windows is not None and windows < 1):
         raise ArgumentError("windows", f"must be at least 1, got {windows}.")
@@ -143,9 +143,10 @@ def prompts_of(
 
 
 def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
-    """Return windows of token ids [windows, window] as prompts.
+    """Return windows of token ids, [windows, window], as prompts.
 
-    If each window is read twice, the heads of the first windows are kept in memory, up to 512 MiB.
+    If each window is read twice, the heads of the first windows are stored in memory from the first
+    to the second reading, up to 512 MiB.
     """
     shape = model.shape
     room = (
@@ -222,7 +223,7 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
 
 
 def _depths(heads: object, depth: int = 0) -> set[int]:
-    """Return the numbers of levels of lists around the heads; 0 stands for other objects."""
+    """Return the numbers of nested lists that contain the heads; 0 for any other object."""
     if isinstance(heads, Head):
         return {depth}
     if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
@@ -231,10 +232,7 @@ def _depths(heads: object, depth: int = 0) -> set[int]:
 
 
 def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
-    """Return the first head; raise an error if other heads have another shape.
-
-    All prompts must have the same number of layers, and all layers the same number of heads.
-    """
+    """Return the first head; raise an error unless all layers and heads have the same shape."""
     first, counts = prompts[0][0][0], len(prompts[0][0])
     for number, prompt in enumerate(prompts):
         if len(prompt) != len(prompts[0]):
@@ -254,8 +252,9 @@ def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
                 if _form(head) != _form(first):
                     raise ArgumentError(
                         "heads",
-                        f"must be alike, got {_form(first)} in layer 0 and {_form(head)} in layer "
-                        f"{place} of prompt {number}. Pass only layers that agree.",
+                        f"must have the same shape, got {_form(first)} in layer 0 and "
+                        f"{_form(head)} in layer {place} of prompt {number}. Pass only layers that "
+                        "agree.",
                     )
     return first
 
@@ -340,12 +339,12 @@ def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int]]:
-    """Return the special tokens before a text, its own tokens, and the special tokens after it."""
+    """Return the special tokens before a text, the tokens of the text, and those after it."""
     if tokenizer is None:
         raise ArgumentError(
             "text_or_ids",
             "must be token ids, got a text, for a model without tokenizer.json, or "
-            "whose GGUF file has a tokenizer that is not known here.",
+            "whose GGUF file has a tokenizer that is not supported.",
         )
     try:
         whole = tokenizer.encode(text, add_special_tokens=True)

@@ -1,4 +1,4 @@
-"""The output of a model as more and more heads are replaced by their limits."""
+"""The output of a model as more and more heads are replaced by approximations."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ CURVES = {
     "uniform, most linear first": ("uniform", "gaussian"),
     "corpus, most linear first": ("corpus", "gaussian"),
 }
-"""For each name of a curve: the limit of the replaced heads, and the order of replacement."""
+"""The approximation and the order of replacement of each curve, by its name."""
 _POINTS = 13
 
 
@@ -40,29 +40,29 @@ def replacement_curve(
     folder: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> HeadReplacement:
-    """Return the model's output as more and more heads are replaced by their limits.
+    """Return the model's output as more and more heads are replaced by approximations.
 
-    The Gaussian limit of a head needs only the moments of the prompt, which are a state of fixed
-    size, whereas softmax needs all keys and values. The limit "sinks" also keeps `atlas.sinks`
-    tokens, and the limit "corpus" needs no state. There are two controls: uniform attention, and a
-    random order of the heads, which is the same for "gaussian" and "sinks". Sinks are chosen with
-    all queries of the window; in a causal model this includes queries after the one in question.
+    A curve is the loss of a causal model, or for an encoder the cosine between its embedding (the
+    mean of the last hidden state) and that of the trained model. Each curve has one approximation
+    and one order of replacement: decreasing R² of "gaussian" or "sinks", or a random order. The
+    random order and the approximation "uniform" are controls.
 
-    The compared output of a causal model is its loss. For an encoder it is the mean of the last
-    hidden state; the curve is its cosine with that of the trained model.
+    The approximation "gaussian" depends on the prompt only through its moments, which are a state
+    of fixed size, whereas softmax needs all keys and values. "sinks" also keeps `atlas.sinks`
+    tokens, chosen with all queries of the window; in a causal model these include later queries.
+    "corpus" needs no state.
 
     Args:
         model: a model from `load`. Captured heads are not supported, because they have no weights.
         text_or_ids: a text, token ids, or windows. The last windows are used; if the text is long
             enough, the atlas has not used them.
         atlas: an atlas of the same model, which determines the order of the heads.
-        windows: the number of prompts. `HeadReplacement.windows_in_atlas` is the number of these
-            prompts that the atlas has also used, if it was computed from the same text.
-        counts: the numbers of heads to replace, each from 0 to the number of all heads.
+        windows: the number of prompts.
+        counts: the numbers of heads to replace, each from 0 to the number of all heads; by default
+            at most 13 numbers in equal steps.
         seed: the seed of the random order.
-        folder: a folder of run folders. Each point of a curve is stored there, and the same call
-            resumes from it with identical bits.
-        progress: a function that is called after each step.
+        folder: a folder for intermediate results, as for `atlas`.
+        progress: a function that reports progress, as for `atlas`.
     """
     if not isinstance(model, Model):
         raise ArgumentError(
@@ -141,7 +141,7 @@ def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
 def _ways(
     model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
 ) -> Replacements:
-    """Return how each head computes, if the heads in `replaced` compute in the given way."""
+    """Return replacements in which the heads `replaced` compute by `way`, the others as trained."""
     number = np.zeros(atlas.linear_share.shape, np.int32)
     for place in replaced:
         number[place] = WAYS.index(way)

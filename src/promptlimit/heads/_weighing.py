@@ -1,17 +1,17 @@
-r"""The weights of tokens under softmax and under its limits.
+r"""The weights of tokens under softmax and under its approximations.
 
 The output of a head is $\sum_jw_jv_j$ with the values $v_j$ and weights $w_j$. For softmax
-$w_j\propto e^{s_j}$ with the scores $s_j$. The infinite-prompt limits depend only on moments of the
-prompt. They too are weighted sums of the values, because the covariance of a sample is a sum over
-its tokens:
+$w_j\propto e^{s_j}$ with the scores $s_j$. The approximations are limits over infinite prompts with
+the moments of this prompt. Since moments are sums over tokens, they too have the form
+$\sum_jw_jv_j$ (docs/heads-theory.md):
 
     uniform    w_j = 1/n
-    Gaussian   w_j = (1 + s_j - s)/n                       as m_v + C_vk t = mean (1 + s_j - s) v_j
-    mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c    r_c ∝ n_c exp(s_c + var_c/2)
+    Gaussian   w_j = (1 + s_j - s)/n
+    mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c,   r_c ∝ n_c exp(s_c + var_c/2)
 
 Here n is the number of tokens of the prompt and s the mean of their scores; n_c, s_c and var_c are
-number, mean and variance of the scores in cluster c. Each row of `inside` is the mask of the prompt
-of one query, which ends at the query in causal models.
+number, mean and variance of the scores in cluster c. The array `inside` contains one row per query:
+whether each token is in its prompt, which ends at the query in causal models.
 """
 
 import functools
@@ -42,7 +42,7 @@ def softmax_weights(scores: Scores, inside: Inside) -> Scores:
 
 
 def uniform_weights(scores: Scores, inside: Inside) -> Scores:
-    """Return equal weights, which do not depend on the query."""
+    """Return equal weights for the tokens inside the prompt."""
     return inside.astype(scores.dtype) / _counts(inside, scores)
 
 
@@ -95,7 +95,7 @@ def in_blocks(
     queries: Float[Array, "length d"],
     positions: Int[Array, " n"] | None = None,
 ) -> Rows:
-    """Return `function(queries, positions)`, evaluated in blocks of 512 queries for long prompts.
+    """Return `function(queries, positions)`, in blocks of 512 for more than 1024 queries.
 
     Memory then grows linearly with the length of the prompt. The results of `function` must have
     one row per query. By default, `positions` are those of all queries.
@@ -135,8 +135,8 @@ def members(
     r"""Return the membership of keys in the clusters that k-means finds.
 
     The distance of two keys is the root mean square difference of their scores over the queries,
-    $|k-k'|_M$ with $M=\frac1n\sum_iq_iq_i^\top$. Centres start at keys drawn by squared distance
-    from those already chosen (k-means++), and move a fixed number of times.
+    $|k-k'|_M$ with $M=\frac1n\sum_iq_iq_i^\top$. The first centres are keys drawn as in k-means++,
+    and a fixed number of steps follows.
     """
     metric = queries.T @ queries / queries.shape[0]
     values, axes = jnp.linalg.eigh(metric)
@@ -157,11 +157,11 @@ def members(
 def sink_members(
     queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int
 ) -> Float[Array, "length parts"]:
-    r"""Return the membership of keys if each of the most attended keys is a cluster of its own.
+    r"""Return the membership of keys in clusters: one for each sink, and one for all other keys.
 
-    The keys are ranked by $\ln E_qe^{\langle q,k\rangle}$, with the scale included, for Gaussian
-    queries. This is the log-Laplace transform of the law of the queries at the key k,
-    $\langle m_q,k\rangle+k^\top C_qk/2$. The other keys form the last cluster.
+    The sinks are the keys k with the largest $\ln E_qe^{\langle q,k\rangle}=\langle m_q,k\rangle
+    +k^\top C_qk/2$, where q is Gaussian with the mean $m_q$ and covariance $C_q$ of the scaled
+    queries.
     """
     centre = queries.mean(axis=0)
     spread = scale * (keys @ (queries - centre[None]).T)
@@ -174,11 +174,11 @@ def sink_members(
 def sinks_of(
     queries: ArrayLike, keys: ArrayLike, scale: float, sinks: int
 ) -> Float[Array, "length parts"]:
-    """Return `sink_members` for a user's arrays, after checking the number of sinks."""
+    """Return `sink_members` for a user's arrays; raise an error for a wrong number of sinks."""
     rows = to_device(keys, jnp.float32)
     if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
         raise ArgumentError(
-            "sinks", f"must be from 0 to fewer than the {rows.shape[0]} tokens, got {sinks}."
+            "sinks", f"must be at least 0 and less than the {rows.shape[0]} tokens, got {sinks}."
         )
     return sink_members(to_device(queries, jnp.float32), rows, jnp.float32(scale), sinks)
 

@@ -1,13 +1,8 @@
-r"""The interface of a law of prompts: its cumulants, its limit and samples.
+r"""The interface of a law of prompts: its limit, samples and cumulants.
 
-A softmax head has the tilt t, the value matrix V and the limit T, its output over an infinite prompt.
-The tokens $z_l$ of a prompt have the scores $s_l=\langle t,z_l\rangle$. With $x_l=e^{s_l+u}$ and
-$y_l=Vz_l-T$,
-
-    Psi(u; a) = E exp(-sum_l x_l (1 - <a, y_l>)),   k_0 = log Psi,   k_1 = its gradient,   k_2 = its Hessian
-
-at $a=0$ give every moment of softmax attention by one integral over u (`weights._functional`).
-"""  # noqa: E501  # a formula stays on one line
+Notation: a softmax head has the tilt t, the value matrix V and the limit T, its output over an
+infinite prompt. A token z has the score $s=\langle t,z\rangle$, $x=e^{s+u}$ and $y=Vz-T$.
+"""
 
 import abc
 import dataclasses
@@ -27,7 +22,7 @@ __all__ = ["AbstractPrompt", "Cumulants", "Leading", "Readout"]
 
 @dataclasses.dataclass(frozen=True)
 class Readout:
-    r"""One softmax head at one query, and functions of tokens that its moments depend on.
+    r"""One softmax head at one query, and functions of tokens from which its moments follow.
 
     Attributes:
         tilt: $t$, so that a token has the score $\langle t,z\rangle$, [d].
@@ -52,9 +47,9 @@ class Readout:
         return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
     def features(self, tokens: Array, x: Array) -> Array:
-        """Return the features of tokens, [e + 2, u, ...], whose cumulants are computed.
+        """Return the features of tokens, [e + 2, u, ...], of which `cumulants` are computed.
 
-        They are the e entries of y, which have mean zero under the tilted law, then 1 and x.
+        They are the e entries of $y=Vz-T$, which have mean zero under the tilted law, then 1 and x.
 
         Args:
             tokens: the tokens, [..., d].
@@ -83,9 +78,9 @@ class Leading:
 class AbstractPrompt(eqx.Module):
     """The law of L tokens that need not be independent.
 
-    A subclass must define `dim`, `token_law` and `sample`, which suffice for simulation. For exact
-    moments at every length it must also define `cumulants`, and `score_range` or `window`. The
-    method `leading` adds the leading order in 1/L.
+    A subclass must define `dim`, `token_law` and `sample`, which suffice for simulation. Exact
+    moments at every length require `cumulants`, and `score_range` or `window`. The leading order in
+    1/L requires `leading`.
     """
 
     @property
@@ -103,7 +98,11 @@ class AbstractPrompt(eqx.Module):
         """Return the tokens of one prompt."""
 
     def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
-        r"""Return $k_0$, $k_1$ and $k_2$ for several lengths.
+        r"""Return $k_0$, $k_1$ and $k_2$ for several lengths; all moments follow from them.
+
+        They are the value, the gradient and the Hessian at $a=0$ of $\log\Psi$, where
+        $\Psi(u;a)=E\exp(-\sum_lx_l(1-\langle a,y_l\rangle))$ with $x_l=e^{s_l+u}$ and $y_l=Vz_l-T$
+        for tokens $z_l$ of score $s_l$. Derived in docs/finite.md.
 
         Args:
             head: the head, which computes scores and features of tokens.
@@ -119,9 +118,9 @@ class AbstractPrompt(eqx.Module):
         return None
 
     def window(self, head: Readout, lengths: Array) -> tuple[float, float]:
-        r"""Return the range of u in which neither $1-\Psi$ nor $\Psi$ is negligible.
+        r"""Return the range of u in which neither $1-\Psi$ nor $\Psi$ at $a=0$ is negligible.
 
-        If all scores are between b and c, $e^{-Le^{c+u}}\le\Psi(u;0)\le e^{-Le^{b+u}}$.
+        If all scores are between b and c, then $e^{-Le^{c+u}}\le\Psi\le e^{-Le^{b+u}}$.
         """
         least, most = self.score_range(head)
         low = -NEGLIGIBLE - math.log(lengths.max()) - most
@@ -133,7 +132,7 @@ class AbstractPrompt(eqx.Module):
         raise NotImplementedError
 
     def leading(self, head: Readout) -> Leading | None:  # noqa: ARG002
-        """Return the leading order in 1/L; None if it is not known."""
+        """Return the leading order in 1/L; None if no formula is known."""
         return None
 
     @property

@@ -26,12 +26,10 @@ _MOST_NODES = 130
 class AutoregressiveGaussian(AbstractPrompt):
     r"""Gaussian tokens $N(m,\Gamma)$ with $\mathrm{Cov}(z_k,z_l)=a^{|k-l|}\Gamma$.
 
-    The standardised scores g of the tokens form a Gaussian chain, which is replaced by a Markov
-    chain on the nodes of a trapezoidal rule. The other coordinates of the tokens
-    are independent of the weights $p_l$; in their covariance $E\,p'\rho p$ with
-    $\rho_{kl}=a^{|k-l|}$ replaces $E\,S_2=E\,p'p$. Sharp scores need many nodes: exact moments take
-    seconds at sharpness 1 and are available up to a sharpness of about 2. The sharpness is the
-    standard deviation of the scores.
+    Exact moments take seconds. They are available if the sharpness, the standard deviation of the
+    scores, is between 0.001 and about 2, and $|a|$ is at most about 0.95. They are computed with a
+    Markov chain of scores on quadrature nodes; the components of tokens that are independent of the
+    scores are averaged in closed form.
 
     Args:
         mean: $m$, shape `[d]`.
@@ -106,7 +104,7 @@ class AutoregressiveGaussian(AbstractPrompt):
         return float(sharpness * nodes[0]), float(sharpness * nodes[-1])
 
     def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
-        """Return the cumulants, from the Markov chain of standardised scores on nodes."""
+        """Return the cumulants, from a Markov chain of standardised scores on nodes."""
         sharpness = self._sharpness(head.tilt)
         g = self._nodes(sharpness)
         density = np.exp(-0.5 * g**2)
@@ -134,9 +132,9 @@ class AutoregressiveGaussian(AbstractPrompt):
     def leading(self, head: Readout) -> Leading:
         r"""Return the leading order in 1/L.
 
-        With $R_k=a^{|k|}\Gamma$ and the tilt t, L times the covariance of the output tends to
-        $V\sum_ke^{t'R_kt}[R_k+R_ktt'R_k]V'$, and L times the bias to $-V\sum_ke^{t'R_kt}R_kt$. The
-        sums are over all integers k.
+        With $R_k=a^{|k|}\Gamma$, sums over all integers k and the tilt t, L times the covariance of
+        the output tends to $V\sum_ke^{t'R_kt}[R_k+R_ktt'R_k]V'$, and L times the bias to
+        $-V\sum_ke^{t'R_kt}R_kt$.
         """
         cov, sharpness = as_float64(self.cov), self._sharpness(head.tilt)
         a, square = self.coefficient, sharpness**2
@@ -151,10 +149,10 @@ class AutoregressiveGaussian(AbstractPrompt):
 
 
 def _assembled(second: Array, across: Array, pull: Array, spread: Array) -> Array:
-    """Return the second cumulants of (y, 1) from those of the standardised score.
+    """Return the second cumulants of (y, 1) from those of the standardised score g.
 
     Args:
-        second: the second cumulants of (g - sigma, 1), [n, u, 2, 2].
+        second: the second cumulants of (g - sigma, 1) with sigma the sharpness, [n, u, 2, 2].
         across: the factor of `spread` in the result, [n, u].
         pull: the slope of values in g, [e].
         spread: the covariance of values given g, [e, e].

@@ -31,10 +31,8 @@ class MarkovChain(AbstractPrompt):
     r"""Tokens along a Markov chain of states $i_1,i_2,\dots$ with transition matrix P.
 
     Token $z_l$ belongs to the state $i_l$, or to the transition $i_{l-1}\to i_l$. The limit depends
-    only on the stationary law $\pi$; by the ergodic theorem it also exists for a periodic chain.
-    Moments are exact at every length. They follow from powers of the matrix $P_{ij}e^{-x_j}$, where
-    $x_j=e^{s_j+u}$ and $s_j$ is the score in state j, or, for long prompts, from the largest
-    eigenvalue of this matrix.
+    only on the stationary law $\pi$, also for periodic chains. Moments are exact at every length,
+    and their cost does not depend on the length once the chain has mixed.
 
     Args:
         tokens: one token for each state, shape `[n, d]`, or for each transition, `[n, n, d]`.
@@ -89,7 +87,7 @@ class MarkovChain(AbstractPrompt):
 
     @property
     def is_on_transitions(self) -> bool:
-        """Whether tokens belong to transitions, not to states."""
+        """Whether tokens belong to transitions instead of states."""
         return self.tokens.ndim == 3
 
     @property
@@ -103,7 +101,7 @@ class MarkovChain(AbstractPrompt):
 
     @property
     def token_law(self) -> AbstractMeasure:
-        r"""The law with the probability $\pi_i$, or $\pi_iP_{ij}$, of each token."""
+        r"""The law of a token: probability $\pi_i$ per state, or $\pi_iP_{ij}$ per transition."""
         states = self._states
         weights = states.stationary
         if self.is_on_transitions:
@@ -112,7 +110,7 @@ class MarkovChain(AbstractPrompt):
         return Empirical(states.tokens[present], weights[present] / weights[present].sum())
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[JaxArray, "length d"]:
-        """Return the tokens of one prompt, drawn from the last state back to the first."""
+        """Return the tokens of one prompt; states are drawn from the last one back to the first."""
         matrix = self.transitions / self.transitions.sum(axis=1, keepdims=True)
         count = length + 1 if self.is_on_transitions else length
         law = self._traced_law(matrix)
@@ -179,13 +177,14 @@ class MarkovChain(AbstractPrompt):
     def leading(self, head: Readout) -> Leading:
         r"""Return the leading order in 1/L.
 
-        For functions f and g of the state, one of which has mean zero under $\pi$, let
-        $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$ with
-        $G=(I-P+1\pi')^{-1}-1\pi'$. It is the sum over all lags of the covariances of f and g. With
-        the scores s and values y of the states, let $w=e^s/\pi e^s$ and $\psi=wy$. L times the
-        covariance of the output tends to $K(\psi,\psi)$. L times the bias tends to $-K(\psi,w)$. A
-        first state with the law $\nu$ adds $\nu'G\psi$ to the latter, and a condition on the last
-        state adds the same term of the reversed chain.
+        Let $G=(I-P+1\pi')^{-1}-1\pi'$. For functions f and g of the state, one of which has mean
+        zero under $\pi$,
+        $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$ is the sum
+        of their covariances over all lags. Let s be the scores of the states, y their values minus
+        the limit, $w=e^s/\pi e^s$ and $\psi=wy$. L times the covariance of the output tends to
+        $K(\psi,\psi)$, and L times the bias to $-K(\psi,w)$. A first state of law $\nu$ adds
+        $\nu'G\psi$ to the latter, and a condition on the last state adds the same term of the
+        reversed chain.
         """
         states = self._states.on_pairs() if self.is_on_transitions else self._states
         law, matrix = states.stationary, states.transitions
@@ -219,7 +218,8 @@ class _States:
         transitions: the transition matrix, [n, n].
         stationary: the stationary probabilities, [n].
         first: the probabilities of the first state, [n]; None for the stationary law.
-        last: the probabilities of the last state in the condition, [n]; None for no condition.
+        last: the probabilities of the last state, given the condition on it, [n]; None without
+            condition.
     """
 
     tokens: Array
@@ -261,10 +261,7 @@ class _States:
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
-        """Return the indicator of the last state divided by its probability, [k, n].
-
-        The probability is that after each of k numbers of steps. Returns None without a condition.
-        """
+        """Return the indicator of the last state over its chance after k steps, [k, n], or None."""
         if self.last is None:
             return None
         first = self.stationary if self.first is None else self.first
@@ -278,7 +275,7 @@ class _States:
         return self.last / chances[:, None]
 
     def on_pairs(self) -> "_States":
-        """Return the chain whose states are the transitions of this chain, each with one token."""
+        """Return the chain whose states are the transitions of this chain."""
         matrix = self.transitions
         starts, ends = np.nonzero(matrix > 0.0)
         moves = np.where(ends[:, None] == starts[None, :], matrix[starts, ends][None, :], 0.0)
@@ -298,7 +295,7 @@ def _host(matrix: JaxArray) -> Array:
 
 
 def _stationary(matrix: Array) -> Array:
-    r"""Return the $\pi=\pi P$ of a chain, [n]; raise unless it has one recurrent class."""
+    r"""Return $\pi=\pi P$, [n]; raise unless there is exactly one recurrent class."""
     size = len(matrix)
     count, labels = connected_components(matrix > 0.0, connection="strong")
     leaves = np.array([matrix[labels == c][:, labels != c].any() for c in range(count)])
@@ -317,7 +314,7 @@ def _stationary(matrix: Array) -> Array:
 
 
 def _reached(matrix: Array, first: Array) -> np.ndarray:
-    """Return the states that the chain reaches from its possible first states."""
+    """Return the states that the chain can reach from its first states."""
     reached = first > 0.0
     while True:
         more = reached | (matrix[reached] > 0.0).any(axis=0)

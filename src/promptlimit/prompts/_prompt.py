@@ -19,23 +19,22 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.prompts._abstract import AbstractPrompt
 
 _SCORES_THAT_COUNT = 45.0
-"""Minus the logarithm of the total weight that positions far from the end may have."""
+"""Minus the logarithm of the largest total weight of early positions that are left out."""
 
 
 class Prompt(eqx.Module):
     r"""L random tokens, and known tokens that are in every prompt.
 
-    The weights of a softmax head at the tilt t are proportional to $e^{s}$ with the scores s. A
-    random token z at distance j from the end has the score $s=\langle t,z\rangle+o-mj$ with
-    `offset` o and `slope` m. A known token z has the score $s=\langle t,z\rangle$. A sink has a
-    given score, and its value is zero.
+    The softmax weights at the tilt t are proportional to $e^s$. The score s of a random token z at
+    distance j from the end is $\langle t,z\rangle+o-mj$ with the `offset` o and the `slope` m. That
+    of a known token is $\langle t,z\rangle$. A sink has a given score and the value zero.
 
     Args:
         law: the law of the random tokens: a measure, or a law of prompts such as `MarkovChain`.
         fixed: the known tokens, such as a first token or a needle, shape `[k, d]`.
         sinks: the scores of the sinks, shape `[j]`.
         offset: a number that is added to the scores of random tokens.
-        slope: the slope of ALiBi, at least 0, by which the score falls per position.
+        slope: the decrease of the scores per position (ALiBi), at least 0.
 
     >>> import promptlimit as pl
     >>> head = pl.SoftmaxAttention([[1.0]], [[1.0]])
@@ -93,17 +92,17 @@ class Prompt(eqx.Module):
 
     @property
     def process(self) -> AbstractPrompt | None:
-        """The law of the random tokens if they are not independent; otherwise None."""
+        """The law of the random tokens if they are not independent; else None."""
         return self.law if isinstance(self.law, AbstractPrompt) else None
 
     @property
     def has_own_scores(self) -> bool:
-        r"""Whether some scores are not $\langle t,z\rangle$: sinks, an offset or a slope."""
+        r"""Whether sinks, an offset or a slope change the scores $\langle t,z\rangle$."""
         return self.sinks is not None or self.offset != 0.0 or self.slope != 0.0
 
     @property
     def extras(self) -> str:
-        """A description of known tokens, sinks, offset and slope; empty without them."""
+        """Known tokens, sinks, offset and slope as text; empty without them."""
         parts = {
             "known tokens": self.fixed is not None,
             "sinks": self.sinks is not None,
@@ -114,7 +113,7 @@ class Prompt(eqx.Module):
 
     @property
     def words(self) -> str:
-        """A description of how the prompt differs from independent tokens; empty if it does not."""
+        """The difference to independent tokens as text; empty if there is none."""
         process = f"tokens of a {type(self.law).__name__}" if self.process is not None else ""
         return ", ".join(filter(None, [process, self.extras]))
 
@@ -124,7 +123,7 @@ class Prompt(eqx.Module):
         return self.process is None or self.process.is_nested
 
     def positions_that_count(self, lengths: np.ndarray) -> np.ndarray:
-        r"""Return lengths without the early positions whose total weight is below $e^{-45}$.
+        """Return the lengths without early positions whose total weight is below $e^{-45}$.
 
         Only a slope makes early positions negligible.
         """
@@ -138,7 +137,7 @@ class Prompt(eqx.Module):
         return self.law.sample(length, key=key)
 
     def offsets(self, length: int) -> Float[Array, " length"]:
-        """Return the numbers $o-mj$ that are added to the scores of the random tokens."""
+        """Return $o-mj$ for the random tokens; the last one has the distance $j=0$ from the end."""
         return self.offset - self.slope * jnp.arange(length - 1, -1, -1, dtype=float)
 
 
@@ -147,7 +146,7 @@ PromptLaw: TypeAlias = AbstractMeasure | AbstractPrompt | Prompt
 
 
 def as_prompt(name: str, law: object) -> Prompt:
-    """Return a law of prompts as a `Prompt`, or raise an error for another object."""
+    """Return a law of prompts as a `Prompt`; raise for other objects."""
     if isinstance(law, Prompt):
         return law
     if not isinstance(law, AbstractMeasure | AbstractPrompt):

@@ -1,20 +1,20 @@
 r"""Cumulants of prompts along a finite Markov chain, by powers of its transfer matrix.
 
 Each transition has a token. P is the transition matrix, and the token of the transition from i to j
-has $x_{ij}=e^{s_{ij}+u}$ and $y_{ij}$, its value minus the limit. Then
+has $x_{ij}=e^{s_{ij}+u}$ and $y_{ij}$, its value minus the limit. With m transitions, a start row r
+and an end column c,
 
-    Psi = r M^m c,   M_ij = P_ij exp(-x_ij (1 - <a, y_ij>)),
+    Psi = r M^m c,   M_ij = P_ij exp(-x_ij (1 - <a, y_ij>)).
 
-where m is the number of transitions, r a start row and c an end column. The cumulants $k_0$, $k_1$
-and $k_2$ are $\log\Psi$ and its derivatives in a at a = 0. At small x the matrix M is close to P,
-and $k_1$ depends on the small difference. In the basis S = [1, R], where R spans the vectors
-orthogonal to the stationary law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$ exactly. The first entry
-of the derivative of M is then $-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$, because y has mean
-zero under the tilted law.
+The cumulants $k_0$, $k_1$ and $k_2$ are $\log\Psi$ and its derivatives in a at a = 0. If all
+eigenvalues of M except the largest, $\rho$, are negligible after m steps,
+$\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the right and left eigenvectors v and w
+of $\rho$. Otherwise powers of M are computed.
 
-For short prompts the code computes powers of M. If all eigenvalues except the largest, $\rho$, are
-negligible after m steps, $\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the right and
-left eigenvectors v and w of $\rho$.
+At small x, $k_1$ depends on the small difference of M and P. In the basis S = [1, R], where R spans
+the vectors orthogonal to the stationary law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$. The first
+entry of the derivative of M is then $-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$, because y has
+mean zero under the tilted law.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from promptlimit._arrays import Array
 from promptlimit.weights import EPSILON, NEGLIGIBLE, Cumulants
 
 ENTRIES_AT_ONCE = 2**22
-"""The number of entries of a jet of matrices that are computed at a time."""
+"""The number of entries of a jet of matrices that are computed in one block."""
 
 _MOST_SQUARINGS = 12
 """The largest number of squarings of M; chains that mix in more than 2**11 steps use powers."""
@@ -44,7 +44,7 @@ _NEWTON_STEPS = 4
 class Jet:
     r"""Matrices $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$ up to terms of third order in a.
 
-    The vector a has f entries. Second derivatives are only in the first g = f - 1 of them.
+    The vector a has f entries; second derivatives are in the first g = f - 1 only.
 
     Attributes:
         value: $M$, [..., m, n].
@@ -58,12 +58,12 @@ class Jet:
 
     @staticmethod
     def constant(value: Array, directions: int) -> "Jet":
-        """Return matrices whose derivatives in a given number of directions are zero."""
+        """Return matrices that do not depend on a, a vector of `directions` entries."""
         pairs = (directions - 1,) * 2
         return Jet(value, np.zeros((directions, *value.shape)), np.zeros((*pairs, *value.shape)))
 
     def mapped(self, function: Callable[[Array], Array]) -> "Jet":
-        """Return the values and derivatives of a linear function that does not depend on a."""
+        """Return the jet of a linear function of the matrices."""
         return Jet(function(self.value), function(self.first), function(self.second))
 
     def __matmul__(self, other: "Jet") -> "Jet":
@@ -98,7 +98,7 @@ class Jet:
         return self.mapped(lambda array: array.swapaxes(-1, -2))
 
     def put(self, places: np.ndarray, other: "Jet", valid: np.ndarray) -> None:
-        """Set the matrices at `places` to those of another jet if `valid`, [u], is true there."""
+        """Set the matrices at `places` where `valid`, [u], is true to those of another jet."""
         kept = valid[places]
         self.value[places[kept]] = other.value[kept]
         self.first[:, places[kept]] = other.first[:, kept]
@@ -241,10 +241,7 @@ class Walk:
         )
 
     def _powers(self, places: np.ndarray, deflated: bool) -> list[Jet]:
-        r"""Return $\log rM^mc$ for every m at the chosen nodes, computed in the basis S or without.
-
-        The basis S is used if `deflated` is true.
-        """
+        r"""Return $\log rM^mc$ for every m at the chosen nodes; `deflated` selects the basis S."""
         if not places.any():
             return []
         x, y = self.x[places], self.y[:, places]
@@ -282,7 +279,7 @@ def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
 
 
 def _powers(matrix: Jet, row: Jet, steps: Array) -> list[tuple[Jet, Array]]:
-    """Return the row times each power of the matrix as pairs: product / exp(scale), and scale."""
+    """Return the row times each power of the matrix, as pairs (product / exp(scale), scale)."""
     counts = [int(count) for count in steps]
     most, size = max(counts), matrix.value.shape[-1]
     found = [(row, np.zeros((len(matrix.value), 1, 1))) for _ in counts]
@@ -311,10 +308,10 @@ def _scaled(jet: Jet, scale: Array) -> tuple[Jet, Array]:
 
 
 def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
-    """Return the steps after which one eigenvalue dominates, and its eigenvectors.
+    """Return the steps after which one eigenvalue dominates, [u], and its eigenvectors.
 
-    The steps are infinite if they exceed half of `most`, [u]. The right and left eigenvectors are
-    (1, v) and (1, w); v and w, [u, n - 1] each, are returned.
+    The steps are infinite if they exceed half of `most`. The right and left eigenvectors (1, v) and
+    (1, w) are returned as v and w, [u, n - 1] each.
     """
     mixing = np.full(len(matrix), np.inf)
     right, left = np.zeros((2, len(matrix), matrix.shape[-1] - 1))
@@ -370,9 +367,11 @@ def _root(matrix: Jet, right: Array, left: Array) -> _Root:
 def _eigenvector(matrix: Jet, guess: Array) -> tuple[Jet, Jet]:
     r"""Return v of the eigenvector (1, v), and $\rho-1$, by Newton's method.
 
-    With the matrix minus 1 in its first entry in blocks m11, m12, m21 and M22, the equation is
-    m21 + M22 v = v (1 + m11 + m12 v). Each step uses the Jacobian at a = 0 and makes the next order
-    of the jet exact.
+    If m11, m12, m21 and M22 are the blocks of the matrix minus 1 in its first entry, then
+
+        m21 + M22 v = v (1 + m11 + m12 v).
+
+    Each step uses the Jacobian at a = 0 and makes the next order of the jet exact.
     """
     first, rest = slice(0, 1), slice(1, None)
     m11, m12 = matrix.part(first, first), matrix.part(first, rest)

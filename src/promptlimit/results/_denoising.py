@@ -23,14 +23,15 @@ class DenoisingReport(Result):
 
     Attributes:
         lengths: $L$, [n]; the last is infinite.
-        value: $E\|f_L-f_{Bayes}\|^2$ for each predictor $f_L$, [n]: "layer" (the Bayes layer),
-            "two_heads", "linear" and "best" (the best layer).
+        value: $E\|f_L-f_{Bayes}\|^2$, [n], for each predictor $f_L$: "layer" (`tasks.bayes_layer`),
+            "two_heads" (`tasks.bayes_heads`), "linear" (the best linear head) and "best"
+            (`tasks.best_layer` at each length).
         error: the error of `value`.
-        tuned: gate, temperature, gain and residual of the best layer, each [n]; empty if the best
-            layer was not requested.
+        tuned: the "gate" (the inverse temperature u), "temperature" ($1/u$), "gain" and "residual"
+            of the best layer, each [n]; empty if the best layer was not requested.
         missing: the reason why a predictor is not available, by the name of the predictor.
         bayes_risk: the mean squared error of the Bayes denoiser itself.
-        tau: the largest standard deviation of the scores of the Bayes layer.
+        tau: the scale $\tau$ of the sharpness of the Bayes layer over queries.
         exponent: $\kappa$, where the distance of the Bayes layer falls like $L^{-\kappa}$.
         largest_gate: the largest gate in the search for the best layer.
         means: the means of the components, one per row.
@@ -60,7 +61,7 @@ class DenoisingReport(Result):
     kind: Kind = "exact"
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per length; distances below rounding are 0."""
+        """Yield one row per length; distances smaller than rounding errors are shown as 0."""
         smallest = _ROUNDING * self.bayes_risk
         for place, length in enumerate(self.lengths.tolist()):
             values = {name: float(values[place]) for name, values in self.value.items()}
@@ -85,7 +86,7 @@ class DenoisingReport(Result):
         return notes
 
     def _rate(self) -> str:
-        """Return the rate of the Bayes layer, predicted and between the last two lengths."""
+        """Return the rate of the Bayes layer: predicted, and from the last two finite lengths."""
         rate = (
             f"The distance of the Bayes layer falls like L^-{self.exponent:.4g} as L grows "
             f"(tau {self.tau:.4g})"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DepthFlow(Result):
-    r"""The prompt $\mu_t$ at depth t, in the limit of many thin layers.
+    r"""The prompt $\mu_t$ at several depths t, in the limit of many thin layers.
 
     Attributes:
         times: the depths t, in increasing order, [n].
@@ -20,8 +20,8 @@ class DepthFlow(Result):
         value: the covariance $G(t)$ of the tokens, [n, d, d]; NaN from `blow_up` on.
         error: the error of each entry of `value`, [n, d, d]; 0 for a closed form.
         kind: "limit" for a Gaussian, "exact" for tokens.
-        blow_up: $t^*$, the depth at which the covariance becomes infinite; infinite if it never
-            does, None if it is only known to be beyond the last time.
+        blow_up: $t^*$, the depth at which the covariance becomes infinite; infinite if there is no
+            such depth, None if it is unknown but larger than the last time.
         tokens: the tokens at each depth, [n, L, d]; None for a Gaussian.
     """
 
@@ -35,17 +35,14 @@ class DepthFlow(Result):
 
     @property
     def cov(self) -> np.ndarray:
-        """The covariances, same as `value`."""
+        """The same as `value`."""
         return self.value
 
     def ranks(self, threshold: float = 1e-9) -> np.ndarray:
-        """Return the number of eigenvalues of each covariance above a fraction of the largest.
+        """Return the number of eigenvalues of each covariance above `threshold` times the largest.
 
-        The exact rank does not change with depth, so eigenvalues below the threshold may be small
-        but not zero.
-
-        Args:
-            threshold: the fraction.
+        The exact rank does not change with depth, so an eigenvalue that is not counted may be small
+        but positive. The result is 0 from `blow_up` on.
         """
         ranks = np.zeros(self.times.size, dtype=int)
         for place in np.flatnonzero(np.isfinite(self.value).all(axis=(1, 2))):

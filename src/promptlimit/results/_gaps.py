@@ -1,7 +1,4 @@
-"""Gaps between finite and infinite prompts: curves over lengths, rates and required lengths.
-
-A gap is the mean squared distance between the output over a finite prompt and its limit.
-"""
+"""Gaps between finite and infinite prompts: curves over lengths, rates and required lengths."""
 
 import math
 import sys
@@ -16,21 +13,21 @@ from promptlimit.results._rates import RateFit
 from promptlimit.results._result import Result, axis, derived, scalar, variable
 
 _FAR = 3.5
-"""A note is added if an estimate differs from the exact value by more standard errors than this."""
+"""The number of standard errors between estimate and exact value from which a note is added."""
 
 
 class GapCurve(Result):
-    r"""The mean squared distance between finite and infinite prompts, averaged over queries.
+    r"""The mean squared distance of outputs over finite prompts from their limit, by length.
 
     Attributes:
         lengths: $L$, [n].
-        value: $E\|T_L-T\|^2$ over prompts and queries, [n]. If `wrt` is given, $T$ is the gradient
-            of the output.
+        value: $E\|T_L-T\|^2$ over prompts and queries, [n], where $T_L$ is the output over a prompt
+            of length $L$ and $T$ its limit. If `wrt` is given, they are gradients of the output.
         error: the error of `value`: the measured numerical error ("exact"), one standard error
-            ("estimate"), NaN ("asymptotic", which claims no error), 0 ("bound").
+            ("estimate"), NaN ("asymptotic"), 0 ("bound").
         kind: the kind of the numbers.
         wrt: the parameter whose gradient is compared; None for outputs.
-        limit_square: $E\|T\|^2$ over queries, which normalises the relative gap.
+        limit_square: $E\|T\|^2$ over queries.
         cov: the covariance of the estimates at all lengths, [n, n]; None for other kinds.
         samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """
@@ -60,8 +57,8 @@ class GapExponent(Result):
         tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, with $\Gamma$ the covariance of the tokens, $U$
             the key-query matrix and $S$ the covariance of Gaussian queries; 0 if queries or tokens
             are bounded.
-        rho: $\rho$, where the gap falls like $e^{-\sqrt{2\ln L}/\rho}$, more slowly than every
-            power; 0 if it falls like a power.
+        rho: $\rho$ if the gap falls like $e^{-\sqrt{2\ln L}/\rho}$, more slowly than every power;
+            0 if it falls like a power.
     """
 
     value: float
@@ -77,9 +74,9 @@ class GapExponent(Result):
     @property
     @derived()
     def onset(self) -> float:
-        r"""The approximate length up to which a stretched law falls like $1/L$.
+        r"""The length $L^*$ up to which a stretched law falls like $1/L$; infinite for a power.
 
-        $\ln L^*=\frac{3\sqrt3}4\rho^{-2}$, up to prefactors; infinite for a power.
+        Approximately, $\ln L^*=\frac{3\sqrt3}4\rho^{-2}$.
         """
         exponent = 0.75 * math.sqrt(3.0) / self.rho**2 if self.rho > 0.0 else math.inf
         return math.exp(exponent) if exponent < 709.0 else math.inf
@@ -105,12 +102,12 @@ class RequiredLength(Result):
 
     Attributes:
         tolerance: the largest allowed value of $\sqrt{E\|T_L-T\|^2}$ or, if `absolute` is False, of
-            its ratio to $\sqrt{E\|T\|^2}$.
+            $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$; $T_L$ is the output over L tokens and $T$ its limit.
         absolute: whether the tolerance is absolute.
         wrt: the parameter whose gradient is compared; None for outputs.
         exact: the length computed from the exact gap.
         asymptotic: the length computed from the leading order of the gap in 1/L.
-        bound: a length that is proved to be sufficient.
+        bound: a length that is proved to suffice.
     """
 
     tolerance: float
@@ -123,7 +120,7 @@ class RequiredLength(Result):
     @property
     @derived()
     def value(self) -> float:
-        """The best available length: exact, or else proved, or else from the leading order."""
+        """The first available length of `exact`, `bound` and `asymptotic`."""
         return self._best()[1]
 
     @property
@@ -135,16 +132,13 @@ class RequiredLength(Result):
     @property
     @derived()
     def error(self) -> float:
-        """The error of `value`: NaN for the leading order, otherwise 0.
-
-        The length is exact, because the gap is checked on both sides of it.
-        """
+        """The error of `value`: NaN for kind "asymptotic", otherwise 0."""
         return math.nan if self.kind == "asymptotic" else 0.0
 
     @property
     @derived()
     def length(self) -> dict[str, int | str]:
-        """The lengths by kind: a whole number, or a description if it is not finite."""
+        """The length in each kind: a whole number, or a description if there is none."""
         return {
             kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
             for kind, value in self._answers.items()
@@ -159,7 +153,7 @@ class RequiredLength(Result):
         return {}, {name: np.array([value]) for name, value in row.items()}
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield one row: the tolerance, and a description of the length in each kind."""
+        """Yield one row with the tolerance, and a description of the length in each kind."""
         kinds = {"exact": "exact", "asymptotic": "leading order", "bound": "proved bound"}
         answers = {heading: self.describe(kind) for kind, heading in kinds.items()}
         yield {"tolerance" if self.absolute else "relative tolerance": self.tolerance, **answers}
@@ -197,10 +191,10 @@ class GapReport(AbstractKindReport):
         curves: the curves by kind.
         missing: the reason why a kind is not available, by kind.
         exponent: the predicted rate of the gap of outputs; None for gradients, or if it is unknown.
-        fit: a power law fitted to the exact or else the simulated curve; None for fewer than two
-            usable lengths.
-        fit_from: the shortest length of this fit. An exact curve is fitted from the length from
-            which it is a power law, if there is such a length.
+        fit: a power law fitted to the exact curve or, if there is none, to the simulated curve;
+            None for fewer than two usable lengths.
+        fit_from: the shortest length in this fit. If an exact curve is a power law only from some
+            length on, shorter lengths are not used.
     """
 
     curves: Mapping[str, GapCurve]
@@ -230,7 +224,7 @@ class GapReport(AbstractKindReport):
             yield {"L": row["length"], **kinds, **error, **relative}
 
     def notes(self) -> list[str]:
-        """Return the rates, the reasons for missing kinds, and a warning about rare queries."""
+        """Return the rates, the reasons for missing kinds, and warnings."""
         notes = [f"No {HEADINGS[kind]} gap: {why}" for kind, why in self.missing.items()]
         leading = self.curves.get("asymptotic")
         if leading is not None and not np.isfinite(leading.value).all():

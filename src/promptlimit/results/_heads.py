@@ -1,8 +1,4 @@
-"""Results on the heads of a trained transformer: atlases, and curves of replaced heads.
-
-An atlas holds statistics of every head of a model on one text, compared with infinite-prompt
-limits of the head.
-"""
+"""Results on the heads of a trained transformer: atlases, and curves of replaced heads."""
 
 import abc
 import math
@@ -23,7 +19,7 @@ _WAYS = {
     "gaussian_finite": "moments, finite length",
     "gaussian_mass": "moments, true mass",
 }
-"""The description of each replacement of the far tokens in a `CausalAtlas`."""
+"""The description of each approximation in a `CausalAtlas`, by name."""
 
 
 class Column(NamedTuple):
@@ -41,7 +37,7 @@ class Column(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A small table over all heads: headings, and rows of text, counts and numbers."""
+    """A small table over all heads, given by its headings and rows."""
 
     headings: tuple[str, ...]
     rows: list[tuple[str | int | float, ...]]
@@ -50,25 +46,22 @@ class Summary(NamedTuple):
 class AbstractAtlas(Result, abc.ABC):
     r"""Statistics of every head of a model on one text; arrays are [layers, heads] by default.
 
-    The command line and the page show an atlas through `columns`, `summary`, `notes` and
-    `outcome`.
-
     Attributes:
         columns: the columns of the table of heads.
         model: the name of the model.
         model_type: the family of the model, as in config.json.
         window: L, the number of tokens of a prompt.
         windows: the number of prompts.
-        sinks: the number of tokens that are kept exactly; the other tokens are replaced by moments.
+        sinks: the number of sinks, tokens that approximations of the head keep exactly.
         rotary: whether the model rotates queries and keys by their position; they are used after
             rotation.
         parity: the relative error of each layer's attention output when rebuilt from its heads,
-            [layers]; NaN for heads built by hand, which have no output to compare with.
-        effective_tokens: $1/\overline{S_2}$, with $\overline{S_2}$ the measured mean over queries
-            of the sum of squared softmax weights.
-        r2: the share of the variance of a head's output over queries that each replacement of the
-            head explains, by name. A negative value is worse than the mean output. NaN for a head
-            with the same output at every query.
+            [layers]; NaN for heads built by hand.
+        effective_tokens: $1/\overline{S_2}$, with $\overline{S_2}$ the mean over queries of the sum
+            of squared softmax weights.
+        r2: $R^2$ of each approximation of the head, by its name: the fraction of the variance of
+            the output over queries that it explains. It is negative if the approximation is worse
+            than the mean output, and NaN if the output is the same at every query.
         r2_error: the standard error of each `r2` over windows; infinite for one window.
     """
 
@@ -88,11 +81,11 @@ class AbstractAtlas(Result, abc.ABC):
     @property
     @abc.abstractmethod
     def outcome(self) -> str:
-        """A short statement of the result."""
+        """The result in a few words."""
 
     @abc.abstractmethod
     def summary(self) -> Summary:
-        """Return the R² of each replacement over all heads."""
+        """Return a table of the R² of each approximation over all heads."""
 
     @abc.abstractmethod
     def notes(self) -> list[str]:
@@ -114,30 +107,28 @@ class AbstractAtlas(Result, abc.ABC):
 
 
 class HeadAtlas(AbstractAtlas):
-    r"""Every head of a model on one text, compared with its infinite-prompt limits.
+    r"""Every head of a model on one text, compared with approximations of the head.
 
-    `AbstractAtlas` describes the common attributes. In the limit "sinks", `sinks` tokens are atoms,
-    and the other tokens are replaced by one Gaussian. With rotary positions, the law of keys is
-    averaged over the positions of the prompt.
+    An approximation replaces the prompt of a head by a simpler law. Its name in `r2` is "uniform",
+    "gaussian", "gaussian_finite", "sinks", "mixture", "corpus", "corpus_finite" or "affine"
+    (docs/heads-theory.md). `AbstractAtlas` describes the common attributes.
 
     Attributes:
-        clusters: the number of Gaussians in the limit "mixture".
+        clusters: the number of Gaussians in the approximation "mixture".
         causal: whether the prompt of a query ends with the query.
         quantiles: the probabilities of the quantiles in `sharpness`, [5].
-        sharpness: quantiles (5, 25, 50, 75 and 95 per cent) of
-            $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$, the standard deviation of the scores of a
-            query, over the queries of all prompts together; $c$ is the scale. [layers, heads, 5].
-        linear_share: the share of queries with $\sigma^2\le\frac23\ln L$.
-        frozen_share: the share of queries with $\sigma^2>2\ln L$.
-        effective_tokens_predicted: the `effective_tokens` of independent Gaussian tokens with the
-            same sharpness at every query.
-        skewness: the skewness of the scores of one query, averaged over queries; 0 for Gaussian
-            scores.
-        kurtosis: the excess kurtosis of the scores of one query, averaged over queries; 0 for
-            Gaussian scores.
-        error_predicted: the share of the variance that the Gaussian limit would leave unexplained
-            for independent Gaussian tokens, computed exactly.
-        length_needed: the length at which this share would be a tenth; infinite beyond $2^{40}$.
+        sharpness: quantiles (5, 25, 50, 75 and 95 per cent) over the queries of all prompts of
+            $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$, the standard deviation of the scores of a query
+            $q$; $k$ are keys and $c$ is the scale. [layers, heads, 5].
+        linear_share: the fraction of queries with $\sigma^2\le\frac23\ln L$.
+        frozen_share: the fraction of queries with $\sigma^2>2\ln L$.
+        effective_tokens_predicted: `effective_tokens`, predicted from the sharpness of each query
+            as if tokens were independent and Gaussian.
+        skewness: the skewness of the scores of one query, averaged over queries.
+        kurtosis: the excess kurtosis of the scores of one query, averaged over queries.
+        error_predicted: the fraction of the variance of the output that the approximation
+            "gaussian" would leave unexplained if tokens were independent and Gaussian.
+        length_needed: the length at which `error_predicted` would be 0.1; infinite beyond $2^{40}$.
         exponent: $\kappa$, where the gap falls like $L^{-\kappa}$ for Gaussian tokens and queries
             with the moments of the head.
         matrix: $M$ of the Gaussian limit $q\mapsto Mq+b$ with the moments of the whole text,
@@ -187,8 +178,8 @@ class HeadAtlas(AbstractAtlas):
     def regime(self) -> np.ndarray:
         r"""The regime of each head: "linear", "concentrating" or "frozen".
 
-        With $\sigma$ the median sharpness, a head is linear if $\sigma^2\le\frac23\ln L$ and frozen
-        if $\sigma^2>2\ln L$.
+        A head is linear if $\sigma^2\le\frac23\ln L$ and frozen if $\sigma^2>2\ln L$, where
+        $\sigma$ is its median sharpness and L the number of tokens of a prompt.
         """
         order = self.median_sharpness**2 / math.log(self.window)
         return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
@@ -196,7 +187,7 @@ class HeadAtlas(AbstractAtlas):
     @property
     @derived("layer", "head")
     def r2_predicted(self) -> np.ndarray:
-        """The R² of the Gaussian limit for independent Gaussian tokens."""
+        """The R² of "gaussian", predicted as if tokens were independent and Gaussian."""
         return 1.0 - self.error_predicted
 
     @property
@@ -204,7 +195,7 @@ class HeadAtlas(AbstractAtlas):
         return ", ".join(f"{(self.regime == regime).sum()} {regime}" for regime in REGIMES)
 
     def summary(self) -> Summary:
-        """Return the number of heads in each regime and the median R² of each limit."""
+        """Return the number of heads and the median R² of approximations in each regime."""
         rows: list[tuple[str | int | float, ...]] = []
         for regime in REGIMES:
             medians = self.median_r2(regime)
@@ -223,7 +214,11 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
-        """Return the heads (layer, head), sorted by the R² of a limit, the largest first."""
+        """Return the pairs (layer, head) in decreasing order of the R² of an approximation.
+
+        Args:
+            limit: the name of the approximation.
+        """
         heads = self.linear_share.shape[1]
         return [
             (int(index) // heads, int(index) % heads)
@@ -231,14 +226,18 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def median_r2(self, regime: str) -> dict[str, float]:
-        """Return the median R² of every limit over the heads of a regime; empty if it has none."""
+        """Return the median R² of each approximation over the heads of a regime, if it has any."""
         chosen = (self.regime == regime) & np.isfinite(self.r2["gaussian"])
         if not chosen.any():
             return {}
         return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
 
     def rank_correlation(self, limit: str = "gaussian") -> float:
-        """Return Spearman's correlation over heads between median sharpness and R² of a limit."""
+        """Return Spearman's correlation over heads of median sharpness and R².
+
+        Args:
+            limit: the name of the approximation.
+        """
         varies = np.isfinite(self.r2[limit])
         ranks = [
             np.argsort(np.argsort(values[varies])).astype(float)
@@ -250,33 +249,34 @@ class HeadAtlas(AbstractAtlas):
 class CausalAtlas(AbstractAtlas):
     r"""Every head of a causal model on one text: statistics by distance, and replaced far tokens.
 
-    `AbstractAtlas` describes the common attributes. The prompt of a query at position i consists of
-    tokens 0..i. The first `sinks` and the last `recent` of these are kept, and the tokens between
-    them are far. A band consists of the tokens at `band` consecutive distances from the query.
-    Means are over queries, then over windows.
+    The prompt of a query at position i consists of tokens 0..i. Its first `sinks` tokens (sinks)
+    and its last `recent` tokens (recent tokens) are kept exactly; the tokens between them are far.
+    An approximation of the head replaces the far tokens. Its name in `r2` is "dropped", "mean",
+    "gaussian", "gaussian_finite" or "gaussian_mass" (docs/heads-theory.md). A band consists of the
+    tokens at `band` consecutive distances from the query. All statistics are means over queries and
+    windows. `AbstractAtlas` describes the common attributes.
 
     Attributes:
         shortest: the number of tokens of the shortest measured prompt.
-        every: the spacing of the measured queries: one query in `every` was measured.
-        recent: the number of most recent tokens that are kept, including the query's own.
+        every: the spacing of the measured queries.
+        recent: the number of recent tokens, including the token at the position of the query.
         equivalent_tokens: the number of tokens that take as much memory as the moments of the far
             tokens.
         band: the number of distances in a band.
         between: the variance of the mean scores of the bands.
-        within: the variance of the scores within bands; `sharpness` squared is the sum of `between`
-            and `within`.
-        sink_weight: the total softmax weight of the first `sinks` tokens.
-        recent_weight: the total softmax weight of the recent tokens, including sinks that are
-            recent.
+        within: the variance of the scores within bands.
+        sink_weight: the total softmax weight of the sinks.
+        recent_weight: the total softmax weight of the recent tokens.
         entropy: $\overline H$, the mean entropy of the softmax weights, in nats.
         far_sharpness: the standard deviation of the scores of far tokens, as a root mean square
             over queries.
-        mass_error: the mean logarithm of the mass of the far tokens from moments, divided by their
-            true mass; the mass is the sum of exponentials of scores.
+        mass_error: the mean of $\ln(\hat Z_f/Z_f)$, with $Z_f$ the sum of $e^s$ over the scores s
+            of the far tokens, and $\hat Z_f$ its value from their mean and variance.
         lengths: the edges of the classes of prompt lengths, [classes + 1].
         by_length: `between`, `within` and `entropy` for each class of lengths,
             [layers, heads, classes].
-        entropy_predicted: the entropy in the last class predicted from the first class, by method.
+        entropy_predicted: the entropy in the last class, predicted from the first class by the
+            methods "no change", "more tokens", "gaussian" and "gaussian far".
     """
 
     columns: ClassVar[tuple[Column, ...]] = (
@@ -314,13 +314,13 @@ class CausalAtlas(AbstractAtlas):
     @property
     @derived("layer", "head")
     def sharpness(self) -> np.ndarray:
-        r"""The standard deviation $\sigma$ of the scores, its root mean square over queries."""
+        r"""The root mean square over queries of $\sigma$, the standard deviation of the scores."""
         return np.sqrt(self.between + self.within)
 
     @property
     @derived("layer", "head")
     def between_share(self) -> np.ndarray:
-        """The share of the scores' variance that distance alone explains."""
+        """The fraction of the variance of the scores that is between bands of distance."""
         variance = self.between + self.within
         return self.between / np.where(variance > 0, variance, np.nan)
 
@@ -333,11 +333,11 @@ class CausalAtlas(AbstractAtlas):
     @property
     @derived()
     def median_r2(self) -> dict[str, float]:
-        """The median R² over heads of each replacement of the far tokens."""
+        """The median R² over heads of each approximation."""
         return {name: float(np.nanmedian(value)) for name, value in self.r2.items()}
 
     def wins(self, way: str, other: str = "dropped") -> int:
-        """Return the number of heads for which one replacement has a larger R² than another."""
+        """Return the number of heads where approximation `way` has a larger R² than `other`."""
         return int((self.r2[way] > self.r2[other]).sum())
 
     @property
@@ -356,7 +356,7 @@ class CausalAtlas(AbstractAtlas):
         return f"moments beat dropping in {wins} of {self.entropy.size} heads"
 
     def summary(self) -> Summary:
-        """Return the quartiles of R² over heads for each replacement of the far tokens."""
+        """Return the quartiles of R² over heads for each approximation."""
         rows: list[tuple[str | int | float, ...]] = []
         for name, words in _WAYS.items():
             quartiles = np.nanpercentile(self.r2[name], (25, 50, 75)).tolist()
@@ -387,19 +387,18 @@ class CausalAtlas(AbstractAtlas):
 
 
 class HeadReplacement(Result):
-    """The output of a model as more and more heads are replaced by a limit.
+    """The output of a model as more and more of its heads are replaced by an approximation.
 
     Attributes:
         model: the name of the model's folder.
-        measure: "cosine", the cosine between the embeddings of this model and of the model as
-            trained, or "loss", in nats.
+        measure: "loss", in nats, or "cosine", between the embeddings of a window by this model and
+            by the model as trained.
         window: the number of tokens of a prompt.
-        sinks: the number of tokens that are atoms, in addition to one Gaussian, in the limit
-            "sinks".
+        sinks: the number of sinks in the approximation "sinks".
         windows_in_atlas: the number of windows that the atlas had also used, if it was computed
             from the same text.
         counts: the numbers of replaced heads, [n].
-        curves: the measure for every count and window, [n, windows], by the name of the curve.
+        curves: the measure for each count and window, [n, windows], by the name of the curve.
         baseline: a reference value: the mean cosine between embeddings of different windows, or the
             loss of a uniform guess.
     """
@@ -434,19 +433,18 @@ class HeadReplacement(Result):
 
 
 class HeadsReport(Result):
-    """The heads of a model on several texts, and its output with heads replaced.
+    """The atlases of a model on several texts, and its output with heads replaced.
 
     Attributes:
         texts: the atlas of each text, by the name of the text.
-        replacement: the model's output on the first text as heads are replaced; None if it was not
-            measured.
+        replacement: the output on the first text as heads are replaced; None if not measured.
     """
 
     texts: Mapping[str, AbstractAtlas]
     replacement: HeadReplacement | None = None
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return one row for each head and text."""
+        """Return columns with one row per head and text."""
         tables = {name: atlas._table() for name, atlas in self.texts.items()}
         tables = {name: {**index, **columns} for name, (index, columns) in tables.items()}
         names = np.repeat(list(tables), [next(iter(x.values())).size for x in tables.values()])

@@ -22,8 +22,8 @@ Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 
 
 Length: TypeAlias = float | int
-"""The number of tokens of a prompt: a whole number or infinity. The type includes int, because
-run-time checks of annotations do not accept an int as a float."""
+"""The number of tokens of a prompt: a whole number or infinity. Run-time checks of annotations do
+not accept an int as a float, so the type includes both."""
 
 HEADINGS: dict[str, str] = {
     "exact": "exact",
@@ -35,7 +35,7 @@ HEADINGS: dict[str, str] = {
 
 
 class AbstractKindReport(Result):
-    """One quantity along prompt lengths, in every available kind.
+    """One quantity as a function of the prompt length, in every available kind.
 
     Attributes:
         curves: the results by kind; simulated results may end at a shorter length.
@@ -48,7 +48,7 @@ class AbstractKindReport(Result):
     def _along_lengths(
         self, columns: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the longest axis of lengths, and columns padded to it with NaN."""
+        """Return the lengths of the longest curve, and columns padded to them with NaN."""
         axes = [curve.lengths for curve in self.curves.values()]
         lengths = max(axes, key=len, default=np.zeros(0))
         padded = {}

@@ -1,18 +1,17 @@
-"""The checks that compare the methods of a law."""
+"""The outcome of checks that compare the methods of a law with each other."""
 
 from promptlimit._text import aligned
 from promptlimit.results._result import Result
 
 
 class LawCheck(Result):
-    """One check of a law that passed or does not apply.
+    """One check of a law, which passed or does not apply.
 
     Attributes:
         name: the name of the check.
         comparisons: the number of compared numbers; 0 if the check does not apply.
         largest: the largest ratio of a deviation to the allowed deviation.
-        note: the reason why the check does not apply, or the comparisons that were omitted; empty
-            otherwise.
+        note: the reason why the check does not apply, or a list of omitted comparisons.
     """
 
     name: str

@@ -12,11 +12,12 @@ from promptlimit.results._result import Result, axes_for, axis, variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NORMAL = np.linspace(-8.5, 8.5, 205)
-_SHARES = np.exp(-0.5 * _NORMAL**2) / np.exp(-0.5 * _NORMAL**2).sum()
+_NODES = np.linspace(-8.5, 8.5, 205)
+_WEIGHTS = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
+"""The trapezoidal rule for a standard normal law: nodes, and weights that sum to one."""
 
 _LEFT = 1e-9
-"""Probabilities below this number cannot be resolved from a tail 1 - P."""
+"""The smallest probability P that is computed from its complement 1 - P."""
 
 _HALVINGS = 80
 
@@ -27,8 +28,8 @@ Numbers: TypeAlias = np.ndarray | Sequence[Any] | float | int
 class OutputLaw(Result):
     r"""The law over prompts of $f_L$, one coordinate of an attention's output at one query.
 
-    All arrays are float64. For one length they have the shapes below. For an array of lengths, the
-    axes of lengths come first in all arrays except `limit`.
+    The shapes are those for one length. For an array of lengths, the axes of lengths come first in
+    all arrays except `limit`.
 
     Attributes:
         lengths: $L$, the number of tokens drawn.
@@ -59,13 +60,13 @@ class OutputLaw(Result):
     def expectation(self, function: Function, slope: Function) -> np.ndarray:
         r"""Return $E\,h(f_L)$, for every length.
 
-        It is computed as $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$, with G normal with the mean
-        and variance of $f_L$. The difference is smooth, so the default thresholds give nine digits.
-        With other thresholds the accuracy depends on their density.
+        It is computed as $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$, where G is normal with the
+        mean and variance of $f_L$. With the default thresholds nine digits are accurate. With other
+        thresholds the accuracy depends on their density.
 
         Args:
-            function: $h$, which is called with an array.
-            slope: the derivative $h'$, which is called with an array.
+            function: $h$, applied to an array.
+            slope: the derivative $h'$, applied to an array.
 
         >>> import numpy as np, promptlimit as pl
         >>> head = pl.SoftmaxAttention([[1.0]], [[1.0]])
@@ -87,11 +88,11 @@ class OutputLaw(Result):
     def cdf(self, x: Numbers) -> np.ndarray:
         r"""Return $P(f_L\le x)$, of shape `[*lengths.shape, *x.shape]`.
 
-        Between thresholds a monotone cubic interpolates the normal quantile of the tail, which is
-        exact for a normal law. With the default thresholds of `output_law` the error is below 2e-5
-        for laws with one mode, and below 2e-3 for one or two tokens with two narrow modes. Denser
-        `thresholds` reduce it. The steps of a law with atoms are smoothed. The result is NaN beyond
-        the thresholds, unless the remaining probability is below 1e-9.
+        Between thresholds the normal quantile of the probability is interpolated by a monotone
+        cubic, which is exact for a normal law. With the default thresholds of `output_law` the
+        error is below 2e-5 for laws with one mode, and below 2e-3 for one or two tokens with two
+        narrow modes. The steps of a law with atoms are smoothed. The result is NaN outside the
+        range of the thresholds if the probability outside exceeds 1e-9.
 
         Args:
             x: finite numbers.
@@ -110,9 +111,9 @@ class OutputLaw(Result):
         return np.reshape(rows, (*self.lengths.shape, *points.shape))
 
     def quantile(self, p: Numbers) -> np.ndarray:
-        r"""Return the quantiles, at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
+        r"""Return the numbers at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
 
-        A quantile beyond the thresholds is NaN.
+        A quantile outside the range of the thresholds is NaN, with the exception in `cdf`.
 
         Args:
             p: probabilities between 0 and 1, both excluded.
@@ -156,14 +157,14 @@ class OutputLaw(Result):
 
 
 class _Curve(NamedTuple):
-    r"""A distribution function, given by its normal quantile interpolated in $(x-\text{mean})/s$.
+    r"""A distribution function $F(x)=\Phi(q((x-m)/s))$, with $\Phi$ that of a standard normal.
 
     Attributes:
-        score: the interpolated quantile, linear beyond its ends; None for a single atom.
-        mean: the mean of the law.
-        spread: $s$, its standard deviation.
-        low: the smallest probability within the thresholds; 0 if they cover everything.
-        high: the largest probability within the thresholds.
+        score: $q$, a monotone cubic, linear beyond its ends; None for a single atom.
+        mean: $m$, the mean of the law.
+        spread: $s$, the standard deviation of the law.
+        low: the smallest value of F in the range of the thresholds; 0 if the rest is negligible.
+        high: the largest value of F in this range; 1 if the rest is negligible.
     """
 
     score: Callable[[np.ndarray], np.ndarray] | None
@@ -231,9 +232,9 @@ def mean_under_tail(
     mean: float,
     spread: float,
 ) -> float:
-    r"""Return $E\,h(f)$ from $P(f>c)$ as `OutputLaw.expectation` does, for one length.
+    r"""Return $E\,h(f)$ from the tail $P(f>c)$ by the formula of `OutputLaw.expectation`.
 
-    The integral is computed by the trapezoidal rule in y with
+    The integral is computed by the trapezoidal rule in y, with
     $c=\text{mean}+\text{spread}\,\sinh y$.
     """
     if spread <= 0.0:
@@ -246,4 +247,4 @@ def mean_under_tail(
     steps = np.diff(places, prepend=places[0], append=places[-1])
     widths = spread * np.cosh(places) * 0.5 * (steps[1:] + steps[:-1])
     correction = widths @ (slope(thresholds) * (tail - ndtr(-z)))
-    return float(_SHARES @ function(mean + spread * _NORMAL) + correction)
+    return float(_WEIGHTS @ function(mean + spread * _NODES) + correction)

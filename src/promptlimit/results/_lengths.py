@@ -20,8 +20,8 @@ TEMPERATURE_ROWS = (
     "keep needle",
     "keep entropy",
 )
-"""The rules for the temperature that are used in practice, the mildest first, and the two exact
-temperatures ("keep ...")."""
+"""The rules for the temperature that are used in practice, the mildest first, and the exact
+temperatures that keep a quantity constant ("keep ...")."""
 
 
 _FUNCTIONS_SHOWN = 2
@@ -32,12 +32,11 @@ class LengthStatistics(Result):
     r"""Statistics over prompts of $\ln Z$ and of the softmax weights p.
 
     Z is the sum of $e^s$ over the scores s of all tokens. Free tokens are random; fixed tokens are
-    in every prompt. Two different quantities are called the effective number of tokens:
-    `entropy_tokens` and `effective_tokens`.
+    in every prompt.
 
     Attributes:
         lengths: L, the number of free tokens, broadcast with the other arguments.
-        log_partition: $E\ln Z$, $Z=\sum e^s$ over free and fixed tokens.
+        log_partition: $E\ln Z$.
         log_partition_variance: the variance of $\ln Z$.
         entropy: $E\,H$, $H=-\sum p\ln p$, in nats.
         entropy_variance: the variance of H.
@@ -45,9 +44,9 @@ class LengthStatistics(Result):
         fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
         kind: "limit" if all lengths are infinite, otherwise "exact".
         relative_error: the largest measured relative error of the means; 0 for closed forms. The
-            errors of `entropy` and `log_partition` are relative to the larger of the value and 1.
-        variance_relative_error: the largest measured relative error of the variances. They may have
-            no correct digits if a fixed token has almost all the weight.
+            errors of `entropy` and `log_partition` are relative to the largest of 1 and these two.
+        variance_relative_error: the largest measured relative error of the variances. If a fixed
+            token has almost all the weight, the variances may have no correct digits.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -102,16 +101,16 @@ class LengthStatistics(Result):
 
 
 class EffectiveTokens(Result):
-    r"""How few tokens share the softmax weights p of a prompt, as means over prompts.
+    r"""Effective numbers of tokens of random prompts with softmax weights p.
 
-    In importance sampling `value` and `mean_effective_tokens` are both called the effective sample
+    In importance sampling both `value` and `mean_effective_tokens` are called the effective sample
     size (ESS).
 
     Attributes:
         lengths: L, the number of tokens.
-        participation: $E\,S_2=E\sum p^2$.
+        participation: $E\,S_2$ with $S_2=\sum p^2$.
         mean_effective_tokens: $E(1/S_2)$; at least $1/E\,S_2$.
-        mean_max_weight: $E\max p$; NaN if only the transform of the law of the scores is known.
+        mean_max_weight: $E\max p$; NaN if the law of the scores is given only by its transform.
         kind: "limit" if all lengths are infinite, otherwise "exact".
         relative_error: the largest measured relative error of these statistics.
     """
@@ -140,7 +139,8 @@ class EffectiveTokens(Result):
 class ImportanceSampling(Result):
     r"""The exact errors of self-normalised importance sampling (SNIS) with n draws.
 
-    The estimator of $E\,f$ under the target is $\sum_lp_lf(x_l)$ with the normalised weights p.
+    For draws $x_l$ with normalised weights $p_l$, the estimator of the mean $E\,f$ under the target
+    is $\sum_lp_lf(x_l)$.
 
     Attributes:
         lengths: n, the number of draws.
@@ -151,8 +151,8 @@ class ImportanceSampling(Result):
         value: the sum over f of the mean squared error of the estimator, [n].
         effective_samples: $1/E\,S_2$, $S_2=\sum p^2$, [n].
         mean_effective_samples: $E(1/S_2)$, [n].
-        exponent: $\kappa$ of $E\,S_2\sim n^{-\kappa}$, up to logarithms. If it is below 1, the
-            weights have no variance.
+        exponent: $\kappa$, where $E\,S_2$ falls like $n^{-\kappa}$ up to logarithms; below 1 if the
+            weights have infinite variance.
         dim: the dimension of the draws.
         kind: "exact".
         error: the measured error of `value`, [n].
@@ -172,7 +172,7 @@ class ImportanceSampling(Result):
     error: np.ndarray = variable("length")
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per number of draws; bias and deviation of the first few functions."""
+        """Yield one row per number of draws, with bias and deviation of the first functions."""
         for place, draws in enumerate(self.lengths):
             row = {
                 "n": float(draws),
@@ -201,14 +201,14 @@ class ImportanceSampling(Result):
 
 
 class EntropyPrediction(Result):
-    r"""The mean entropy at other lengths, predicted from N measured scores.
+    r"""The mean entropy $E\,H$ at other lengths, predicted from N measured scores.
 
     Attributes:
         lengths: L, the number of free tokens.
-        value: the prediction, with its bias of order 1/N subtracted.
+        value: the prediction, `plug_in` minus `bias`.
         plug_in: the exact $E\,H$ of L draws from the measured scores.
-        bias: the subtracted bias.
-        naive: the measured entropy plus $\ln(L/N)$.
+        bias: the bias of `plug_in` of order 1/N.
+        naive: the measured entropy plus $\ln(L/N)$, for comparison.
         error: one standard error of the prediction.
         participation: $S_2$, the sum of squared softmax weights of the measured scores. If it is
             0.1 or more, the error is unreliable.
@@ -227,20 +227,20 @@ class EntropyPrediction(Result):
     @property
     @derived()
     def trusted(self) -> bool:
-        """Whether $S_2<0.1$, so that the scores are enough to represent their tilted law."""
+        """Whether $S_2<0.1$, so that `error` is reliable."""
         return self.participation < 0.1
 
 
 class InverseTemperatures(Result):
-    r"""Factors b on the scores that keep a quantity constant as prompts grow.
+    r"""Inverse temperatures b, factors on the scores that keep a quantity constant as prompts grow.
 
     Attributes:
         sharpness: $\sigma$, the standard deviation of the scores at b = 1, broadcast with the other
             arguments.
         lengths: L, the number of tokens.
         keep: the name of the quantity.
-        target: the value at which the quantity is kept.
-        value: the smallest factor b that keeps the quantity; NaN if there is none.
+        target: the constant value of the quantity.
+        value: the smallest b at which the quantity has this value; NaN if there is none.
         annealed: b from the annealed formula, an approximation; NaN if it has no solution.
         kind: "exact".
         error: the error of `value`; NaN if no factor exists.
@@ -258,29 +258,29 @@ class InverseTemperatures(Result):
     @property
     @derived("length")
     def possible(self) -> np.ndarray:
-        """Whether some factor keeps the quantity."""
+        """Whether some b keeps the quantity."""
         return np.asarray(np.isfinite(self.value))
 
 
 class TemperatureTable(Result):
-    r"""The effect of score factors on one head as its prompts grow.
+    r"""The effect of inverse temperatures b, factors on the scores, on a head as its prompts grow.
 
     Attributes:
         sharpness: $\sigma$, the standard deviation of the head's scores at b = 1.
-        base: the length at which the sharpness was measured, with b = 1.
+        base: the length at which the sharpness was measured; b = 1 there for most rules.
         margin: $\Delta$, the score of the needle (the one relevant token) minus the mean score.
         lengths: L, the number of tokens, [n].
-        names: the names of the rules and of the kept quantities: `TEMPERATURE_ROWS`.
-        value: the factor b, [rule, n]; NaN if no factor keeps the quantity.
-        entropy: $E\,H$ without the needle, [rule, n]. `entropy`, `participation` and `needle` are
-            NaN if the sharpness $b\sigma$ exceeds 40.
-        participation: $E\,S_2$ without the needle, [rule, n].
+        names: the rules that determine b: `TEMPERATURE_ROWS`. A rule "keep ..." keeps a quantity
+            constant.
+        value: b, [rule, n]; NaN if no b keeps the quantity.
+        entropy: $E\,H$ of prompts without the needle, [rule, n]. `entropy`, `participation` and
+            `needle` are NaN if the sharpness $b\sigma$ exceeds 40.
+        participation: $E\,S_2$ of prompts without the needle, [rule, n].
         needle: the mean weight of the needle, [rule, n].
         frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if there is
-            no such length, NaN for kept quantities.
+            no such length, NaN for the rules "keep ...".
         kind: "exact".
-        error: the error of `value`, [rule, n]: 0 for a rule, which is a closed form; the error of
-            the root for a kept quantity.
+        error: the error of `value`, [rule, n]; 0 unless the rule is "keep ...".
         relative_error: the largest measured relative error of the other statistics.
     """
 

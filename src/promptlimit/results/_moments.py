@@ -1,4 +1,4 @@
-"""Attention over infinite prompts, and its moments over finite ones."""
+"""Attention over infinite prompts, and its moments over random finite prompts."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from promptlimit.results._result import Result, axis, derived, variable
 
 
 class Limits(Result):
-    r"""Softmax and linear attention at one query.
+    r"""Softmax and linear attention with the same matrices U and V over a prompt $\mu$.
 
     Attributes:
-        softmax: $V\nabla\Lambda_\mu(Uz)$.
-        linear: $V E_\mu[z'z'^\top]\,Uz$.
+        softmax: the softmax output at the query z, $V\nabla\Lambda_\mu(Uz)$.
+        linear: the linear output at z, $V E_\mu[z'z'^\top]\,Uz$.
         kind: "limit" when the prompt is the law of a token, "exact" when it is a list of tokens.
-        error: 0, since both are closed forms, computed in double precision.
+        error: 0, because both are closed forms.
     """
 
     softmax: np.ndarray = variable("output")
@@ -33,34 +33,35 @@ class Limits(Result):
 
 
 class PromptMoments(Result):
-    r"""Moments over prompts of $T_L$, the attention output at one query, about its limit $T$.
+    r"""Moments over random prompts of $T_L$, the attention output at one query.
 
-    All arrays are float64. For one length they have the shapes below. For an array of lengths, the
-    axes of lengths come first in all arrays except `limit` and `limit_error`.
+    The shapes are those for one length. For an array of lengths, the axes of lengths come first in
+    all arrays except `limit` and `limit_error`.
 
     Attributes:
         lengths: $L$, the number of tokens drawn, without the query.
         mean: $E\,T_L$, [output_dim].
-        bias: $E\,T_L - T$, [output_dim], computed without cancellation even if `mean - limit` has
-            no correct digits. For the leading order of a stack, `bias` and `mean` are NaN if the
-            bias has no leading order (docs/depth-theory.md).
+        bias: $E\,T_L - T$ with the limit $T$, [output_dim], accurate even if `mean - limit` has no
+            correct digits. For the leading order of a stack, `bias` and `mean` are NaN if the bias
+            has no leading order (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
-        effective_tokens: $1/E\sum_lp_l^2$ with the attention weights $p$, including those of known
-            tokens; NaN for an attention that is not one head.
+        effective_tokens: $1/E\sum_lp_l^2$ with the attention weights $p$ of all tokens; NaN for an
+            attention that is not one head.
         limit: $T$, the output for an infinite prompt, [output_dim]. `limit`, `bias` and `mse` are
             NaN if no limit exists (docs/tutorials/2-a-law-of-my-own.md).
         kind: "exact", "estimate", "asymptotic", or "limit" if all lengths are infinite.
         error: the error of `mse`: the measured numerical error ("exact"), one standard error
-            ("estimate"), NaN ("asymptotic", which claims no error), 0 at infinite length.
+            ("estimate"), NaN ("asymptotic"), 0 at infinite length.
         samples: the number of simulated prompts; 0 unless the kind is "estimate".
         limit_error: the error of `limit`, [output_dim]: 0 for a closed form; for a quadrature, the
-            change in its last doubling; for particles, one standard error over replicas.
+            change when its points were last doubled; for particles, one standard error over
+            replicas.
         bias_error: one standard error of `bias` if prompts were simulated, otherwise 0,
             [output_dim].
-        fixed_weights: the mean attention weights of the tokens that are in every prompt, [k]: known
-            tokens, then the query if it is in the prompt, then sinks. NaN for an attention that is
-            not one head; None if there are no such tokens.
+        fixed_weights: the mean attention weights of the k tokens that are in every prompt, [k]:
+            known tokens, then the query if it is in the prompt, then sinks. NaN for an attention
+            that is not one head; None if there are no such tokens.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -85,11 +86,12 @@ class PromptMoments(Result):
 
 
 class GradientMoments(Result):
-    r"""The mean squared difference between gradients over finite and infinite prompts.
+    r"""The mean squared difference between gradients of the output $T_L$ and of its limit $T$.
 
     Attributes:
         lengths: $L$, the number of tokens drawn, without the query.
-        value: $E\sum_i\|\nabla_\theta T_{L,i} - \nabla_\theta T_i\|_F^2$, over all outputs i.
+        value: $E\sum_i\|\nabla_\theta T_{L,i} - \nabla_\theta T_i\|_F^2$, summed over the
+            coordinates i of the output.
         wrt: the name of the parameter $\theta$.
         kind: the kind of the numbers, as in `PromptMoments`.
         error: the error of `value`, as in `PromptMoments`.

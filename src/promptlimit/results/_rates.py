@@ -6,12 +6,12 @@ from typing import Literal
 from promptlimit.results._result import Result, derived
 
 RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
-"""How well the data fit $C L^{-\\kappa}$.
+"""Whether a curve is a power law $C L^{-\\kappa}$.
 
-- `power law`: the data show that the slope drifts by less than the tolerance.
-- `not yet`: the slope still drifts.
-- `too noisy`: the data neither show nor exclude a drift larger than the tolerance.
-- `too few`: there are only two lengths, which every power law fits.
+- `power law`: the local exponents differ by at most the tolerance.
+- `not yet`: they differ by more than the tolerance.
+- `too noisy`: the noise is too large to decide.
+- `too few`: there are only two lengths, and some power law passes through any two values.
 """
 
 
@@ -20,15 +20,15 @@ class RateFit(Result):
 
     Attributes:
         exponent: $\kappa$, the fitted exponent.
-        exponent_interval: an interval (low, high) for the exponent in the limit $L\to\infty$. It
-            covers the noise with confidence `level`, and the drift of the slope.
+        exponent_interval: an interval (low, high) for the exponent as $L\to\infty$, which allows
+            for noise, at confidence `level`, and for the drift.
         coefficient: $C$.
         standard_error: the standard error of `exponent` due to noise; 0 for exact values.
         level: the confidence level of the intervals.
         drift: the change of the local exponent from the shortest to the longest length; NaN for two
             lengths.
-        drift_interval: a confidence interval of the drift, (low, high).
-        reach: the total change of the local exponent from the shortest length to $L=\infty$,
+        drift_interval: a confidence interval (low, high) for the drift.
+        reach: the range of the local exponents and their limit as $L\to\infty$, which is
             extrapolated like $1/\ln L$.
         tolerance: the largest reach for which a curve is called a power law.
         chi_square: the sum of the squared residuals of the fit in units of their noise; NaN for

@@ -1,6 +1,6 @@
-"""The base class of results: a class declares its fields, and `Result` derives the rest from them.
+"""The base class `Result`, which derives exports, figures and comparisons from declared fields.
 
-A declaration names the axes of every array:
+A subclass names the axes of each of its arrays:
 
     class GapCurve(Result):
         lengths: np.ndarray = axis("length", "L", scale="log")
@@ -8,8 +8,9 @@ A declaration names the axes of every array:
         error: np.ndarray = variable("length")
         limit_square: float
 
-The values of an axis may be a single number, a vector, or an array with several dimensions. A
-variable along this axis has the dimensions of these values in place of the axis.
+Here `lengths` holds the coordinates of the axis "length", usually a vector. If the coordinates are
+a single number, or an array with several dimensions, each variable along the axis has their
+dimensions in place of the axis.
 """
 
 import csv
@@ -49,13 +50,12 @@ ResultT = TypeVar("ResultT", bound="Result")
 _EXTRAS = {"xarray": "'promptlimit[xarray]'"}
 _ROLE = "__result_role__"
 _SHOWN, _ROWS, _COLUMNS = 4, 10, 8
-"""The largest numbers of entries of an array in a repr, and of rows and columns of a table in a
-notebook."""
+"""The largest numbers of array entries in a repr, and of rows and columns of an HTML table."""
 _DASHES = ("-", "--", ":", "-.")
 
 
 class Role(NamedTuple):
-    """The declaration of a field. `axes` is None for a field that is not an array."""
+    """The declaration of a field; `axes` is None for a field that is not an array."""
 
     axes: tuple[str, ...] | None = None
     label: str = ""
@@ -74,7 +74,7 @@ def axis(name: str, label: str = "", *, scale: Scale = "linear", keeps: bool = F
         name: the name of the axis, used by variables.
         label: the symbol of the axis in figures.
         scale: the scale of the axis in figures.
-        keeps: whether arrays keep this axis when one length is selected.
+        keeps: whether `Result.at` keeps the axis, with one entry, instead of removing it.
     """
     shown = f"{name} {label}".rstrip()
     return _declared(Role((name,), shown, scale, True, keeps, symbol=label, names=True))
@@ -94,16 +94,15 @@ def variable(
         axes: the names of the first axes of the array; further axes are named automatically.
         label: the label in figures.
         scale: the scale in figures.
-        bulk: whether the array is too large for dictionaries and tables, such as parameters along
-            time.
-        names: whether the entries of the array are names of the curves in a figure.
+        bulk: whether dictionaries and tables omit the array, because it is large.
+        names: whether the entries of the array name the curves in a figure.
         default: the default of the field; None for an optional array.
     """
     return _declared(Role(axes, label, scale, bulk=bulk, names=names), default)
 
 
 def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a field without axes. A field without a declaration has no label.
+    """Declare a field without axes; required only for a label, `bulk` or a default.
 
     Args:
         label: the label of the number.
@@ -116,7 +115,7 @@ def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MI
 def derived(
     *axes: str, label: str = "", scale: Scale = "linear"
 ) -> Callable[[FunctionT], FunctionT]:
-    """Mark a property that is exported to dictionaries, tables and labelled arrays.
+    """Return a decorator for the getter of a property that is exported like a field.
 
     Args:
         axes: the names of the axes, as for `variable`; empty for a number or a string.
@@ -132,7 +131,7 @@ def derived(
 
 
 def derived_roles(cls: type) -> dict[str, Role]:
-    """Return the roles of the properties of a class that `derived` marks."""
+    """Return the declarations of the properties that `derived` marks, also in base classes."""
     return {
         name: getattr(member.fget, _ROLE)
         for base in reversed(cls.__mro__)
@@ -163,7 +162,7 @@ def package(name: str, purpose: str) -> ModuleType:
 class Result:
     """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
 
-    Subclasses become dataclasses by inheritance. Their arrays are read-only copies. The method
+    Subclasses become dataclasses without a decorator, and their arrays are read-only. The method
     `interval` requires a `value` and an `error`, and `plot` requires a `value` with an axis.
     """
 
@@ -180,7 +179,7 @@ class Result:
 
     @classmethod
     def _roles(cls) -> dict[str, Role]:
-        """Return the roles of all fields and derived properties, in their order."""
+        """Return the declarations of all fields, then of all derived properties."""
         fields: Any = dataclasses.fields(cls)  # ty: ignore[invalid-argument-type]
         roles = {field.name: field.metadata.get(_ROLE, Role()) for field in fields}
         return roles | derived_roles(cls)
@@ -229,10 +228,10 @@ class Result:
         return package("xarray", "to_xarray").Dataset(variables, coordinates, self._attributes())
 
     def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` with one row for each entry along the axes of `value`.
+        """Return a `pandas.DataFrame` with one row per entry along the axes of `value`.
 
-        Fields with fewer axes are repeated. Fields with further axes have one column for each entry
-        along these axes.
+        A field without some of these axes is repeated along them. A field with further axes has one
+        column per entry along those.
         """
         pandas = package("pandas", "to_pandas")
         index, columns = self._table()
@@ -256,14 +255,11 @@ class Result:
         return text.getvalue()
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the printed table as mappings from heading to value.
-
-        By default they are those of `rows`.
-        """
+        """Yield the rows of the printed table, each a mapping from heading to value."""
         return self.rows()
 
     def notes(self) -> list[str]:
-        """Return sentences that are printed below the table; by default there are none."""
+        """Return the sentences that are printed below the table."""
         return []
 
     def text(self) -> str:
@@ -271,12 +267,12 @@ class Result:
         return "\n".join([text_table(self.table()), *self.notes()])
 
     def _attributes(self) -> dict[str, Any]:
-        """Return the fields that are a number or a text."""
+        """Return the fields that are a single number or string."""
         found = {n: getattr(self, n) for n, role in self._roles().items() if role.axes is None}
         return {n: v for n, v in found.items() if isinstance(v, bool | int | float | str)}
 
     def _dims(self) -> dict[str, tuple[str, ...]]:
-        """Return the dimensions of every declared axis: one, none or several."""
+        """Return the names of the dimensions of the coordinates of each axis."""
         dims = {}
         for name, role in self._roles().items():
             if role.is_axis and role.axes:
@@ -285,7 +281,7 @@ class Result:
         return dims
 
     def _names(self) -> dict[str, tuple[np.ndarray, Role]]:
-        """Return the names of the entries of each axis: coordinates, or entries of a variable."""
+        """Return the names that label the entries of an axis, and their role, by axis."""
         found = {}
         for name, role in self._roles().items():
             if role.names and role.axes and np.ndim(getattr(self, name)) == 1:
@@ -293,7 +289,7 @@ class Result:
         return found
 
     def _labelled(self) -> Iterator[tuple[str, tuple[str, ...], np.ndarray, Role]]:
-        """Yield name, dimensions, array and role of everything declared with axes."""
+        """Yield name, dimensions, array and role of each array, also of those in mappings."""
         known = self._dims()
         for name, role in self._roles().items():
             value = getattr(self, name)
@@ -307,7 +303,7 @@ class Result:
                 yield f"{name}.{key}" if key else name, (*dims, *further), array, role
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the axes of `value`, and columns with one row per entry of `value`."""
+        """Return columns with one row per entry of `value`: its coordinates, then all fields."""
         entries = [entry for entry in self._labelled() if not entry[3].bulk]
         main = self._roles().get("value", Role()).axes
         if main is None:
@@ -343,10 +339,7 @@ class Result:
         return index, columns
 
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
-        """Return the pair (value - k error, value + k error).
-
-        If `value` is a mapping, it is a pair of mappings.
-        """
+        """Return the pair (value - k error, value + k error); two mappings if `value` is one."""
         if not isinstance(k, Real) or not k >= 0:
             raise ArgumentError("k", f"must be a number of at least 0, got {k!r}.")
         value, error = (getattr(self, name, None) for name in ("value", "error"))
@@ -388,12 +381,12 @@ class Result:
         return dataclasses.replace(self, **changes)  # ty: ignore[invalid-argument-type]
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw `value` against its last axis with numerical coordinates, or as a map of two axes.
+        """Draw `value` against its last axis that has numerical coordinates.
 
-        A curve has a band of one `error`. The value at an infinite length or time is drawn as a
-        dashed horizontal line. There is one curve for each place on the other axes. The place on
-        the first of these axes sets the colour, and the place on the second one the dashes. A value
-        with two axes and no coordinates is drawn as an image.
+        There is one curve per entry along the other axes. The first axis whose entries have names
+        determines the colour, and the second one the dashes. A band shows one `error`. The value at
+        an infinite length or time is a dashed horizontal line. If no axis has numerical
+        coordinates, a `value` with two axes is drawn as an image.
 
         Args:
             ax: matplotlib's axes; new ones when None.
@@ -430,9 +423,9 @@ class Result:
         return drawn
 
     def _line_style(self, place: Mapping[str, int], usual: str | None) -> dict[str, Any]:
-        """Return the label, colour and dashes of the curve at a place on the other axes.
+        """Return the label, colour and dashes of a curve from its indices `place`, by axis.
 
-        Of curves that differ only along axes without names, only the first has a label.
+        Of several curves that differ only along axes without names, the first alone has a label.
         """
         named = {dim: entry for dim, entry in self._names().items() if dim in place}
         style: dict[str, Any] = {}
@@ -450,7 +443,7 @@ class Result:
     def _draw_map(
         self, ax: "Axes | None", axes: tuple[str, ...], label: str, **style: Any
     ) -> "Axes":
-        """Draw `value` as an image with its first axis upwards."""
+        """Draw `value` as an image whose first axis points upwards."""
         up, right = axes
         drawn = axes_for(ax, Role(label=right), Role(label=up), np.arange(0.0))
         image_style: dict[str, Any] = {"origin": "lower", "aspect": "auto", **style}
@@ -459,7 +452,7 @@ class Result:
         return drawn
 
     def __repr__(self) -> str:
-        """Return a text with class, kind, axes, the first values and errors, and single numbers."""
+        """Return class, kind, axes, the first values with their errors, and single numbers."""
         return f"{type(self).__name__}({', '.join(self._summary())})"
 
     def _summary(self) -> Iterator[str]:
@@ -498,7 +491,7 @@ class Result:
 
 
 def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
-    """Raise an error if two fields declare the same axis, or if the name of an axis is misspelt."""
+    """Raise an error if two fields declare the same axis, or if an axis is probably misspelt."""
     fields: dict[str, str] = {}
     for name, role in roles.items():
         for own in role.axes or ():
@@ -510,8 +503,8 @@ def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
             if role.axes[0] in fields:
                 raise ArgumentError(
                     name,
-                    f"of {owner} must be an axis of its own, got '{role.axes[0]}', which is the "
-                    f"axis of `{fields[role.axes[0]]}`.",
+                    f"of {owner} must declare another axis than `{fields[role.axes[0]]}`, got "
+                    f"'{role.axes[0]}' for both.",
                 )
             fields[role.axes[0]] = name
     for name, role in roles.items():
@@ -527,8 +520,8 @@ def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
 def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
     """Raise an error for an array whose shape does not fit its axes.
 
-    The length of an axis is that of its coordinates or, if it has none, of the first array along
-    it. The axis "other_x" has the same length as the axis "x".
+    The coordinates of an axis determine its size. If it has none, the first array along the axis
+    does. The axis "other_x" has the same size as the axis "x".
     """
     known = {
         role.axes[0]: (np.shape(value), name)
@@ -553,7 +546,7 @@ def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain numbers, lists, dictionaries and strings; None if not finite.
+    """Return a value as numbers, lists, dictionaries and strings; non-finite floats become None.
 
     >>> plain({"value": np.array([1.0, np.inf]), "kind": "exact"})
     {'value': [1.0, None], 'kind': 'exact'}
@@ -579,7 +572,7 @@ def plain(value: Any) -> Any:
 
 
 def absolute(relative: Any, value: Any) -> np.ndarray:
-    """Return the absolute error of a value; 0 for a relative error of 0, even at infinity."""
+    """Return `relative * |value|`; 0 for a relative error of 0, even if the value is infinite."""
     with np.errstate(invalid="ignore"):
         return np.where(np.equal(relative, 0.0), 0.0, np.multiply(relative, np.abs(value)))
 
@@ -629,13 +622,13 @@ def _points_last(array: np.ndarray, dims: tuple[str, ...], points: tuple[str, ..
 
 
 def _further(name: str, count: int) -> tuple[str, ...]:
-    """Return names for undeclared axes: rows and columns of a matrix, or numbers."""
+    """Return names for `count` undeclared axes: "row" and "column", or numbers if more than two."""
     words = ("row", "column") if count <= 2 else tuple(f"axis_{i}" for i in range(count))
     return tuple(f"{name}.{word}" for word in words[:count])
 
 
 def _read_only(value: Any) -> Any:
-    """Return a read-only copy of an array; in a mapping, of each array."""
+    """Return a value with read-only copies of its writeable arrays."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.copy()
         value.flags.writeable = False
@@ -645,7 +638,7 @@ def _read_only(value: Any) -> Any:
 
 
 def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.ndarray:
-    """Return an array at one length."""
+    """Return the entries of an array at the index `place` along each axis of lengths."""
     array = np.asarray(value)
     for position in reversed([i for i, own in enumerate(axes) if own.endswith("length")]):
         array = array[(*[slice(None)] * position, *place)]
@@ -653,7 +646,7 @@ def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.
 
 
 def _like(array: np.ndarray, old: object, annotation: object) -> object:
-    """Return a selected array in the type of its field: a tuple, a number or an array."""
+    """Return an array as a tuple or a number if the field that it replaces has this type."""
     if isinstance(old, tuple):
         return tuple(array.tolist())
     numbers = {float, int} & set(get_args(annotation))

@@ -14,10 +14,10 @@ class Risk(Result):
     Attributes:
         value: the mean loss; for regression half the mean squared error, including the noise of
             the query's label.
-        error: the error of `value`. It is 0 for a closed form and NaN for "asymptotic". For an
-            average over points ("exact", "limit") it is one standard error over eight independent
-            point sets, widened by Student's law, plus the error of tables. For "estimate" it is one
-            standard error over prompts.
+        error: the error of `value`: 0 for a closed form, NaN for "asymptotic", one standard error
+            over prompts for "estimate". For an average over quadrature points ("exact", "limit") it
+            is one standard error over eight independent point sets, widened by Student's law, plus
+            the error of interpolation tables.
         kind: "exact", "limit", "asymptotic" or "estimate"; "limit" if all lengths are infinite.
         lengths: $L$, the number of tokens of a prompt.
         samples: the number of quadrature points (0 for a closed form), or of simulated prompts.

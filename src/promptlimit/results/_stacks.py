@@ -10,15 +10,15 @@ from promptlimit.results._moments import PromptMoments
 
 
 class StackReport(AbstractKindReport):
-    """The limit of a stack of layers, and its distance from finite prompts in every kind.
+    r"""The limit of a stack of layers, and its distance from finite prompts in every kind.
 
     Attributes:
         curves: the moments over finite prompts, by kind.
         missing: the reason why a kind is not available, by kind.
         limit: the moments over infinite prompts.
         causal: whether each token attends only to itself and the tokens before it.
-        squared_tau: the squared sharpness scale tau of every layer, for softmax layers over
-            Gaussian tokens; None for other stacks and laws.
+        squared_tau: $\tau^2$ of every layer, with $\tau$ the scale of its sharpness, for softmax
+            layers over Gaussian tokens; None for other stacks and laws.
     """
 
     curves: Mapping[str, PromptMoments]

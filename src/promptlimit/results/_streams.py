@@ -12,7 +12,7 @@ class StreamedAttention(Result):
     r"""Attention of q queries to the first L tokens of one prompt, at n lengths L.
 
     The scores are $s_i=\langle Uz,z_i\rangle$ and the weights $p_i\propto e^{s_i}$. All numbers are
-    computed in double precision; only the tokens themselves may be rounded.
+    computed in double precision, from tokens that may be rounded (`dtype`).
 
     Attributes:
         lengths: $L$, [n].
@@ -23,8 +23,8 @@ class StreamedAttention(Result):
         participation: $S_2=\sum_ip_i^2$, [n, q].
         entropy: $-\sum_ip_i\log p_i$, [n, q].
         mean: $\sum_ip_iz_i$, [n, q, token_dim].
-        cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$, [n, q, token_dim, token_dim]; None if not
-            requested.
+        cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$ with $\bar z$ the `mean`,
+            [n, q, token_dim, token_dim]; None if not requested.
         linear_output: the output of linear attention with the same matrices, [n, q, output_dim];
             None if not requested.
         dtype: the precision in which tokens were read.
@@ -57,9 +57,9 @@ class StreamReport(Result):
         reference: the output with which the streamed outputs are compared, [q, output_dim]: the
             limit, or the output over the whole prompt if the law of the tokens is not known.
         is_limit: whether `reference` is the limit.
-        expected_squared_distance: the exact mean squared distance of outputs from the limit,
-            [n, q]; None if not known.
-        expected_tokens: $1/E\,S_2$, exact, [n, q]; None if not known.
+        expected_squared_distance: the exact mean squared distance from the limit over random
+            prompts, [n, q]; None if not available.
+        expected_tokens: the exact $1/E\,S_2$ over random prompts, [n, q]; None if not available.
     """
 
     streamed: StreamedAttention
@@ -75,7 +75,7 @@ class StreamReport(Result):
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return one row per length: root mean squares of distances over queries, and means."""
+        """Return one row per length: root mean squares over queries of distances, else means."""
         streamed = self.streamed
         columns = {
             "distance": np.sqrt(self.squared_distance.mean(axis=1)),
@@ -95,7 +95,7 @@ class StreamReport(Result):
             yield {"L" if n == "length" else n.replace("_", " "): x for n, x in row.items()}
 
     def notes(self) -> list[str]:
-        """Return the reference of the distances, and whether exact values are missing."""
+        """Return the reference of the distances, and the reason for missing exact values."""
         reference = "the limit" if self.is_limit else "the output over the whole prompt"
         count = self.streamed.output.shape[1]
         queries = f"{count} quer{'y' if count == 1 else 'ies'}"

@@ -20,8 +20,8 @@ class Training(Result):
 
     Attributes:
         steps: the numbers of steps at which parameters were recorded, [n].
-        times: the flow times $2k\eta$ that correspond to these steps, [n]; the steps themselves if
-            the optimiser is not plain descent.
+        times: the times $2k\eta$ of the gradient flow that correspond to k steps of size $\eta$,
+            [n]; equal to `steps` if the optimiser is not plain gradient descent.
         lengths: $L$, the prompt lengths, whole numbers or infinity.
         kernels: the kernel of each start, "softmax" or "linear"; for a start that is not one head,
             its type and the kernels of its heads, such as "Layer(softmax, linear)".
@@ -30,14 +30,13 @@ class Training(Result):
             head.
         value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
             for `key_query`.
-        value: the risk $R_L$, the mean loss of the task, averaged over sets of points,
-            [length, start, seed, step]; NaN after a run has diverged, or if scores are too sharp
-            for the weight statistics.
+        value: the risk $R_L$, the mean loss of the task, [length, start, seed, step]; NaN after a
+            run has diverged, or if scores are too sharp for the weight statistics.
         gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays.
         error: one standard error of `value` over independent sets of points or prompts, widened by
             Student's law; 0 for a closed form.
         diverged: the number of steps after which a run diverged, [length, start, seed]; -1 if it
-            did not diverge.
+            did not.
         kind: the kind of the risks: "exact", "limit" if all lengths are infinite, or "estimate" if
             prompts are simulated.
         config: everything that determines the runs, as plain numbers and strings.
@@ -134,11 +133,11 @@ class Training(Result):
 
 
 class TrainingCost(Result):
-    """The time and memory that a training would take on this machine.
+    """The estimated time and memory of a training on this machine.
 
     Attributes:
         lengths: the prompt lengths, [n].
-        seconds: the time left at each length, [n]; 0 for finished runs.
+        seconds: the remaining time at each length, [n]; 0 for finished runs.
         finished: whether the runs at each length are finished, [n].
         runs: the number of runs at each length, starts times seeds.
         megabytes: the memory that the training requires.
@@ -163,5 +162,5 @@ class TrainingCost(Result):
 
 
 def _plain(number: Length) -> Length | str:
-    """Return a number for a configuration; infinity becomes a string, which JSON can contain."""
+    """Return a number, or "inf" for infinity, which JSON has no number for."""
     return number if math.isfinite(number) else str(number)

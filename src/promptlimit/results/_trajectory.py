@@ -10,7 +10,7 @@ from promptlimit.results._kinds import Kind
 from promptlimit.results._result import Result, axis, scalar, variable
 
 OfOneHead: TypeAlias = np.ndarray | Any
-"""An array, or None if there is not exactly one head. `Any` spares callers a check for None."""
+"""An array, or None for an attention that is not one head; `Any` avoids checks for None."""
 
 
 @runtime_checkable
@@ -26,32 +26,31 @@ HasArraysT = TypeVar("HasArraysT", bound=HasArrays)
 
 
 class Trajectory(Result):
-    r"""The parameters of an attention along training, at n times, for one prompt length or many.
+    r"""The parameters of an attention along training, at n times, for one prompt length or several.
 
-    Shapes are those for one length. For many lengths every array begins with an axis of lengths;
-    `at(length)` returns the trajectory at one of them.
+    The shapes are those for one length. For several lengths, arrays other than `times` begin with
+    an axis of lengths, and `at(length)` returns the trajectory at one of them.
 
     Attributes:
-        times: the times, [n]. The last may be infinite, which stands for the state after arrival.
-        lengths: $L$, the number of tokens of a prompt; one number or many.
+        times: the times, [n]; at an infinite last time the values are those after arrival.
+        lengths: $L$, the number of tokens of a prompt; one number or several.
         parameters: the trained arrays by name, such as "value" or "heads[0].value", each
             [n, ...].
-        key_query: the merged $U$, [n, token_dim, query_dim]; None if there is more than one head or
-            a residual.
+        key_query: the merged $U$, [n, token_dim, query_dim]; None if the attention is not one head.
         value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
         value: the risk $R_L$ at each time, [n], on the points or prompts on which the flow is
             computed.
         gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays, [n].
         error: one standard error of `value` over independent sets of points or prompts, widened by
             Student's law, [n]; 0 for a closed form.
-        parameter_error: one standard error of the vector of all parameters, [n]:
-            $\|\theta-\theta'\|/\sqrt2$, where $\theta'$ is the flow over an independent point set.
-            0 for a closed form, NaN at times that the second flow does not reach, None if it was
-            not measured.
+        parameter_error: one standard error of the vector $\theta$ of all parameters, [n]:
+            $\|\theta-\theta'\|/\sqrt2$, where $\theta'$ belongs to a second flow, over an
+            independent point set. 0 for a closed form, NaN at times that the second flow does not
+            reach, None if it was not measured.
         arrival_time: the time at which the gradient fell below the threshold and the flow stopped;
             NaN if it did not.
-        kind: "exact", "limit" or "estimate", as for a risk; for many lengths "estimate" if the risk
-            at one of them is simulated.
+        kind: "exact", "limit" or "estimate", as for a risk; for several lengths "estimate" if the
+            risk at any of them is simulated.
         config: everything that determines the trajectory, as plain numbers and strings.
     """
 
@@ -69,7 +68,7 @@ class Trajectory(Result):
     config: Mapping[str, object] = scalar(bulk=True)
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the merged U and V at all times. Raises an error unless there is one head."""
+        """Return the merged U and V at all times; raise an error unless there is one head."""
         if self.key_query is None or self.value_matrix is None:
             raise ArgumentError(
                 "key_query",

@@ -19,12 +19,11 @@ class Effort:
 
     Attributes:
         key: the random key of simulated prompts.
-        samples: the largest number of simulated prompts; 65536 if None. If `samples` is given
-            without `rtol`, all of these prompts are simulated.
-        rtol: the relative standard error at which the simulation stops early. If None, it is 0.01
-            without `samples`, and the simulation does not stop early with `samples`.
+        samples: the largest number of simulated prompts; 65536 if None.
+        rtol: the relative standard error at which the simulation stops. If None, it is 0.01 unless
+            `samples` is given; then all of these prompts are simulated.
         tolerance: the relative error at which a quadrature stops.
-        points: the number of quadrature points. If it is given, `tolerance` is not used.
+        points: the number of quadrature points, in place of `tolerance`.
     """
 
     key: PRNGKeyArray | None = None

@@ -1,8 +1,8 @@
 """Quantities and the rules that compute them.
 
-A quantity, such as the moments of a finite prompt, has a list of rules: methods that compute it for
-some problems. The choice of `kind="auto"`, the error that lists the available kinds, the tables of
-the documentation and `explain` are all based on this list.
+A quantity, such as the moments of a finite prompt, has a list of rules. Each rule computes numbers
+of one kind for some problems, the validated arguments of a call. The list determines which rule a
+call uses, its error messages, the tables of the documentation and the result of `explain`.
 """
 
 import contextvars
@@ -24,7 +24,7 @@ _KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")
 
 @runtime_checkable
 class Subject(Protocol):
-    """The validated arguments of a quantity, called its problem, with a name for messages."""
+    """A problem: the validated arguments of a call."""
 
     @property
     def subject(self) -> str:
@@ -38,29 +38,29 @@ ComputeT = TypeVar("ComputeT", bound=Callable[..., Any])
 
 
 class OutOfScope(str):
-    """The reason why a rule does not apply, if the rule is meant for another class of problems.
+    """An obstacle of a rule that is meant for another class of problems.
 
-    Messages show this reason only if no rule gives a more specific one.
+    Messages show it only if no rule has a more specific obstacle.
     """
 
     __slots__ = ()
 
 
 class UserReason(str):
-    """A text of reasons, one of them from a user-defined rule; messages always show it."""
+    """Obstacles joined into one text that includes those of all user-defined rules."""
 
     __slots__ = ()
 
 
 def unwrap(value: Known | None) -> Known:
-    """Return an optional value that is not None, as the obstacle of a rule guarantees."""
+    """Return the value, which is not None for the problems to which a rule applies."""
     if value is None:
         raise TypeError("a rule must not compute where its obstacle holds")
     return value
 
 
 def applies_always(problem: object) -> None:  # noqa: ARG001
-    """Return None, the obstacle of a rule that applies to every problem."""
+    """The obstacle of a rule that applies to every problem: return None."""
     return
 
 
@@ -72,9 +72,9 @@ class Rule(Generic[ProblemT, Computed]):
         kind: the kind of the computed numbers.
         scope: a phrase that describes the problems to which the rule applies.
         method: a phrase that describes the computation.
-        obstacle: a function of the problem that returns the reason why the rule does not apply, or
-            None if it applies.
-        compute: a function of the problem and an effort that returns the numbers.
+        obstacle: a function of a problem that returns None if the rule applies to it, and otherwise
+            the reason as a clause.
+        compute: a function of a problem and an effort that returns the numbers.
         any_prompt: whether the rule also applies to prompts whose tokens are not independent draws
             from one measure.
     """
@@ -87,7 +87,7 @@ class Rule(Generic[ProblemT, Computed]):
     any_prompt: bool = False
 
     def reason(self, problem: ProblemT) -> str | None:
-        """Return why the rule does not apply to a problem, or None if it applies."""
+        """Return None if the rule applies to a problem, and otherwise the reason."""
         if not self.any_prompt and (words := getattr(problem, "prompt_description", None)):
             return OutOfScope(f"the prompt has {words}")
         reason = self.obstacle(problem)
@@ -100,7 +100,7 @@ class Rule(Generic[ProblemT, Computed]):
 
     @property
     def is_user_defined(self) -> bool:
-        """Whether the rule comes from outside this package."""
+        """Whether the function of the rule is defined outside this package."""
         function: Any = self.compute
         while isinstance(function, partial):
             function = function.func
@@ -114,10 +114,9 @@ class Explanation:
     Attributes:
         quantity: the name of the quantity.
         subject: a description of the problem.
-        chosen: the rule that would run; None if the call would raise an error.
-        obstacles: the rules in order, each with the reason why it does not apply, or None if it
-            applies.
-        error: the message of the error that the call would raise; None if a rule would run.
+        chosen: the rule that the call would use; None if it would raise an error.
+        obstacles: pairs of a rule and its obstacle, None if the rule applies.
+        error: the message of the error that the call would raise, or None.
     """
 
     quantity: str
@@ -143,7 +142,7 @@ class Explanation:
 
 
 class _ExplainedError(BaseException):
-    """Ends a call inside `explain` at the point where it would choose a rule."""
+    """Ends a call made by `explain` at the point where it would choose a rule."""
 
     def __init__(self, explanation: Explanation):
         super().__init__()
@@ -157,11 +156,11 @@ _explained: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantity(Generic[ProblemT, Computed]):
-    """A quantity and its rules, in the order in which the rules of one kind are tried.
+    """A quantity and its rules; of the rules of one kind, the first that applies is used.
 
     Attributes:
         name: the name of the public function.
-        rules: the rules. The method `rule` adds a rule, and `remove` removes one.
+        rules: the rules, to which `rule` adds and from which `remove` removes.
         hint: a suggestion for the error if no rule applies.
         returns: a description of what the rules return.
     """
@@ -183,15 +182,15 @@ class Quantity(Generic[ProblemT, Computed]):
     ) -> Callable[[ComputeT], ComputeT]:
         """Return a decorator that registers a function of a problem and an effort as a rule.
 
-        It replaces a rule with the same kind and scope whose function has the same module and name,
-        as when a notebook cell is executed again.
+        The new rule replaces one of the same kind and scope whose function has the same module and
+        name, so that a notebook cell can be executed again.
 
         Args:
             kind: the kind of the computed numbers.
             scope: a phrase that describes the problems to which the rule applies.
             method: a phrase that describes the computation.
-            obstacle: a function of the problem that returns the reason why the rule does not
-                apply, or None if it applies.
+            obstacle: a function of a problem that returns None if the rule applies to it, and
+                otherwise the reason as a clause.
             first: whether to try the rule before those that are already registered.
             any_prompt: whether the rule also applies to prompts whose tokens are not independent
                 draws from one measure.
@@ -209,30 +208,30 @@ class Quantity(Generic[ProblemT, Computed]):
         return register
 
     def remove(self, compute: Callable[..., Any]) -> None:
-        """Remove every rule that was registered for this function."""
+        """Remove every rule with this function."""
         kept = [one for one in self.rules if one.compute is not compute]
         if len(kept) == len(self.rules):
             raise ArgumentError("compute", f"must be a rule of {self.name}, got {compute!r}.")
         self.rules[:] = kept
 
     def possible(self, problem: ProblemT) -> dict[Kind, Rule[ProblemT, Computed]]:
-        """Return the first applicable rule of every kind that has one."""
+        """Return the first rule that applies, for every kind that has one."""
         rules = [self.first(problem, kind) for kind in _KINDS]
         return {rule.kind: rule for rule in rules if isinstance(rule, Rule)}
 
     def choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
-        """Return the rule for the requested kind, or for "auto" that of the best available kind.
+        """Return the rule for the requested kind, or the best rule for "auto".
 
-        A requested kind is never replaced by another one. If it is not available, the error gives
-        the reason and lists the available kinds.
+        If the requested kind is not available, an error gives the reason and lists the available
+        kinds. Over infinite prompts, a rule of kind "limit" replaces any kind except "estimate".
         """
         self.explain_here(problem, kind, effort)
         return self._choose(problem, kind, effort)
 
     def explain_here(self, problem: ProblemT, kind: str, effort: Effort) -> None:
-        """If `explain` made this call, end it with the explanation.
+        """Raise the explanation if `explain` made this call, otherwise do nothing.
 
-        `choose` calls this method. Functions that use rules of several kinds call it themselves.
+        `choose` calls this method. A function that uses rules of several kinds calls it directly.
         """
         if self in _explained.get():
             raise _ExplainedError(self._explanation(problem, kind, effort))
@@ -240,11 +239,10 @@ class Quantity(Generic[ProblemT, Computed]):
     def compute(
         self, rule: Rule[ProblemT, Computed], problem: ProblemT, kind: str, effort: Effort
     ) -> tuple[Rule[ProblemT, Computed], Computed]:
-        """Return the rule that was used, and its result.
+        """Return the result of a rule, and the rule that computed it.
 
-        If `kind` is "auto" and a key is given, prompts are simulated when the chosen rule raises
-        `AccuracyError` or `KindUnavailableError`. The returned rule is then that of kind
-        "estimate".
+        If `rule` raises `AccuracyError` or `KindUnavailableError`, `kind` is "auto" and a key is
+        given, the result is that of the rule of kind "estimate".
         """
         try:
             return rule, rule.compute(problem, effort)
@@ -321,8 +319,8 @@ class Quantity(Generic[ProblemT, Computed]):
     def _reason(self, problem: ProblemT, *kinds: str) -> str:
         """Return why no rule of these kinds applies.
 
-        The reasons of all user-defined rules are included, and that of the last built-in rule of
-        the first kind with such rules. `OutOfScope` reasons are used only if there is no other.
+        The text contains the obstacles of all user-defined rules and that of one built-in rule: the
+        last of the first kind that has one. An `OutOfScope` obstacle is used if there is no other.
         """
         users: list[str] = []
         near: list[str] = []
@@ -375,9 +373,9 @@ _QUANTITIES = "__quantities__"
 
 
 def computes(*quantities: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
-    """Return a decorator that names the quantities of a public function, for `explain`.
+    """Return a decorator that records for `explain` which quantities a public function computes.
 
-    A function has several quantities if its arguments determine which one it computes.
+    If there are several, the arguments of a call determine which of them it computes.
     """
 
     def mark(function: ComputeT) -> ComputeT:
@@ -390,12 +388,12 @@ def computes(*quantities: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
 def explain(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Explanation:
     """Return which rule a call would use, and why each other rule does not apply.
 
-    The arguments are validated as in the call itself, and nothing is computed.
+    The arguments are validated as in the call, but nothing is computed.
 
     Args:
         function: a public function that has rules, such as `promptlimit.output_gap`.
         *arguments: the positional arguments of the call.
-        **keywords: its keyword arguments.
+        **keywords: the keyword arguments of the call.
 
     >>> import promptlimit as pl
     >>> head = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])

@@ -1,7 +1,7 @@
-"""Families of transformers whose weights can be loaded, one file each.
+"""Families of transformers whose weights can be loaded: one module per family.
 
-A module of this folder without a leading underscore is a family. It registers a class for one or
-more values of `model_type`. A user-defined family is registered in the same way from any module:
+The module defines a class and registers it for one or more values of `model_type`. A user-defined
+family is registered in the same way, from any module:
 
     from promptlimit.heads import families
 

@@ -1,8 +1,8 @@
 """The interface of a family of transformers, from which its heads are extracted.
 
-A family is a class with the shape of the network and its forward pass. The forward pass is split
-into the parts before and after the attention. `Config` validates the configuration, which is not
-trusted. The functions at the end of this module are building blocks that families share.
+A family is a class with the shape of the network and its forward pass before and after the
+attention. `Config` validates the configuration, which is not trusted. The functions at the end of
+this module are building blocks of forward passes.
 """
 
 import abc
@@ -38,7 +38,7 @@ ACTIVATION: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The named values of a config.json or of another source; `source` is its name in messages."""
+    """Named values from a config.json or another source, with the name of the source."""
 
     values: Mapping[str, Any]
     source: str = "config.json"
@@ -101,11 +101,11 @@ class Tensor:
     """An array in the file of a model.
 
     Attributes:
-        name: the name of the array, without the prefix that the model's class puts before it;
-            `{layer}` in the name stands for the number of the layer.
+        name: the name of the array without its prefix (`AbstractArchitecture.prefixes`), where
+            `{layer}` stands for the index of the layer.
         shape: the shape of the array in the file.
-        transposed: whether the file stores the array as [outputs, inputs], whereas the code
-            multiplies rows with [inputs, outputs].
+        transposed: whether the file stores the matrix as [outputs, inputs], so that it must be
+            transposed when it is read.
     """
 
     name: str
@@ -134,14 +134,14 @@ Projected = tuple[Array, Array, Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AbstractArchitecture(abc.ABC):
-    """The shape of a transformer, and its forward pass, split at the attention.
+    """The shape of a transformer, and its forward pass before and after the attention.
 
-    Objects are hashable, so that all layers share one compiled program. A family may add fields.
+    Objects are hashable, so that all layers use the same compiled program. A family may add fields.
 
     Attributes:
-        prefixes: the possible prefixes of the names of tensors; the prefix depends on the class
-            that saved the model.
-        causal: whether a position attends only to the tokens up to itself.
+        prefixes: the possible prefixes of the names of tensors, which depend on the class that
+            saved the model.
+        causal: whether each token attends only to itself and the tokens before it.
         rotary: whether positions enter by rotating queries and keys.
         model_type: the name of the architecture in config.json.
         layers: the number of layers.
@@ -150,12 +150,12 @@ class AbstractArchitecture(abc.ABC):
             query heads share one.
         hidden: the width of the residual stream.
         head_dim: the width of one head.
-        inner: the width of the feed-forward part.
+        inner: the width of the feed-forward network.
         vocabulary: the number of token ids.
         positions: the number of tokens of the longest prompt.
         epsilon: the number that norms add to variances.
-        activation: the activation of the feed-forward part, a key of `ACTIVATION`.
-        tied: whether a causal model computes logits with the token embeddings.
+        activation: the activation of the feed-forward network, a key of `ACTIVATION`.
+        tied: whether a causal model computes logits from its token embeddings.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("",)
@@ -182,7 +182,7 @@ class AbstractArchitecture(abc.ABC):
 
     @abc.abstractmethod
     def around(self) -> Mapping[str, Tensor]:
-        """Return the arrays outside the layers by short names; `words` embeds the tokens."""
+        """Return the arrays outside the layers by short names, with "words" for the embeddings."""
 
     @abc.abstractmethod
     def layer(self) -> Mapping[str, Tensor]:
@@ -198,7 +198,13 @@ class AbstractArchitecture(abc.ABC):
 
     @abc.abstractmethod
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
-        """Return the next residual stream from this one and the attention's output."""
+        """Return the residual stream after a layer; `hidden` is the one before it.
+
+        Args:
+            weights: the arrays of the layer.
+            hidden: the residual stream before the layer, [n, hidden].
+            attended: the output of the attention, [n, hidden].
+        """
 
     def output(self, weights: Weights, context: Array) -> Array:
         """Return the output of the attention from concatenated outputs of heads, [n, heads d]."""
@@ -241,7 +247,8 @@ def register(*model_types: str) -> Callable[[Class], Class]:
             known = _FAMILIES.get(name, family)
             if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
                 raise ArgumentError(
-                    "model_types", f"must be free, got '{name}', which {known.__qualname__} reads."
+                    "model_types",
+                    f"must be unregistered, got '{name}', which belongs to {known.__qualname__}.",
                 )
         _FAMILIES.update(dict.fromkeys(model_types, family))
         return family
@@ -301,7 +308,7 @@ def linear(weights: Weights, name: str, rows: Float[Array, "n d"]) -> Float[Arra
 
 
 def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads n d"]:
-    """Return the columns split into heads; each head has consecutive columns."""
+    """Return the columns split into heads of consecutive columns."""
     return rows.reshape(rows.shape[0], heads, -1).transpose(1, 0, 2)
 
 

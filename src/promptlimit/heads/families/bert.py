@@ -1,4 +1,4 @@
-"""BERT and related models: norms after the residual, biases everywhere, no mask."""
+"""BERT and related models: norms after each residual sum, biases, and no mask."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Bert(AbstractArchitecture):
         places = config.whole("max_position_embeddings")
         if places <= first:
             raise InputFileError(
-                f"`max_position_embeddings` in config.json must exceed the {first} that come "
+                f"`max_position_embeddings` in config.json must exceed the {first} positions "
                 f"before the first token (`pad_token_id` + 1), got {places}."
             )
         return cls(

@@ -1,4 +1,4 @@
-"""GPT-2: causal, norms before each part, learned positions, weights stored as [inputs, outputs]."""
+"""GPT-2: norms before attention and feed-forward, weights stored as [inputs, outputs]."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ class GPT2(AbstractArchitecture):
 
     Attributes:
         scaled: whether scores are divided by the square root of the width of a head.
-        scaled_by_layer: whether scores are also divided by the number of the layer.
+        scaled_by_layer: whether scores are also divided by the number of the layer, from 1.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("", "transformer.")

@@ -1,4 +1,4 @@
-"""Llama and related models: RMS norms, rotary positions, shared keys, gated feed-forward parts."""
+"""Llama and related models: RMS norms, rotary positions, shared keys, gated feed-forward."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Llama(AbstractArchitecture):
         rope_theta: the base of the rotary frequencies.
         attention_bias: whether queries, keys and values have biases.
         output_bias: whether the output of the attention has a bias.
-        inner_bias: whether the feed-forward part has biases.
+        inner_bias: whether the feed-forward network has biases.
     """
 
     prefixes: ClassVar[tuple[str, ...]] = ("", "model.")
@@ -124,7 +124,7 @@ def _head_dim(config: Config) -> int:
 
 
 def _positions(config: Config) -> int:
-    """Return the longest prompt in which every token attends to all earlier ones."""
+    """Return the largest length of a prompt in which every token attends to all earlier tokens."""
     positions = config.whole("max_position_embeddings")
     if config.get("sliding_window") is not None and config.flag("use_sliding_window", True):
         return min(positions, config.whole("sliding_window"))
