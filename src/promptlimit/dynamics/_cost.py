@@ -33,7 +33,7 @@ def training_cost(
     *,
     key: PRNGKeyArray,
     seeds: int = 1,
-    finished: Collection[int] = (),
+    finished: Collection[float] = (),
 ) -> TrainingCost:
     """Return the time and memory that `sgd` would take with these arguments on this machine.
 
