@@ -120,7 +120,7 @@ def test_a_key_is_not_a_query() -> None:
         (lambda: pl.Gaussian(KEYS, np.eye(3)), "mean"),
         (lambda: pl.stream(ATTENTION, KEYS, [QUERY]), "prompt"),
     ):
-        with pytest.raises(ValueError, match=f"^`{name}` must hold numbers, got a random key"):
+        with pytest.raises(ValueError, match=f"^`{name}` must hold real numbers, got a random key"):
             call()
 
 

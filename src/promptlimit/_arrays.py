@@ -59,8 +59,8 @@ def numpy_only(
 
     The decorated function raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad`
     traces, and a `TypeError` for a call inside a jitted function. It runs with
-    `with_numpy_defaults`. It ignores `jax.disable_jit`, because some computations would take
-    minutes without compilation.
+    `with_numpy_defaults`, and `jax.disable_jit` has no effect on the jax code that it calls,
+    because some computations would take minutes without compilation.
 
     Args:
         instead: a sentence at the end of these errors that suggests an alternative.
@@ -81,7 +81,7 @@ def numpy_only(
                 if name != "self" and any(map(is_traced, jax.tree.leaves(value))):
                     raise ArgumentError(
                         name,
-                        f"must hold numbers for `{called}`, which computes with NumPy, got an "
+                        f"must hold real numbers for `{called}`, which computes with NumPy, got an "
                         f"array that jax traces (jit, vmap or grad). {instead}",
                     )
             try:
@@ -128,7 +128,7 @@ def require_readable(name: str, value: object) -> None:
         return
     if str(getattr(value, "dtype", "")).startswith("key<"):
         raise ArgumentError(
-            name, "must hold numbers, got a random key of jax. Pass it as the argument `key`."
+            name, "must hold real numbers, got a random key of jax. Pass it as the argument `key`."
         )
     if not hasattr(value, "__array__") or _is_of_numpy_or_jax(value):
         return
@@ -192,7 +192,7 @@ def real_numbers(name: str, values: object, hint: str = "") -> Array:
         return array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         shown = " ".join(repr(values).split())[:40]
-        raise ArgumentError(name, f"must hold numbers, got {shown}. {hint}".rstrip()) from None
+        raise ArgumentError(name, f"must hold real numbers, got {shown}. {hint}".rstrip()) from None
 
 
 def real_number(name: str, value: object) -> float:
@@ -224,7 +224,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
         array = np.asarray(length)
     except ValueError:
         raise ArgumentError(
-            name, "must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
+            name, "must hold real numbers, got rows of different lengths. Pass [10, 100, 1000]."
         ) from None
     try:
         # An object array may contain whole numbers beyond 64 bits, or text from a pandas column.
@@ -234,7 +234,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
     except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
             name,
-            f"must hold numbers, got {type(length).__name__} of dtype {array.dtype}. "
+            f"must hold real numbers, got {type(length).__name__} of dtype {array.dtype}. "
             "It counts the tokens of a prompt.",
         ) from None
     whole = values == np.floor(values)

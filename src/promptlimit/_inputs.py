@@ -242,4 +242,4 @@ def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
 def require_samples(samples: object) -> None:
     """Raise an error unless the value is None or a number of samples of at least two."""
     if samples is not None:
-        require_whole("samples", samples, 2, note=" It counts prompts.")
+        require_whole("samples", samples, 2, note=" This is the number of simulated prompts.")

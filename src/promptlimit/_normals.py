@@ -31,7 +31,7 @@ Words: TypeAlias = tuple[Any, Any]
 """A pair of arrays of unsigned 32-bit integers, of jax or of NumPy."""
 
 LAST_STEP = 2**31 - 1
-"""The largest number of steps: step numbers must fit in a signed 32-bit integer."""
+"""The largest step number: step numbers must fit in a signed 32-bit integer."""
 
 
 def threefry(key: Words, counter: Words) -> Words:
@@ -102,7 +102,7 @@ def normal_pairs(
     """Return two standard normals per counter `(step, index)`, as real and imaginary part.
 
     On a CPU the rounds are computed in pieces, so that a core can overlap the instructions for
-    neighbouring counters: the whole chain of rounds exceeds the window in which it reorders them.
+    neighbouring counters: the instructions of all rounds exceed the window that a core reorders.
     """
     words = _started(key, (jnp.full(index.shape, step), index))
     in_pieces = jax.default_backend() == "cpu" and index.size >= _MANY

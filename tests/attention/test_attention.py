@@ -429,8 +429,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "push-forward of a rectangular head": (
         lambda: pl.SoftmaxAttention([[1.0], [1.0]], [[1.0, 1.0]]).push_forward(LAW),
-        "`push_forward` must use tokens of dimension 2 as queries, "
-        "got an attention that takes queries of dimension 1.",
+        "`push_forward` must have queries and tokens of equal dimension, got queries of dimension "
+        "1 and tokens of dimension 2.",
     ),
 }
 

@@ -533,7 +533,8 @@ BAD = [
     ),
     (
         {"samples": 0},
-        "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
+        "`samples` must be a whole number of at least 2, got 0. This is the number of "
+        "simulated prompts.",
     ),
     (
         {"kind": "limit"},

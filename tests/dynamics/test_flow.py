@@ -475,7 +475,8 @@ class Fixed(pl.AbstractAttention):
         ),
         (
             {"samples": 1},
-            "`samples` must be a whole number of at least 2, got 1. It counts prompts.",
+            "`samples` must be a whole number of at least 2, got 1. This is the number of "
+            "simulated prompts.",
         ),
         ({"replicate": -1}, "`replicate` must be a whole number of at least 0, got -1."),
     ],

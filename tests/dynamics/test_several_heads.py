@@ -306,7 +306,7 @@ def refused(trained, tmp_path):
             run, pl.LinearAttention(COV, COV)
         ),
         "heads[0].key_query": attend(run, layer(dim=3)),
-        "`b` must have the parameters of `a`, heads[0].key_query": lambda: pl.trajectory_gap(
+        "`b` must have parameters of the same names and shapes as `a`": lambda: pl.trajectory_gap(
             run, pl.gradient_flow(HEAD, TASK, math.inf, [0.0])
         ),
     }

@@ -337,7 +337,8 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
         ),
         (
             {"samples": 0},
-            "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
+            "`samples` must be a whole number of at least 2, got 0. This is the number of "
+            "simulated prompts.",
         ),
         ({"learning_rate": -1.0}, "`learning_rate` must be positive and finite, got -1.0."),
         ({"learning_rate": True}, "`learning_rate` must be positive and finite, got True."),

@@ -406,7 +406,8 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
         (
             (SOFTMAX, NORMAL, [1.0], ["3"]),
             {},
-            "`lengths` must hold numbers, got list of dtype <U1. It counts the tokens of a prompt.",
+            "`lengths` must hold real numbers, got list of dtype <U1. It counts the "
+            "tokens of a prompt.",
         ),
         (
             (SOFTMAX, pl.Rademacher([1.0, 1.0]), [1.0], 5),
@@ -427,7 +428,8 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
         (
             (SOFTMAX, NORMAL, [1.0], [[1, 2], [3]]),
             {},
-            "`lengths` must hold numbers, got rows of different lengths. Pass [10, 100, 1000].",
+            "`lengths` must hold real numbers, got rows of different lengths. Pass [10, "
+            "100, 1000].",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], 5),

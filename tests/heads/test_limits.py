@@ -229,7 +229,9 @@ def test_a_causal_prompt_needs_its_end() -> None:
         head.gaussian()
     with pytest.raises(ValueError, match="`position` must be from 0 to 23, got 24"):
         head.tokens(24)
-    with pytest.raises(ValueError, match="`clusters` must be from 1 to the 24 tokens, got 25"):
+    with pytest.raises(
+        ValueError, match="`clusters` must be from 1 to the number of tokens, 24, got 25"
+    ):
         head.mixture(25, position=3)
 
 
@@ -239,7 +241,7 @@ def test_sinks_are_the_keys_that_queries_prefer() -> None:
     keys[17], keys[3] = (3.0, 0.0), (-3.0, 0.0)
     assert np.asarray(sinks_of(queries, keys, 1.0, 1))[:, 0].argmax() == 17
     with pytest.raises(
-        ValueError, match="`sinks` must be at least 0 and less than the 30 tokens, got 30"
+        ValueError, match="`sinks` must be at least 0 and below the number of tokens, 30, got 30"
     ):
         sinks_of(queries, keys, 1.0, 30)
 

@@ -393,20 +393,21 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics(np.array([1.0 + 1.0j]), 3),
-            "`sharpness` must hold numbers, got array([1.+1.j]). Pass a number, GaussianScores, "
+            "`sharpness` must hold real numbers, got array([1.+1.j]). Pass a number, "
+            "GaussianScores, "
             "ListedScores or TokenScores.",
         ),
         (
             lambda: pl.length_statistics(1.0, 3, fixed_scores=np.array([1.0j])),
-            "`fixed_scores` must hold numbers, got array([0.+1.j]). Pass a list of scores.",
+            "`fixed_scores` must hold real numbers, got array([0.+1.j]). Pass a list of scores.",
         ),
         (
             lambda: pl.lengths.ListedScores(np.array([1.0j])),
-            "`scores` must hold numbers, got array([0.+1.j]).",
+            "`scores` must hold real numbers, got array([0.+1.j]).",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(100), 9, fixed_scores="ab"),
-            "`fixed_scores` must hold numbers, got 'ab'. Pass a list of scores.",
+            "`fixed_scores` must hold real numbers, got 'ab'. Pass a list of scores.",
         ),
     ],
 )

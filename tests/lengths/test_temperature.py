@@ -155,9 +155,12 @@ def test_needles_are_those_of_simulated_prompts():
         ),
         ({"margin": 5.0, "weight": 1.5}, "`weight` must be between 0 and 1, got 1.5."),
         ({"margin": 5.0, "weight": math.nan}, "`weight` must be between 0 and 1, got nan."),
-        ({"margin": 5.0, "weight": "x"}, "`weight` must hold numbers, got 'x'."),
+        ({"margin": 5.0, "weight": "x"}, "`weight` must hold real numbers, got 'x'."),
         ({"margin": math.nan, "weight": 0.5}, "`margin` must be finite, got nan."),
-        ({"margin": np.array(1j), "weight": 0.5}, "`margin` must hold numbers, got array(0.+1.j)."),
+        (
+            {"margin": np.array(1j), "weight": 0.5},
+            "`margin` must hold real numbers, got array(0.+1.j).",
+        ),
         ({"keep": "entropy", "target": -1.0}, "`target` must be positive and finite, got -1.0."),
         (
             {"keep": "effective_tokens", "target": math.nan},
@@ -192,7 +195,7 @@ def test_lengths_and_sharpness_have_ranges_too():
     )  # as users call it: without the tests' types
     with pytest.raises(ValueError, match=r"^`sharpness` must be one number, got shape \(2,\)\.$"):
         unchecked([1.0, 2.0], 8192, 100)
-    with pytest.raises(ValueError, match=r"^`sharpness` must hold numbers, got 'a'\.$"):
+    with pytest.raises(ValueError, match=r"^`sharpness` must hold real numbers, got 'a'\.$"):
         unchecked("a", 8192, 100)
 
 

@@ -198,7 +198,8 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, samples=1),
-            "`samples` must be a whole number of at least 2, got 1. It counts prompts.",
+            "`samples` must be a whole number of at least 2, got 1. This is the number of "
+            "simulated prompts.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, kind="limit"),

@@ -86,10 +86,11 @@ class AbstractAttention(eqx.Module):
             query: the query $z$, shape `[query_dim]`, or queries, shape `[n, query_dim]`.
 
         Raises:
-            OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt.
+            OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt
+                $t=Uz$ of a head.
             ArgumentError: single precision overflows where double precision does not.
 
-        In code that jax traces, no error is raised, and the output is not finite.
+        In code that jax traces, these cases raise no error; the output is then not finite.
         """
         require_prompt(self, prompt)
         point = as_queries(self, query)
@@ -131,8 +132,8 @@ class AbstractAttention(eqx.Module):
         if self.query_dim != self.token_dim:
             raise ArgumentError(
                 "push_forward",
-                f"must use tokens of dimension {self.token_dim} as queries, "
-                f"got an attention that takes queries of dimension {self.query_dim}.",
+                f"must have queries and tokens of equal dimension, got queries of dimension "
+                f"{self.query_dim} and tokens of dimension {self.token_dim}.",
             )
         return Gaussian(*_image(matrix, shift, prompt))
 
@@ -159,8 +160,9 @@ class AbstractAttention(eqx.Module):
         return jacobian
 
     def as_heads(self) -> "tuple[AbstractHead, ...] | None":
-        r"""Return merged heads $(U_h, V_h)$ whose sum is this attention; None if there are none.
+        r"""Return the heads whose sum is this attention; None if it is not such a sum.
 
+        Each head has its merged matrices: the key-query matrix $U_h$ and the value matrix $V_h$.
         The sum does not include the term of `residual_matrix`. The returned matrices must be
         differentiable functions of the parameters.
         """
@@ -179,14 +181,17 @@ class AbstractAttention(eqx.Module):
         return 0
 
     def single_head(self) -> "AbstractHead | None":
-        """Return this attention as one merged head; None unless it is one head and no residual."""
+        """Return this attention as one head $(U,V)$; None unless it is one head and no residual."""
         heads = self.as_heads()
         if heads is None or len(heads) != 1 or self.residual_matrix() is not None:
             return None
         return heads[0]
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":  # noqa: ARG002  # for subclasses
-        """Return the structure of the gradient in the matrix named `wrt`; None if it has none."""
+        """Return the form of the gradient in the matrix named `wrt`; None if it is not known.
+
+        A `GradientStructure` contains a head and the factors of its gradient.
+        """
         return None
 
     def matrices(self) -> list[str]:
@@ -199,7 +204,8 @@ class AbstractAttention(eqx.Module):
 
         Args:
             arrays: the new arrays by name, such as "value" or "heads[0].value"; `array_names`
-                lists the names. They keep their precision. Other arrays are unchanged.
+                lists the names. The new arrays keep their own precision. Other arrays are
+                unchanged.
 
         >>> import promptlimit as pl
         >>> both = pl.MultiHead([pl.LinearAttention([[1.0]], [[1.0]])] * 2)
@@ -295,8 +301,8 @@ def require_matrix(attention: AbstractAttention, wrt: str) -> None:
     if not (matrices := attention.matrices()):
         raise ArgumentError(
             "wrt",
-            f"must name a matrix, which a {type(attention).__name__} does not have, got "
-            f"{wrt!r}. Pass one of its heads or layers.",
+            f"must name a matrix of the attention, got {wrt!r}, and a "
+            f"{type(attention).__name__} has none. Use one of its heads or layers instead.",
         )
     require_choice("wrt", wrt, matrices)
 

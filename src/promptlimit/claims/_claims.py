@@ -188,8 +188,8 @@ class ClaimResult:
     def deciding(self) -> Check | None:
         """The check that determines the verdict; None for a claim that was not decided.
 
-        If several checks lead to the verdict, it is the closest to its tolerance for checks that
-        pass, and the farthest from its tolerance for checks that fail.
+        Of several checks that pass it is the one closest to its tolerance; of several that fail,
+        the one farthest from its tolerance.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -232,11 +232,11 @@ class Origin:
     """The origin of a result, and the command that reproduces it.
 
     Attributes:
-        command: the command; empty if the file does not contain it.
+        command: the command; empty if the stored file of the result does not contain it.
         setting: the options of the reproduction, such as the seed, by name.
         seconds: the duration of the computation, if known.
-        digest: the hash of everything that determines the result; empty if the file does not
-            contain it.
+        digest: the hash of everything that determines the result; empty if the stored file does
+            not contain it.
     """
 
     command: str = ""
@@ -321,7 +321,14 @@ class StoredFigure:
 
 @dataclass(frozen=True)
 class StoredReport:
-    """The contents of a report folder: studies in order, claims by number, figures by reference."""
+    """The contents of a report folder.
+
+    Attributes:
+        studies: the studies, in the order of the report.
+        claims: the claims, by study and number.
+        figures: the figures, by study and reference.
+        provenance: the versions, the machine and the date of the report.
+    """
 
     studies: tuple[StoredStudy, ...]
     claims: tuple[StoredClaim, ...]

@@ -79,7 +79,7 @@ def reproduce(
     """Decide the claims of studies, draw their figures, and write a report.
 
     Stored results of the same code and the same options are reused. Exits 0 if every verdict is the
-    one on record, 1 otherwise.
+    one that its study expects, 1 otherwise.
     """
     extent = _protocol(protocol)
     if not list_items:
@@ -196,7 +196,9 @@ def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
     well = sum(not verdict.differing for verdict in decided)
     left = len(verdicts) - len(decided)
     undecided = f"; {left} claims not decided in quick mode" if left else ""
-    typer.echo(f"{well} of {len(decided)} claims as on record at all of {seeds} seeds{undecided}")
+    typer.echo(
+        f"{well} of {len(decided)} claims have the expected verdict at all {seeds} seeds{undecided}"
+    )
 
 
 def _protocol(word: str) -> Literal["exact", "full"]:

@@ -66,8 +66,9 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     Args:
         a: a trajectory, at one or several lengths.
         b: another trajectory. Single heads must have the same dimensions; other attentions must
-            have the same trained arrays. Two trajectories at several lengths must have the same
-            lengths. A trajectory at one length is compared with each length of the other.
+            have trained arrays of the same names and shapes. Two trajectories at several lengths
+            must have the same lengths. A trajectory at one length is compared with each length of
+            the other.
     """
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
@@ -97,8 +98,8 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         if merged is None:
             raise ArgumentError(
                 "b",
-                f"must have the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
-                f"if one of the two is not one head, got {', '.join(moved[1])}.",
+                f"must have parameters of the same names and shapes as `a` unless both are single "
+                f"heads: expected {_shapes(moved[0])}, got {_shapes(moved[1])}.",
             )
         return TrajectoryGap(times, lengths, merged, None, merged)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
@@ -119,6 +120,10 @@ def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
         )
 
 
+def _shapes(parameters: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in parameters.items())
+
+
 class BallGap(Result):
     r"""The largest differences between $R_L$ and $R_\infty$ over random points of a ball.
 
@@ -127,9 +132,9 @@ class BallGap(Result):
 
     Attributes:
         radius: the radius of the ball.
-        risk: $\sup|R_L-R_\infty|$.
-        gradient: $g(L)=\sup\|\nabla R_L-\nabla R_\infty\|$.
-        lipschitz: $\beta=\sup\|\nabla^2R_\infty\|_{op}$.
+        risk: the maximum of $|R_L-R_\infty|$ over the random points.
+        gradient: $g(L)$, that of $\|\nabla R_L-\nabla R_\infty\|$.
+        lipschitz: $\beta$, that of $\|\nabla^2R_\infty\|_{op}$.
     """
 
     radius: float
@@ -182,8 +187,8 @@ def ball_gap(
                 return BallGap(float(radius), *largest)
     raise ArgumentError(
         "radius",
-        f"must keep the sharpness below {SHARPNESS_RANGES[-1]:g}, got {radius:g}. "
-        "Take a smaller ball.",
+        f"must be so small that scores have a standard deviation below "
+        f"{SHARPNESS_RANGES[-1]:g} in the whole ball, got {radius:g}. Take a smaller ball.",
     )
 
 
@@ -211,9 +216,10 @@ def _ball_gaps(
 
 
 class LimitBand(Result):
-    r"""The distance between the flows over finite and infinite prompts, and its upper bound.
+    r"""The distance between the flows over finite and infinite prompts, and the bound of Lemma E.1.
 
-    The bound is that of Lemma E.1 of the paper, with $g(L)$ and $\beta$ of a `BallGap`.
+    The bound is computed with $g(L)$ and $\beta$ of a `BallGap`, which are maxima over random
+    points, so it estimates the bound of the paper and does not prove one.
 
     Attributes:
         times: t, the common times, [n].
@@ -289,7 +295,8 @@ def smallest_length(
         start: the attention at time 0.
         task: a task with an exact risk, such as `LinearRegression`.
         excess: $\epsilon$, the largest excess risk.
-        ratio: the largest accepted ratio of the returned length to a length that is too short.
+        ratio: the search stops at a length that is at most `ratio` times a length which is too
+            short.
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """
@@ -305,8 +312,8 @@ def smallest_length(
     while (reached := excess_at(above)) > excess:
         if above >= _LAST_LENGTH:
             raise ArithmeticError(
-                f"`excess` must be reached by {_LAST_LENGTH} tokens, but there the excess risk is "
-                f"still {reached:.3g}. Try another start."
+                f"`excess` must be at least {reached:.3g}, the excess risk at length "
+                f"{_LAST_LENGTH}, got {excess:g}. Try another start."
             )
         # The excess falls like 1/L.
         below, above = above, math.ceil(above * min(max(1.1 * reached / excess, 2.0), 64.0))
@@ -336,7 +343,8 @@ def flow_report(
         lengths: increasing prompt lengths; an infinite length is added.
         plan: times and accuracy of the flows.
         folder: as for `gradient_flow`.
-        watch: called with the current length, the number of finished lengths and their total.
+        watch: called with a label of the current length, the number of finished lengths and the
+            number of all lengths.
 
     >>> import numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2))

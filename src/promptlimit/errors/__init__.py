@@ -117,4 +117,4 @@ class UnreliableErrorWarning(UserWarning):
 
 
 class OutsideTheoremWarning(UserWarning):
-    """The start of a flow is outside the assumptions of a theorem; the flow is still exact."""
+    """The start of a flow is outside the assumptions of a theorem; the flow itself is valid."""

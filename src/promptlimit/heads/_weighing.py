@@ -2,7 +2,7 @@ r"""The weights of tokens under softmax and under its approximations.
 
 The output of a head is $\sum_jw_jv_j$ with the values $v_j$ and weights $w_j$. For softmax
 $w_j\propto e^{s_j}$ with the scores $s_j$. The approximations are limits over infinite prompts with
-the moments of this prompt. Since moments are sums over tokens, they too have the form
+the moments of this prompt. Since moments are sums over tokens, the approximations too have the form
 $\sum_jw_jv_j$ (docs/heads-theory.md):
 
     uniform    w_j = 1/n
@@ -95,10 +95,10 @@ def in_blocks(
     queries: Float[Array, "length d"],
     positions: Int[Array, " n"] | None = None,
 ) -> Rows:
-    """Return `function(queries, positions)`, in blocks of 512 for more than 1024 queries.
+    """Return `function(queries[positions], positions)`, in blocks of 512 for more than 1024 rows.
 
     Memory then grows linearly with the length of the prompt. The results of `function` must have
-    one row per query. By default, `positions` are those of all queries.
+    one row per position. By default, `positions` are those of all queries.
     """
     places = jnp.arange(queries.shape[0]) if positions is None else positions
     n = places.shape[0]
@@ -113,11 +113,14 @@ def in_blocks(
 def clusters_of(
     queries: ArrayLike, keys: ArrayLike, clusters: int, *, seed: int
 ) -> Float[Array, "length clusters"]:
-    """Return the membership of keys in clusters: 1 if a key belongs to a cluster, otherwise 0."""
+    """Return the membership of keys in clusters: 1 if a key belongs to a cluster, otherwise 0.
+
+    The clusters are those of k-means on the scores of the keys at these queries (see `members`).
+    """
     rows = to_device(keys, jnp.float32)
     if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
         raise ArgumentError(
-            "clusters", f"must be from 1 to the {rows.shape[0]} tokens, got {clusters}."
+            "clusters", f"must be from 1 to the number of tokens, {rows.shape[0]}, got {clusters}."
         )
     return _clustered(to_device(queries, jnp.float32), rows, jax.random.key(seed), clusters)
 
@@ -178,7 +181,8 @@ def sinks_of(
     rows = to_device(keys, jnp.float32)
     if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
         raise ArgumentError(
-            "sinks", f"must be at least 0 and less than the {rows.shape[0]} tokens, got {sinks}."
+            "sinks",
+            f"must be at least 0 and below the number of tokens, {rows.shape[0]}, got {sinks}.",
         )
     return sink_members(to_device(queries, jnp.float32), rows, jnp.float32(scale), sinks)
 

@@ -49,7 +49,8 @@ class AbstractBox(AbstractMeasure):
 class Rademacher(AbstractBox):
     r"""The uniform law on the corners $\{-a_i, a_i\}$, with $\Lambda(t) = \sum_i\log\cosh(a_it_i)$.
 
-    The softmax limit is not affine: for $d=1$ and $a_1=1$ it is $V\tanh(Uz)$.
+    Softmax attention over infinitely many such tokens is not affine in the query z: for $d=1$ and
+    $a_1=1$ it is $V\tanh(Uz)$, with key-query matrix U and value matrix V.
 
     Args:
         half_widths: the $a_i \ge 0$, one per coordinate.
@@ -71,7 +72,7 @@ class Rademacher(AbstractBox):
         return _corners(self.half_widths, length, key)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the corners as atoms; None if there are more than 4,096."""
+        """Return the corners as atoms (Gaussians of covariance 0); None if more than 4,096."""
         return multiplied(
             [atoms(as_float64([[-a], [a]]), None) for a in as_float64(self.half_widths)]
         )

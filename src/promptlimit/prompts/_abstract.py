@@ -1,7 +1,8 @@
 r"""The interface of a law of prompts: its limit, samples and cumulants.
 
 Notation: a softmax head has the tilt t, the value matrix V and the limit T, its output over an
-infinite prompt. A token z has the score $s=\langle t,z\rangle$, $x=e^{s+u}$ and $y=Vz-T$.
+infinite prompt. A token z has the score $s=\langle t,z\rangle$ minus the origin of the head, and
+$x=e^{s+u}$ and $y=Vz-T$, where u is the variable of the integral for the moments (docs/finite.md).
 """
 
 import abc
@@ -106,7 +107,7 @@ class AbstractPrompt(eqx.Module):
 
         Args:
             head: the head, which computes scores and features of tokens.
-            u: evenly spaced nodes, [u].
+            u: evenly spaced nodes of the integral, [u].
             lengths: L, finite, [n].
         """
         raise NotImplementedError

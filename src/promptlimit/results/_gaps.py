@@ -50,7 +50,7 @@ class GapCurve(Result):
 
 
 class GapExponent(Result):
-    r"""The rate at which a gap falls: $L^{-\kappa}$ up to logarithms, or slower than every power.
+    r"""The rate of a squared gap: $L^{-\kappa}$ up to logarithms, or slower than every power.
 
     Attributes:
         value: $\kappa$; 0 if the gap falls more slowly than every power.
@@ -95,7 +95,7 @@ class GapExponent(Result):
 
 
 class RequiredLength(Result):
-    r"""The length from which the gap stays within a tolerance, in every available kind.
+    r"""The length from which the root mean square gap stays within a tolerance, in every kind.
 
     A length is a whole number, `math.inf` if it exceeds 1e30, NaN if the leading order in 1/L
     diverges, and None if the kind is not available for the problem.
@@ -241,7 +241,13 @@ class GapReport(AbstractKindReport):
                 )
         if self.exponent is not None:
             tau = f" (tau {self.exponent.tau:.4g})" if self.exponent.tau else ""
-            notes.append(f"Theory predicts L^-{self.exponent.value:.4g}{tau}.")
+            stretched = self.exponent.law == "stretched"
+            rate = (
+                "a slower decay than every power of L"
+                if stretched
+                else f"L^-{self.exponent.value:.4g}"
+            )
+            notes.append(f"Theory predicts {rate}{tau}.")
         if self.fit is not None and self._best is not None:
             whole = self.fit_from == self._best.lengths[0]
             start = "" if whole else f"From L = {self.fit_from:g} on: "

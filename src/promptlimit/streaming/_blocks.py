@@ -32,7 +32,7 @@ class BlockPart(NamedTuple):
     """The consecutive tokens of a prompt that a device sums in one call of `block_sums`.
 
     Attributes:
-        first: the index of the first leaf in the prompt.
+        first: the index, within the prompt, of the first leaf of the part.
         valid: the number of tokens.
         tokens: the tokens, [n, d], followed by finite padding; None if the device generates them.
     """
@@ -50,7 +50,7 @@ class TokenSource(eqx.Module):
 
     @property
     def origin(self) -> Float[Array, " dim"]:
-        """The vector that `columns` adds to $u$, in double precision; requires a `point`."""
+        """The vector that `columns` adds to $u$, in double precision, if `point` is not None."""
         raise NotImplementedError
 
     def point(

@@ -5,7 +5,8 @@ means, for nodes u and a constant c, of
 
 $$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
 
-They are computed by the trapezoidal rule, whose relative error at step h is about
+The first mean is $\varphi$. All are computed by the trapezoidal rule, whose relative error at step
+h is about
 $|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
 """
 
@@ -113,8 +114,9 @@ class GaussianScore:
     def _extent(self, power: float = 1.0) -> float:
         r"""Return the distance from 0 to the lowest node t, with k = `power`.
 
-        Below this node $e^{kt-e^t}n(g)$ is negligible at all u. The logarithm of this function has
-        the slope $k+u/\sigma^2$ at t = 0. If it is negative, the peak is at $t=u+k\sigma^2$.
+        Below this node $e^{kt-e^t}n(g)$ is negligible at all u. For t < 0, where $e^{-e^t}$ is
+        nearly constant, the logarithm of the other factors has the slope $k+(u+\mu)/\sigma^2$ at
+        t = 0. If it is negative, the peak is at $t=u+\mu+k\sigma^2$.
         """
         variance, lowest = self.sharpness**2, float(self.u[0]) + self.mean
         slope, gaussian = power + lowest / variance, math.sqrt(2 * _TAIL) * self.sharpness
@@ -269,9 +271,9 @@ def score_window(
 ) -> tuple[float, float]:
     r"""Return the range of u in which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
 
-    At u = -x, $1-\varphi$ is 0.63 to 1 times $m(x)=E\min(1,e^{\sigma g-x})$. For $x\le\sigma^2$,
-    $P(\sigma g>x)\le m\le e^{-x^2/2\sigma^2}$; for $x>\sigma^2$,
-    $\frac12e^{\sigma^2/2-x}\le m\le e^{\sigma^2/2-x}$. Below the range, $L(1-\varphi)$ is
+    For $\mu=0$ and u = -y, $1-\varphi$ is 0.63 to 1 times $m(y)=E\min(1,e^{\sigma g-y})$. For
+    $0\le y\le\sigma^2$, $P(\sigma g>y)\le m\le e^{-y^2/2\sigma^2}$; for $y>\sigma^2$,
+    $\frac12e^{\sigma^2/2-y}\le m\le e^{\sigma^2/2-y}$. Below the range, $L(1-\varphi)$ is
     negligible for L = `longest`. Above it, $\varphi^L$ is negligible for L = `shortest`, because
     $L(1-\varphi)$ is large or $\varphi(u)\approx P(\sigma g+u<4.1)$ is small.
     """

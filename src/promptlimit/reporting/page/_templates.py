@@ -23,7 +23,15 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uf
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a table of contents, with its target, label, mark, and the entries below it."""
+    """An entry of a table of contents.
+
+    Attributes:
+        anchor: the target of the link.
+        label: the text of the link.
+        mark: a short text after the label, such as a verdict.
+        mark_class: the CSS class of the mark.
+        entries: the entries below this one.
+    """
 
     anchor: str
     label: str
@@ -133,4 +141,4 @@ _ENVIRONMENT.filters |= {
     "two_digits": two_digits,
     "verdict_class": verdict_class,
 }
-_ENVIRONMENT.globals |= {"anchor": anchor}  # ty: ignore[unsupported-operator]  # others than jinja's
+_ENVIRONMENT.globals |= {"anchor": anchor}  # ty: ignore[unsupported-operator]  # jinja's types do not include functions

@@ -47,7 +47,7 @@ _EVERY, _MOST, _SOME = 0.999, 0.9, 1 / 3
     17,
     reference="Section 6",
     expected="holds with a change",
-    evidence="Training reaches the optimum at every length from about half of the random starts, "
+    evidence="Training reaches the optimum at every length from about six in ten random starts, "
     "and at $L = 40$ from all of them. At $L = 1000$ training from the other starts ends on a "
     "plateau, where the head ignores one direction of the covariates and the excess of linear "
     "attention is 13 times its least value.",
