@@ -98,7 +98,7 @@ def normal_rule(
     Args:
         dim: the dimension of the normal vector.
         count: the number of nodes.
-        replicate: the index of an independent shift of the lattice, or scrambling of the sequence.
+        replicate: the index of a shift of the lattice, or of an independent scrambling.
         radius: the radius of the lattice, in standard deviations.
     """
     if dim == 0:
@@ -195,15 +195,15 @@ def haar_rotations(normals: Array, dim: int) -> Array:
 def stretched_radii(dim: int, uniform: Array, place: float) -> Rule:
     r"""Return radii and masses for means over the norm of a standard normal vector.
 
-    The radii have a density proportional to that of the norm to the power $\lambda^{-2}$ with
-    $\lambda=1.4$. This density is about $\lambda$ times as wide around the mode, and a mass is the
-    ratio of the two densities. There is one radius in each of several strata of equal probability,
-    at the same place in every second stratum and at the mirrored place in the others. Since the
-    weighted integrand vanishes at both ends, this is far more accurate than random radii.
+    The radii have a density proportional to $p^{1/\lambda^2}$, where p is the density of the norm
+    and $\lambda=1.4$. This density is about $\lambda$ times as wide around the mode, and a mass is
+    the ratio of the two densities. There is one radius in each of several strata of equal
+    probability, at `place` in even strata and at 1 - `place` in odd strata. Since the weighted
+    integrand vanishes at both ends, this is far more accurate than random radii.
 
     Args:
         dim: the dimension of the vector.
-        uniform: numbers between 0 and 1, each of which selects its stratum; one per stratum.
+        uniform: one number in each interval [i/n, (i+1)/n], in any order; it selects the stratum.
         place: the place within a stratum, from 0 to 1.
     """
     from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly

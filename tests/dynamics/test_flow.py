@@ -450,7 +450,7 @@ class Fixed(pl.AbstractAttention):
         ({"times": [0.0, 2.0, 1.0]}, "`times` must increase, got 2 before 1. Sort them."),
         (
             {"times": [-1.0, 2.0]},
-            "`times` must not be negative, got -1.0. A flow starts at time 0.",
+            "`times` must be at least 0, got -1.0. A flow starts at time 0.",
         ),
         ({"times": []}, "`times` must be a list of at least one number, got shape (0,)."),
         (

@@ -195,6 +195,13 @@ def test_few_thresholds_leave_the_rest_of_the_distribution_unknown():
         law.cdf(math.nan)
 
 
+@pytest.mark.parametrize("thresholds", [[0.4], [-50.0, 0.4, 50.0], [-50.0, 50.0]])
+def test_fewer_than_two_thresholds_inside_a_law_determine_nothing(thresholds):
+    law = pl.output_law(HEAD, LAW, TILT, 10, thresholds=thresholds)
+    assert np.isnan(law.cdf([-1.0, 0.5, 3.0])).all()
+    assert np.isnan(law.quantile([0.1, 0.9])).all()
+
+
 def test_far_thresholds_are_bounded_where_they_cannot_be_integrated():
     law = pl.output_law(HEAD, LAW, TILT, 1e9, thresholds=[-50.0, 50.0])
     assert law.value.tolist() == [1.0, 0.0]

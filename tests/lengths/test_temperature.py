@@ -150,8 +150,8 @@ def test_needles_are_those_of_simulated_prompts():
         ),
         (
             {"weight": 0.5},
-            "`margin` and `weight` must be given for a needle only; other quantities take "
-            "`target`.",
+            "`margin` must be given with `weight` or `base` for a needle; other quantities take "
+            "only `target` or `base`.",
         ),
         ({"margin": 5.0, "weight": 1.5}, "`weight` must be between 0 and 1, got 1.5."),
         ({"margin": 5.0, "weight": math.nan}, "`weight` must be between 0 and 1, got nan."),

@@ -192,7 +192,7 @@ class ReportFolder:
         *,
         whole: bool,
     ) -> Path:
-        """Write `provenance.json`, unless nothing new was computed.
+        """Write `provenance.json`, unless the stored one is up to date.
 
         Args:
             items: all claims and figures of the run.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BETWEEN_RISKS = 60.0  # seconds between computations of the risk that the progress shows
 _OVERHEAD = 30.0
-"""The time of a step that does not depend on the length, in units of the time of one token."""
+"""The part of the time of a step that does not depend on the length, in times of one token."""
 _MOST = 2**31 - 1
 
 _clock = time.monotonic
@@ -94,7 +94,9 @@ def train(
     ] = 1e-3,
     sampling: Annotated[
         Literal["tokens", "law"],
-        typer.Option("--sampling", help="Draw tokens, or their sums by their law (faster)."),
+        typer.Option(
+            "--sampling", help="Draw all tokens, or draw sums over tokens from their law (faster)."
+        ),
     ] = "tokens",
     every: Annotated[
         int, typer.Option("--every", min=1, max=_MOST, help="Steps between checkpoints.")
@@ -124,8 +126,8 @@ def train(
 ) -> None:
     """Train attention by gradient descent on fresh prompts, as in the experiments of the paper.
 
-    Softmax and linear attention train on the same prompts from the same random starts. Interrupted
-    runs resume, and finished runs are not repeated.
+    Softmax and linear attention train from the same random starts, and on the same prompts with
+    --sampling tokens. Interrupted runs resume, and finished runs are not repeated.
     """
     require_folder(out)
     if dry_run and where.distributed:
@@ -227,7 +229,7 @@ def _estimate(
 
 
 class _Watch:
-    """Reports the progress of training. Lengths that an earlier command finished have no report.
+    """Shows the progress of training; `close` adds the lengths that an earlier command finished.
 
     Args:
         weights: a number proportional to the time of a step, for each length.

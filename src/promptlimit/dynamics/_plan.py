@@ -122,8 +122,8 @@ class FlowPlan:
             the flow.
         rtol: the tolerance of each step, absolute and relative.
         arrival: the flow stops when the gradient norm is at most this threshold; `rtol` by
-            default. If a hundredth of the gradient norm at the start is smaller, it is the
-            threshold, so that a flow does not stop at a start near a saddle.
+            default. The threshold is at most a hundredth of the gradient norm at the start, so
+            that a flow does not stop at a start near a saddle.
         radius: the radius of the ball about 0 that the parameters must not leave.
         solver: a diffrax solver; by default a stabilised method of order 2, or `diffrax.Dopri8` if
             the risk is a closed form or `rtol` is below 1e-7.
@@ -222,7 +222,7 @@ def _require_times(times: ArrayLike) -> NDArray[np.float64]:
         )
     if np.isnan(when).any() or when[0] < 0:
         bad = float(when[np.isnan(when) | (when < 0)][0])
-        raise ArgumentError("times", f"must not be negative, got {bad}. A flow starts at time 0.")
+        raise ArgumentError("times", f"must be at least 0, got {bad}. A flow starts at time 0.")
     if (np.diff(when) <= 0).any():
         place = int(np.argmax(np.diff(when) <= 0))
         raise ArgumentError(

@@ -36,7 +36,8 @@ _ALL = 1.0 - 2.0**-50
 """The smallest weight that is equal to one up to rounding."""
 
 _NEAR = 0.9
-"""The fraction of the target that a weight on the grid must reach for a search between points."""
+"""A maximum between grid points is searched for if a weight on the grid reaches this fraction
+of the target."""
 
 _ROOT = 1e-13
 """The relative accuracy of roots."""
@@ -75,10 +76,11 @@ def inverse_temperature(
         margin: the margin of the needle at b = 1.
         weight: the mean weight of the needle, between 0 and 1.
         target: the value of another quantity; an entropy in nats.
-        base: the length at which the quantity has the value to keep for b = 1.
+        base: a length; the value of the quantity at this length and b = 1 is kept.
 
     Returns:
-        The exact factors are `value`; they are NaN if no b with $b\sigma\le40$ keeps the quantity.
+        The exact factors are `value`; they are NaN if no b keeps the quantity (for
+        every `keep` but "freezing", a closed form: no b with $b\sigma\le40$).
         The factors `annealed` follow from a formula in which the sum Z of $e^s$ is replaced by its
         mean. It is accurate far from freezing, and may be NaN where an exact factor exists.
 
@@ -179,7 +181,9 @@ def _smallest_root(
     decrease. For a needle with the weight P and $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
     """
     needle = keep == "needle"
-    if not 0.0 < target < (_ALL if needle else math.inf):  # possible for a target from `base`
+    if (
+        not 0.0 < target < (_ALL if needle else math.inf)
+    ):  # a target computed from `base` may be outside
         return _NONE
     odds = math.log(target / (1.0 - target)) if needle else 0.0
     at_zero = math.log(length) if keep == "entropy" else length
@@ -259,7 +263,8 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
     if given[other] is not None or (given["margin"] is None) == (keep == "needle"):
         raise ArgumentError(
             "margin",
-            "and `weight` must be given for a needle only; other quantities take `target`.",
+            "must be given with `weight` or `base` for a needle; other quantities take only "
+            "`target` or `base`.",
         )
 
 

@@ -17,7 +17,7 @@ _WEIGHTS = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
 """The trapezoidal rule for a standard normal law: nodes, and weights that sum to one."""
 
 _LEFT = 1e-9
-"""The smallest probability P that is computed from its complement 1 - P."""
+"""Probabilities below this number are treated as zero: 1 - P(f > c) loses their digits."""
 
 _HALVINGS = 80
 
@@ -90,9 +90,10 @@ class OutputLaw(Result):
 
         Between thresholds the normal quantile of the probability is interpolated by a monotone
         cubic, which is exact for a normal law. With the default thresholds of `output_law` the
-        error is below 2e-5 for laws with one mode, and below 2e-3 for one or two tokens with two
-        narrow modes. The steps of a law with atoms are smoothed. The result is NaN outside the
-        range of the thresholds if the probability outside exceeds 1e-9.
+        error is below 2e-5 for laws with one mode, and below 2e-3 for prompts of one or two tokens
+        whose law has two narrow modes. The steps of a law with atoms are smoothed. The result is
+        NaN outside the range of the thresholds if the probability outside exceeds 1e-9, and
+        everywhere if fewer than two thresholds have a probability between 0 and 1.
 
         Args:
             x: finite numbers.
@@ -113,7 +114,7 @@ class OutputLaw(Result):
     def quantile(self, p: Numbers) -> np.ndarray:
         r"""Return the numbers at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
 
-        A quantile outside the range of the thresholds is NaN, with the exception in `cdf`.
+        It is NaN where `cdf` is.
 
         Args:
             p: probabilities between 0 and 1, both excluded.
@@ -160,7 +161,8 @@ class _Curve(NamedTuple):
     r"""A distribution function $F(x)=\Phi(q((x-m)/s))$, with $\Phi$ that of a standard normal.
 
     Attributes:
-        score: $q$, a monotone cubic, linear beyond its ends; None for a single atom.
+        score: $q$, a monotone cubic, linear beyond its ends; None for a single atom and if fewer
+            than two thresholds determine it.
         mean: $m$, the mean of the law.
         spread: $s$, the standard deviation of the law.
         low: the smallest value of F in the range of the thresholds; 0 if the rest is negligible.
@@ -177,7 +179,7 @@ class _Curve(NamedTuple):
     def fitted(
         cls, thresholds: np.ndarray, tail: np.ndarray, mean: float, spread: float
     ) -> "_Curve":
-        """Return the curve through the tail of a law; the last threshold may be repeated."""
+        """Return the curve through the tail of a law; repeated thresholds are ignored."""
         # Loading scipy takes longer than the rest of this package.
         from scipy.interpolate import PchipInterpolator  # noqa: PLC0415
         from scipy.special import ndtri  # noqa: PLC0415
@@ -186,7 +188,10 @@ class _Curve(NamedTuple):
         ends = below[0] * (below[0] > _LEFT), below[-1] if 1.0 - below[-1] > _LEFT else 1.0
         inside = (below > _LEFT) & (1.0 - below > _LEFT)
         inside[1:] &= np.diff(thresholds) > 0.0
-        if spread <= 0.0 or inside.sum() < 2:
+        # At a spread within rounding of the mean, all thresholds are equal to the mean.
+        if spread <= np.spacing(abs(mean)):
+            return cls(None, mean, 0.0, 0.0, 1.0)
+        if inside.sum() < 2:
             return cls(None, mean, spread, 0.0, 1.0)
         z, score = (thresholds[inside] - mean) / spread, ndtri(below[inside])
         smooth = PchipInterpolator(z, score)
@@ -200,7 +205,7 @@ class _Curve(NamedTuple):
 
     def cdf(self, x: np.ndarray) -> np.ndarray:
         if self.score is None:
-            return np.where(x >= self.mean, 1.0, 0.0)
+            return np.where(self.spread > 0.0, np.nan, np.where(x >= self.mean, 1.0, 0.0))
         from scipy.special import ndtr  # noqa: PLC0415
 
         found = ndtr(self.score((x - self.mean) / self.spread))
@@ -208,7 +213,7 @@ class _Curve(NamedTuple):
 
     def quantile(self, p: np.ndarray) -> np.ndarray:
         if self.score is None:
-            return np.full(p.shape, self.mean)
+            return np.full(p.shape, np.nan if self.spread > 0.0 else self.mean)
         from scipy.special import ndtri  # noqa: PLC0415
 
         wanted = ndtri(p)

@@ -1,7 +1,7 @@
 """Atomic writes, and reading of untrusted JSON within limits.
 
-The functions raise a `ValueError` whose message is a clause, such as "it is not a file" or "its
-'key' is not text". Callers insert the clause into a sentence about the file.
+Functions that read raise a `ValueError` whose message is a clause, such as "it is not a file" or
+"its 'key' is not text". Callers insert the clause into a sentence about the file.
 """
 
 import json

@@ -30,12 +30,12 @@ def active_platform() -> str:
 
 
 def leaves_per_block(platform: str) -> int:
-    """Return the number of leaves in a block; it affects the last bits of results."""
+    """Return the number of leaves (groups of `LEAF` tokens) per block; it affects the last bits."""
     return 32 if platform == "cpu" else 4096
 
 
 def most_blocks(platform: str) -> int:
-    """Return the largest number of blocks per device and round, whose tokens 32 bits can count."""
+    """Return the largest number of blocks per device and round whose tokens fit in 32 bits."""
     return 2**31 // (leaves_per_block(platform) * LEAF) - 1
 
 
@@ -52,8 +52,8 @@ class StreamRequest:
         covariance: whether to return tilted covariances.
         linear: whether to compute linear attention.
         shared: the inputs that all devices share. The tilts are $A^\top Uz$ for each query $z$,
-            with $U$ the score matrix of the head and $A$ the matrix of the prompt; for linear
-            attention, the last tilt is zero.
+            with $U$ the score matrix of the head and $A$ the matrix that maps stored points to
+            tokens; for linear attention, the last tilt is zero.
     """
 
     attention: AbstractAttention
@@ -107,7 +107,10 @@ def checked_request(
     linear: bool,
     chunk: int | None,
 ) -> StreamRequest:
-    """Return the validated arguments; call this function inside `enable_x64`."""
+    """Return the validated arguments; call this function inside `enable_x64`.
+
+    `chunk` is the number of blocks per device and round.
+    """
     head = in_double(attention).single_head()
     if head is None:
         raise ArgumentError(
@@ -157,7 +160,7 @@ def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
     prefixes = tuple(require_length("lengths", length) for length in listed)
     if any(later <= earlier for earlier, later in pairwise(prefixes)):
         raise ArgumentError(
-            "lengths", f"must increase, got {list(prefixes)}. Sort them, each once."
+            "lengths", f"must increase, got {list(prefixes)}. Sort them and remove duplicates."
         )
     return prefixes
 

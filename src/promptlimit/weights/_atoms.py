@@ -1,8 +1,9 @@
-r"""The law of a listed token along a tilt t: transforms are sums over the list.
+r"""The law of a token from a list along a tilt t; its transforms $F_k$ are sums over the list.
 
 Token $z_i$ has the probability $w_i$ and the score $s_i=\langle t,z_i\rangle$, and
-$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$ with $x_i=e^{s_i+u}$. A place (`AbstractProducts`) is a
-token, or for a long list a score at which functions are interpolated (`ManyAtoms`).
+$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$ with $x_i=e^{s_i+u}$. A place, as in
+`AbstractProducts`, is a token, or for a long list a score at which functions are interpolated
+(`ManyAtoms`).
 """
 
 import dataclasses
@@ -79,7 +80,7 @@ class Atoms(AbstractScoreLaw):
 
     @property
     def factors(self) -> Array:
-        """The factors, in sums over places, of the means that `readings` yields, [j]."""
+        """The factor of each mean of `readings` in a sum over places, [j]."""
         return self.weights
 
     @property
@@ -135,7 +136,7 @@ class Atoms(AbstractScoreLaw):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # other laws use it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield tokens and their values Vz - T; the covariances are zero."""
+        """Yield blocks of tokens with the values Vz - T, T being `limit`; covariances are zero."""
         centred, outputs = self._centred(value), limit.size
         for part in blocks(self.weights.size, outputs**2, _ENTRIES_AT_ONCE):
             zeros = np.zeros((part.stop - part.start, outputs, outputs))
@@ -189,8 +190,8 @@ class AtomProducts(AbstractProducts):
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
         r"""Return $F_{k-1}[f]$ and its error.
 
-        Since $E[fx^{k-1}]=0$, it is equal to $-E[fx^{k-1}(1-e^{-x})]$. The sum with the smaller
-        terms is used.
+        For values f with $E[fx^{k-1}]=0$ it is equal to $-E[fx^{k-1}(1-e^{-x})]$. The sum with the
+        smaller terms is used.
         """
         law, below = self.law, self.power - 1
         lowered, errors = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
@@ -216,7 +217,7 @@ def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
 
 
 class ManyAtoms(Atoms):
-    r"""The law of a long list, with sums over nodes g of cells of scores instead of tokens.
+    r"""The law of a long list. Scores are grouped in cells, and sums run over nodes g of the cells.
 
     It is 13 times faster than `Atoms` for 1000 tokens and 45 times for 100,000
     (benchmarks/every_law.py). A function $K(s+u)$ of the score is interpolated by Lagrange

@@ -21,7 +21,7 @@ from promptlimit.tasks import LinearRegression, linear_optimum, risk, train_test
 _DIM, _NOISE = 5, 0.1
 _TASK = LinearRegression(np.eye(_DIM), noise_variance=_NOISE, prior_variance=1.0 / _DIM)
 _CONSTANT = _DIM + 1.0 + _DIM * _NOISE
-"""The constant $c = d + 1 + ds^2$; linear attention over $L$ tokens has the excess $c/(L+c)$."""
+"""The constant $c = d + 1 + ds^2$; linear attention has the error $s^2+c/(L+c)$."""
 
 
 def _two_heads(length: int, score: float) -> float:
@@ -70,8 +70,7 @@ def small_opposite_heads(setting: Setting) -> Iterator[Check]:
         basis="theory: $u^2=10^{-4}$",
     )
     yield at_most(
-        "$L = 40$: order of this distance in $u$, estimated at $u = 0.02$ and $0.01$: distance "
-        "from 2",
+        "$L = 40$: order in $u$ of this distance minus 2, estimated from $u = 0.02$ and $0.01$",
         abs(math.log2(halved) - 2.0),
         0.1,
         basis="theory: corrections of relative order $Lu^2=0.016$; margin 6",
@@ -95,8 +94,8 @@ def two_heads_miss(setting: Setting) -> Iterator[Check]:
     for length in lengths:
         two = _two_heads(length, 0.4 / math.sqrt(length)) - _linear(length)
         yield at_most(
-            f"$L = {length}$: $L^2$ times the difference between two heads and linear attention, "
-            "relative distance from $c$",
+            f"$L = {length}$: relative difference of $c$ and $L^2$ times the difference between "
+            "the errors of two heads and of linear attention",
             abs(length**2 * two / _CONSTANT - 1.0),
             3.0 * _CONSTANT / length,
             basis="theory: corrections of relative order $2c/L$",
@@ -112,10 +111,10 @@ def two_heads_miss(setting: Setting) -> Iterator[Check]:
 
 @STUDY.figure("Heads on in-context regression", reference="tasks.md, section 3")
 def heads_on_regression(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error minus the noise variance of the best softmax head, of two opposite
-    softmax heads with scores $\pm0.4\langle x,x_q\rangle/\sqrt L$ and the best gain, and of linear
-    attention, for $d=5$ covariates and noise variance 0.1. To leading order, two heads and linear
-    attention differ by $6.5/L^2$. All numbers are exact.
+    r"""Mean squared error, with the noise variance subtracted, of the best softmax head, of two
+    opposite softmax heads with scores $\pm0.4\langle x,x_q\rangle/\sqrt L$ and the best gain, and
+    of linear attention, for $d=5$ covariates and noise variance 0.1. To leading order, two heads
+    and linear attention differ by $6.5/L^2$. All numbers are exact.
     """
     lengths = np.array([10, 100] if setting.quick else [10, 20, 40, 70, 100, 200, 400, 1000])
     return {
@@ -129,7 +128,7 @@ def heads_on_regression(setting: Setting) -> dict[str, np.ndarray]:
 
 @heads_on_regression.drawing
 def draw_heads_on_regression(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return errors on the left, and their differences from linear attention on the right."""
+    """Draw errors on the left, and their differences from linear attention on the right."""
     figure = Figure(figsize=(8.6, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     lines = {
