@@ -258,6 +258,16 @@ def test_bad_input_is_one_sentence(change: dict, message: str) -> None:
         pl.stream(_head(), *positional, **given)
 
 
+@pytest.mark.parametrize("collect", [list, iter])
+def test_a_report_on_blocks_requires_lengths(collect: Any) -> None:
+    head, blocks = pl.SoftmaxAttention([[0.5]], [[1.0]]), [np.ones((5, 1)), np.ones((7, 1))]
+    message = "`lengths` must be given for an iterable of blocks, got None for a list"
+    with pytest.raises(ValueError, match=message):
+        pl.streaming.stream_report(head, collect(blocks), [[1.0]], watch=False)
+    report = pl.streaming.stream_report(head, collect(blocks), [[1.0]], [6], watch=False)
+    assert report.streamed.lengths.tolist() == [6, 12]
+
+
 def test_several_heads_are_refused_with_the_way_out() -> None:
     both = pl.MultiHead([_head(), _head()])
     with pytest.raises(ValueError, match="`attention` must be one head, got MultiHead"):

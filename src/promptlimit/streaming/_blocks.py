@@ -167,7 +167,7 @@ class SharedInputs(eqx.Module):
 
 
 def block_sums(shared: SharedInputs, part: BlockPart) -> TiltedSums:
-    """Return the sums over each block of a part, [blocks, ...]; zero for blocks after its end."""
+    """Return the sums over each block, [blocks, ...]; zero for blocks after the end of the part."""
     tilts, dim = shared.tilts.shape
     entries = triangle(dim) if shared.second else 0
     shapes = TiltedSums((tilts,), (tilts,), (tilts,), (tilts, dim), (tilts, entries))

@@ -52,8 +52,8 @@ class StreamRequest:
         covariance: whether to return tilted covariances.
         linear: whether to compute linear attention.
         shared: the inputs that all devices share. The tilts are $A^\top Uz$ for each query $z$,
-            with $U$ the score matrix of the head and $A$ the matrix that maps stored points to
-            tokens; for linear attention, the last tilt is zero.
+            with $U$ the score matrix of the head and $A$ the matrix of the prompt; for linear
+            attention, the last tilt is zero.
     """
 
     attention: AbstractAttention

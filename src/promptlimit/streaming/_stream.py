@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, as_float64, with_numpy_defaults
+from promptlimit._arrays import ArrayLike, SupportsArray, as_float64, with_numpy_defaults
 from promptlimit._inputs import in_double
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import AccuracyError, ArgumentError, KindUnavailableError
@@ -178,7 +178,8 @@ def stream_report(
         attention: one head, softmax or linear.
         prompt: as for `stream`.
         queries: the queries, [q, query_dim].
-        lengths: increasing prefix lengths; about two per decade if None.
+        lengths: increasing prefix lengths; about two per decade if None. An iterable of blocks
+            requires them.
         covariance: as for `stream`.
         linear: as for `stream`.
         folder: as for `stream`.
@@ -221,7 +222,14 @@ def stream_report(
 def _length(prompt: Any) -> int:
     if isinstance(prompt, str | Path):
         return stored_length(Path(prompt))
-    return prompt.length if isinstance(prompt, Generated) else len(prompt)
+    if isinstance(prompt, Generated):
+        return prompt.length
+    if not isinstance(prompt, SupportsArray):
+        raise ArgumentError(
+            "lengths",
+            f"must be given for an iterable of blocks, got None for a {type(prompt).__name__}.",
+        )
+    return len(np.asarray(prompt))
 
 
 def _two_per_decade(length: int) -> np.ndarray:
