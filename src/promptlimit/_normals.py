@@ -128,7 +128,7 @@ def _cast(array: Array, dtype: type) -> Array:
 
 
 def compute_once(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
-    """Return `make()`, without recomputing it for each use, as the compiler's fusion would.
+    """Return `make()`, so that the compiler's fusion does not recompute it for each use.
 
     The compiler for the CPU removes optimisation barriers before fusion, but not a conditional with
     an outcome unknown to it. The condition is always true, since no step has the number 2**32 - 1.

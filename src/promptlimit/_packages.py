@@ -15,7 +15,8 @@ _AT_LEAST = ("jax", "jaxlib")  # jaxlib is installed with jax, and has its own v
 def package_versions() -> dict[str, str | None]:
     """Return the versions of this package and of its requirements; None for a missing package.
 
-    A source tree that was never installed has no list of requirements; jax and jaxlib are listed.
+    A source tree that was never installed has no list of requirements. The result then contains
+    only this package, jax and jaxlib.
     """
     needed = [name for name, extra in _requirements() if extra is None]
     versions = {name: _version(name) for name in (*_AT_LEAST, *needed)}

@@ -181,8 +181,8 @@ def test_queries_drawn_outside_the_domain_are_counted():
 def test_a_risk_over_infinite_prompts_says_that_it_has_none():
     message = (
         "`attention` must produce tilts inside the domain of the log-Laplace transform of every "
-        "prompt of Named, got a loss that is not finite. Scale its key-query matrix down, or "
-        "pass finite lengths."
+        "prompt of Named, got a loss that is not finite. Scale its key-query matrix down, "
+        "pass finite lengths, or check `draw` and `loss` of Named."
     )
     for quantity in (pl.risk, pl.risk_gradient):
         with pytest.raises(pl.errors.OutsideDomainError, match=f"^{re.escape(message)}$"):

@@ -84,8 +84,8 @@ def test_an_estimate_that_stops_too_early_says_so():
 
 def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     message = (
-        "A few of the 300 squared errors dominate (they weigh as much as 1.0 equal ones), so their "
-        "standard error cannot be trusted. Raise `samples`, or pass kind='exact' if it is "
+        "A few of the 300 squared errors dominate (their effective number is 1.0), so their "
+        "standard error cannot be trusted. Raise `samples`, or use the exact value if it is "
         "available."
     )
     rare = pl.Empirical([[0.0], [50.0]], [1.0 - 5e-5, 5e-5])

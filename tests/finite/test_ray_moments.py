@@ -193,7 +193,7 @@ def test_a_hundred_digits_agree_for_atoms_far_apart(own):
     assert_allclose(moments.participation, squares, rtol=1e-12)
 
 
-TABLE = [  # docs/finite.md: sharpness, length, E S_2, E (A - sharpness)^2, as printed there
+TABLE = [  # sharpness, length, E S_2, E (A - sharpness)^2 from 50-digit sums, rounded
     (0.3, 10, "0.1082337", "0.11748009"),
     (1, 2, "0.63683815", "1.07282946"),
     (1, 100, "0.02553848", "0.04658838"),
@@ -240,7 +240,7 @@ def test_a_finite_prompt_of_gaussian_tokens_shrinks_the_operator_by_the_particip
 
 
 def weight_integrals(sharpness, length, own_score):
-    """P0, P00, S2, X, B2 of docs/finite.md, query inside, by a plain sum in two dimensions."""
+    """Return integrals of the weights with the query inside, by a plain sum in two dimensions."""
     step = 0.1
     g = np.arange(-12.0, 2 * sharpness + 12.0, step / max(1.0, sharpness))
     density = np.exp(-0.5 * g**2) / math.sqrt(2 * math.pi) * (g[1] - g[0])

@@ -1,11 +1,12 @@
 r"""Proved bounds on gaps, averaged over queries.
 
-A gap is the mean squared distance between finite and infinite prompts, of an output $V\hat m$ or of
-a gradient $K\hat CV^\top$ in a score matrix (`HeadProblem`), where $\hat m$ and $\hat C$ are the
-mean and the covariance of the tokens under the softmax weights at the tilt $Uz$. Shifting all
-tokens does not change it, nor does dividing tokens by s and multiplying U, V and K by s. So tokens
-can be made centred and 1-sub-Gaussian: Gaussian tokens are whitened, and others are divided by
-their sub-Gaussian constant. Derived in docs/bounds.md.
+A gap is the mean squared distance between an output, or a gradient, over a finite prompt and its
+limit. The output is $V\hat m$ and the gradient in a score matrix is $K\hat CV^\top$, with K of
+`HeadProblem`. Here $\hat m$ and $\hat C$ are the mean and the covariance of the tokens under
+the softmax weights at the tilt $Uz$. The gap does not change if all tokens are shifted, or if they
+are divided by s and U, V and K are multiplied by s. So tokens can be made centred and
+1-sub-Gaussian: Gaussian tokens are whitened, and others are divided by their sub-Gaussian constant.
+Derived in docs/bounds.md.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
-"""The relative error at which the average over Gaussian queries stops.
+"""The relative error at which the quadrature over Gaussian queries stops.
 
-At least this share of the average is added to it, so that it remains an upper bound.
+At least this share of the average is added to the average, which thus remains an upper bound.
 """
 
 
@@ -33,11 +34,11 @@ class _Reduced:
     $E\|\hat C-C\|_F^2$, where m and C are the limits of $\hat m$ and $\hat C$.
 
     Attributes:
-        dim: the rank of the covariance of the tokens.
+        dim: the rank of the covariance for Gaussian tokens, otherwise their dimension; at least 1.
         transform: the key-query matrix for the transformed tokens.
         scale: a factor that does not depend on the query.
-        size: the factor $|Fz|^2$ with F of `HeadProblem`, as a product of quadratic forms of the
-            query; empty if it is one.
+        size: $|Fz|^2$ with the matrix F of `HeadProblem`, as a product of quadratic forms of the
+            query; without F it is 1, an empty product.
         of_covariance: whether $\hat C-C$ is bounded instead of $\hat m-m$.
     """
 
@@ -77,9 +78,9 @@ def bound_obstacle(problem: Problem) -> str | None:
 def bound_gap(problem: Problem) -> Array:
     """Return an upper bound on the gap at every length.
 
-    The bound at one query is averaged over points and Gaussian queries, and the error of the
-    quadrature is added. Other centred queries are covered by `output_bound` with their sub-Gaussian
-    constant.
+    If the law of the query is a mixture of points and Gaussians, the bound at one query is averaged
+    over it, and the error of the quadrature is added. For other centred queries the bound is
+    `output_bound` with their sub-Gaussian constant.
     """
     reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
     if reduced.scale == 0.0:
@@ -91,6 +92,7 @@ def bound_gap(problem: Problem) -> Array:
         return size[0][:, None] * reduced.at_sharpness(sharpness, lengths)
 
     def log_size(sharpness: Array) -> Array:
+        """Return the logarithm of the bound without `size`, as `over_queries` requires."""
         with np.errstate(divide="ignore"):
             return np.log(reduced.at_sharpness(sharpness, lengths))
 
@@ -121,6 +123,7 @@ def _norm(matrix: Array) -> float:
 
 
 def _proposition(reduced: _Reduced, problem: Problem) -> Array:
+    """Return the bound over sub-Gaussian queries by `output_bound` (Prop. 3.1 of the paper)."""
     norm = unwrap(problem.queries.sub_gaussian) * _norm(reduced.transform)
     require_within_reach(np.array(norm))
     return reduced.scale * output_bound(

@@ -183,7 +183,7 @@ def _nodes(length: float, d: int, tau: float) -> Array:
 def _log_survival(x: Numbers, d: int, tau: float) -> Numbers:
     r"""Return $-\frac12(r^2-d-d\ln(r^2/d))$, a bound on $\ln P(X>x)$.
 
-    $r^2$ is $x/\tau^2$, or d if that is larger.
+    $r^2$ is the larger of $x/\tau^2$ and d.
     """
     ratio = np.maximum(x / tau**2 / d, 1.0)
     return -d / 2 * (ratio - 1 - np.log(ratio))
@@ -281,9 +281,9 @@ def error_quantile(
     value_norm: ArrayLike,
     delta: float,
 ) -> Array:
-    r"""Return a number that $|T_L(z)-T(z)|$ exceeds with probability at most $2\delta$ (Lemma C.1).
+    r"""Return a number that $|T_L(z)-T(z)|$ exceeds with probability at most $2\delta$.
 
-    With $x=s^2|u|^2$ it is
+    This is Lemma C.1 of arXiv:2512.11784. With $x=s^2|u|^2$ the number is
 
     $$\frac{4s\|V\|e^x}{\sqrt{\delta L}}\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big),\qquad
     L\ge8e^{2x}\ln\tfrac1\delta.$$
@@ -325,9 +325,9 @@ def error_tail(
     tilt_norm: ArrayLike,
     value_norm: ArrayLike,
 ) -> Array:
-    r"""Return a bound on $P(|T_L(z)-T(z)|\ge t)$ (Lemma C.3), at most one.
+    r"""Return a bound on $P(|T_L(z)-T(z)|\ge t)$, at most one.
 
-    With $x=s^2|u|^2$ it is the smaller of one and
+    This is Lemma C.3 of arXiv:2512.11784. With $x=s^2|u|^2$ the bound is the smaller of one and
 
     $$\frac{16s^2\|V\|^2e^{2x}}{Lt^2}\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
     +e^{-\frac L8e^{-2x}}.$$

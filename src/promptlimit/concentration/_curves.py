@@ -128,7 +128,7 @@ class SupportsTasks(Protocol):
         """The dimension of a token."""
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-        """Return the laws of a token and of the query token for one random prompt law."""
+        """Draw a law of prompts; return its law of a token, and the law of the query token."""
 
     def query_of(self, token: Any) -> Any:
         """Return the query of the attention from a query token."""

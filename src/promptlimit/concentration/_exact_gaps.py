@@ -1,4 +1,4 @@
-r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and their sharp rate.
+r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and their exponent.
 
 A gap is the mean squared distance of an output, or of its gradient in a parameter, from its limit.
 Let U and V be the matrices of the head, $\Gamma$ the covariance of a token, and $y=\Gamma^{1/2}Uz$
@@ -239,7 +239,7 @@ def gap_exponent(
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
 
     For $\tau^2>1/2$ the gap is dominated by rare sharp queries, at which a few tokens have almost
-    all the weight. For a mixture of Gaussian queries, $\tau$ is the largest of the components. For
+    all the weight. For a mixture of Gaussian queries, $\tau$ is the largest over its parts. For
     finitely many queries, and for linear attention, $\kappa=1$. Derived in docs/gaps.md.
 
     For a `LinearRegression` in place of `measure`, the mean is over prompts and queries of this

@@ -31,10 +31,11 @@ def fit_rate(
     r"""Return the fit of $v=CL^{-\kappa}$ to a curve, with an interval for $\kappa$ and a verdict.
 
     The *local exponent* $-d\log v/d\log L$ of a power law is constant. If v contains powers of
-    $\log L$, it converges like $1/\log L$. From its values $k_1$ and $k_2$ at the ends
-    $\ell_1<\ell_2$ of $\log L$, the limit $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$ is
-    extrapolated. The *drift* is $k_2-k_1$. The *reach* is the largest minus the smallest of the
-    local exponents and $k_\infty$. The curve is a power law if the reach is at most 0.05.
+    $\log L$, it converges like $1/\log L$. Its values $k_1$ and $k_2$ at the smallest
+    and the largest $\log L$, $\ell_1$ and $\ell_2$, are extrapolated to the limit
+    $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *drift* is $k_2-k_1$. The *reach* is the
+    largest minus the smallest of the local exponents and $k_\infty$. The curve is a power law if
+    the reach is at most 0.05.
 
     **Exact values** (`cov` is None): $\log v=\log C-\kappa\log L$ is fitted by least squares. Local
     exponents are the slopes between neighbours. The interval for $\kappa$ is the range of $\kappa$,
@@ -43,10 +44,10 @@ def fit_rate(
     **Values with noise**: the fit uses generalised least squares with
     $\mathrm{Cov}(\log v_i,\log v_j)=\Sigma_{ij}/(v_iv_j)$, and a parabola determines the drift and
     its interval. The curve is a power law if no drift in this interval has a reach above 0.05.
-    Otherwise it is not a power law yet if the interval excludes zero, and too noisy to decide if it
-    includes zero. The interval for $\kappa$ covers the exponent of a true power law with
-    probability `level`; a significant drift widens it as for exact values. If $\chi^2$ rejects the
-    line, noise does not explain the residuals, and local exponents are computed as for exact
+    Otherwise it is "not yet" a power law if the interval excludes zero, and "too noisy" to decide
+    if the interval includes zero. The interval for $\kappa$ covers the exponent of a true power law
+    with probability `level`; a significant drift widens it as for exact values. If $\chi^2$ rejects
+    the line, noise does not explain the residuals, and local exponents are computed as for exact
     values.
 
     Args:

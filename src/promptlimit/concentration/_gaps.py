@@ -70,10 +70,11 @@ def output_gap(
     r"""Return $E\|T[\hat\mu_L](z)-T[\mu](z)\|^2$ over prompts and queries, for every length.
 
     Here $T[\hat\mu_L](z)$ is the output at the query z over a prompt of L random tokens, and
-    $T[\mu](z)$ its limit. It is exact at listed queries if `prompt_moments` is, at
+    $T[\mu](z)$ its limit. The gap is exact at listed queries if `prompt_moments` is, at
     Gaussian queries for one softmax head over Gaussian tokens, and at all queries for one linear
-    head. Proposition 3.1 of arXiv:2512.11784 bounds it by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$
-    with $\sigma$ the sub-Gaussian constant of the tokens and unknown $c_1$ and $c_2$.
+    head. Proposition 3.1 of arXiv:2512.11784 bounds the gap by
+    $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with $\sigma$ the sub-Gaussian constant of the tokens and
+    unknown $c_1$ and $c_2$.
     `print(promptlimit.concentration.GAPS.table())` lists all rules.
 
     Args:
@@ -220,7 +221,7 @@ def _moments(problem: Problem) -> Quantity[Problem, Any]:
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
     """Return why moments of this kind at single queries cannot be averaged, or None.
 
-    The first query decides for all queries.
+    Only the first query is checked.
     """
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
@@ -262,9 +263,9 @@ def _bound(problem: Problem, _effort: Effort) -> GapValues:
 
 
 def _estimate(problem: Problem, effort: Effort) -> GapValues:
-    """Return the gaps over simulated prompts, each with its own query.
+    """Return the gaps over simulated prompts, with one random query per prompt.
 
-    Shorter prompts are prefixes of longer ones if `is_nested`, so estimates are correlated.
+    If `Prompt.is_nested`, shorter prompts are prefixes of longer ones: estimates are correlated.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.prompt.dim

@@ -88,9 +88,9 @@ def _exponent(
 def _fit(curves: Mapping[str, GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
     """Return the power law fitted to the best curve, and the first of the fitted lengths.
 
-    The best curve is the exact one, or else the simulated one. Of an exact curve, the longest end
-    that is a power law is fitted, or else the whole curve. A simulated curve is fitted as a whole,
-    because with noise some end would always pass the test.
+    The best curve is the exact one, or else the simulated one. For an exact curve, the fit uses the
+    longest final part that is a power law, or else the whole curve. A simulated curve is fitted as
+    a whole, because with noise some final part would always pass the test.
     """
     best = curves.get("exact") or curves.get("estimate")
     if best is None:

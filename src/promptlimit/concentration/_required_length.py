@@ -154,7 +154,7 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 
 
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
-    r"""Return the last crossing between two lengths.
+    r"""Return the first length after the last crossing between two lengths.
 
     The gap exceeds the threshold at `low`, but not at `high`. The logarithm of the gap is a smooth
     function of $\log L$, so linear interpolation predicts the crossing.

@@ -10,8 +10,8 @@ forms of z, is an integral in the complex plane:
 with $M(\theta)=Ee^{\theta\sigma^2}$, and $E_\theta$ the mean under the law tilted by
 $e^{\theta\sigma^2}$, which is Gaussian. M has a cut at $\theta\ge1/(2\lambda_1)$ with $\lambda_1$
 the largest eigenvalue of $S^{1/2}G'GS^{1/2}$. The path is a hyperbola around the cut through the
-saddle point, where the integrand is about as large as the integral, so that small densities keep
-their digits.
+saddle point. The integrand there is about as large as the integral, so small densities keep their
+digits.
 
 The average of a gap over queries is an integral over the radius $\rho$ of `SharpnessLaw`, by
 Fejer's rule in $\operatorname{arsinh}((\rho-\rho_c)/w)$ with $\rho_c$ and w of `_edge`. The points
@@ -54,9 +54,9 @@ Integrand = Callable[[Array, Array], Array]
 """A function of the sharpness [n] and densities [products, n]; returns integrands [n, lengths]."""
 
 LogSize = Callable[[Array], Array]
-"""A function of the sharpness [n] that returns [n, k].
+"""A function of the sharpness [n] that returns one column per length, [n, lengths].
 
-It approximates the logarithm of the integrand divided by the density of the sharpness.
+It approximates log(integrand / density of the sharpness).
 """
 
 _FIRST_LEVEL = 32
@@ -277,8 +277,8 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
 def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
     r"""Return $E\prod_iQ_i(x)$ for n laws $N(m,\mathrm{diag}\,D)$ of x and forms $Q_i=x'A_ix$.
 
-    It is the sum, over partitions of the set of forms, of products of the joint cumulants of their
-    blocks, which also holds for complex m and D:
+    Sum, over all partitions of the set of forms, the product of the joint cumulants of the blocks.
+    This formula also holds for complex m and D. The cumulants are
 
         k(Q1)         = tr A1 D + m'A1 m
         k(Q1, Q2)     = 2 tr A1 D A2 D + 4 m'A1 D A2 m
@@ -339,9 +339,10 @@ def over_queries(
 ) -> tuple[Array, Array]:
     r"""Return the average of $\sum_kf_k(\sigma)\varphi_k(z)$ over queries z, and its error.
 
-    The error is that of the quadrature over Gaussian queries; points cause none. At a point, its
-    weight times the $\varphi_k$ replace the densities in the integrand. With $\sigma=|Gz|$, G is
-    `transform`; the other arguments are those of `average`.
+    $\varphi_k$ are the `products`, `integrand` contains the $f_k$, and $\sigma=|Gz|$ with G =
+    `transform`. The other arguments are those of `average`. The error is that of the quadrature
+    over Gaussian queries; points cause none. At a point, its weight times $\varphi_k$ replaces the
+    density in the integrand.
     """
     value = error = np.zeros(())
     if queries.points.size:

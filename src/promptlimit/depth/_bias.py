@@ -5,7 +5,7 @@ and chi_l. Let b_l(z) be the limit of L times the bias of the output of the firs
 C_l(z) = E_y K_l(z,y) K_l(z,y)' and c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y). By docs/depth-theory.md,
 
     b_{l+1}(z) = M_l b_l(z) + sum_h V^h grad_t { x_l(t) - c_ll(t,t)/2
-                 + sum_{j<l} <grad_t, U_l N_jl grad_s> c_lj(t, s)|_{s=t_j(z)} }_{t=t_l(z)}
+                 + sum_{j<l} <grad_t, U_l W_jl grad_s> c_lj(t, s)|_{s=t_j(z)} }_{t=t_l(z)}
     x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
 
 The term x_l is the effect of the errors of the tokens before layer l. Each term is a derivative of
@@ -55,9 +55,10 @@ def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
 
 
 def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
-    r"""Return $V_1\nabla x_1(t)$; under a causal mask, the bias is this vector times $\ln L/L$.
+    r"""Return $V_1\nabla x_1(t)$, summed over the heads of the second layer.
 
-    The stack must have two layers. The next term of the bias, of order 1/L, depends on the first
+    To leading order, the bias under a causal mask is this vector times $\ln L/L$. The stack must
+    have two layers. The next term of the bias, of order 1/L, depends on the first
     tokens of the prompt.
     """
     if stack.depth != 2:
@@ -143,7 +144,7 @@ def _read(
     token: slice,
     mark: tuple[int, slice] | None = None,
 ) -> Tilts:
-    r"""Return v with $t_j(z')+\epsilon N_{jl}'t$ appended, or $t_j(z')$ without `mark`.
+    r"""Return v with $t_j(z')+\epsilon W_{jl}'t$ appended, or $t_j(z')$ without `mark`.
 
     Here `head` contains j, `token` the rows of $z'-m$ in v, and `mark` l and the rows of t. The
     infinitesimal $\epsilon$ (see `_tilts`) is new.
@@ -174,7 +175,7 @@ def _concavity(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagr
 def _query_noise(
     stack: GaussianStack, tilts: Tilts, head: tuple[int, int], below: tuple[int, int]
 ) -> Iterator[Diagram]:
-    r"""Yield the diagrams of $\langle\nabla_t,U_lN_{jl}\nabla_s\rangle c_{lj}(t,s)$, v = (t,s)."""
+    r"""Yield the diagrams of $\langle\nabla_t,U_lW_{jl}\nabla_s\rangle c_{lj}(t,s)$, v = (t,s)."""
     (level, number), (j, h) = head, below
     t = slice(0, stack.token_dims[level])
     noise = stack.layers[level].heads[number][0] @ stack.carry(j, h, level)

@@ -51,8 +51,8 @@ def depth_flow(
     r"""Return the flow $\mu_t$ of a prompt through continuous depth, $z'=T[\mu_t](z)$.
 
     A `Gaussian` stays Gaussian, and its covariance may become infinite at a finite depth (a
-    blow-up). A finite prompt does not blow up: under one softmax head its tokens grow at most by
-    the factor $e^{\|V\|t}$.
+    blow-up). A finite prompt does not blow up under softmax heads: under one head its tokens grow
+    at most by the factor $e^{\|V\|t}$.
 
     Args:
         attention: $T$, the same at every depth: heads without a residual, because each step adds
@@ -179,7 +179,7 @@ def _motion(heads: list[_Head], state: _State) -> _State:
 def _closed_flow(
     heads: list[_Head], start: _State, symmetric: Vector, times: Vector, tolerance: float
 ) -> DepthFlow:
-    r"""Return the flow with the covariance in closed form; a nonzero mean is integrated.
+    r"""Return the flow: the covariance in closed form, and the mean from a numerical solution.
 
     $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$, $B$ = `symmetric` and $C=ABA$.
     """

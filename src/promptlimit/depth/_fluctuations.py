@@ -6,13 +6,13 @@ influence on the output of the first l layers, Lambda_l the log-Laplace transfor
 before layer l, and t_l(z) = U_l Z_l(z). With the symbols of `GaussianStack`
 (docs/depth-theory.md),
 
-    K_l(z,y) = sum_{j<l} N_jl grad_t chi_j(t_j(z), y),    N_jl = M_{l-1}...M_{j+1} V_j
+    K_l(z,y) = sum_{j<l} W_jl grad_t chi_j(t_j(z), y),    W_jl = M_{l-1}...M_{j+1} V_j
     chi_l(t,y) = e^{<t,Z_l(y)> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
 
 Unrolled, chi_l is a sum over paths of layers l = p_0 > p_1 > ... > p_k, with one path for each
 choice of heads. A path transforms the tilt s_0 = t into s_k. Its step from layer l to layer j is
 
-    s_{i+1} = (A + eps_{i+1} N_jl') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
+    s_{i+1} = (A + eps_{i+1} W_jl') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
 
 The term of the path is $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
 $E\exp(\langle s_k,P_{p_k}(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$.

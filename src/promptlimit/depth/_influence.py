@@ -31,7 +31,7 @@ class Influence:
 
     @property
     def cov(self) -> Array:
-        r"""$E_yK(z,y)K(z,y)'$, to leading order L times the covariance over prompts of length L."""
+        r"""$E_yK(z,y)K(z,y)'$, the limit of L times the covariance of the output over prompts."""
         return (self.weights[:, None] * self.kernel).T @ self.kernel
 
     @property
@@ -46,9 +46,9 @@ def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike)
     r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$.
 
     This is the infinitesimal jackknife, computed by reverse-mode differentiation. `cov` of the
-    result is, to leading order, L times the covariance of the output over prompts of L tokens. It
-    is an estimate if the tokens are drawn from a law, and accurate up to the quadrature error if
-    they are the atoms of a quadrature rule of the law.
+    result is, to leading order, L times the covariance of the output over prompts of L tokens. This
+    covariance is an estimate if the tokens are drawn from a law, and accurate up to the quadrature
+    error if they are the atoms of a quadrature rule of the law.
 
     Args:
         attention: any attention, such as a `Stack`.

@@ -178,11 +178,11 @@ class LinearStack:
         return float(chi2) ** columns * float(normal) ** (below + with_mean)
 
     def _shape(self, length: float) -> tuple[int, int, int, int, int]:
-        """Return the numbers of nodes per chi-square and per normal, and of these variables.
+        """Return the numbers of nodes per chi-square and per normal, and three counts of variables.
 
-        The variables are the diagonal of T (`columns`), the entries below it, and g. The second
-        moments of the output have degree $2D$ in a chi-square and $4D$ in a normal. Odd powers of
-        $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
+        These are counts of the diagonal entries of T, of the entries below them, and of g. The
+        second moments of the output have degree $2D$ in a chi-square and $4D$ in a normal. Odd
+        powers of $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
         """
         with_mean = bool(self.mean.any())
         rank = self.root.shape[1]

@@ -54,7 +54,10 @@ def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
 
 
 def _own_error_gradient(stack: GaussianStack, tilt: Array, length: float) -> Array:
-    r"""Return $\nabla_tx_1(t)=E[\nabla_tf]+M_0G^{1/2}E[\xi f]$, $z'=m+GM_0't+G^{1/2}\xi$."""
+    r"""Return $\nabla_tx_1(t)=L\{E[\nabla_tf]+M_0G^{1/2}E[\xi f]\}$, $z'=m+GM_0't+G^{1/2}\xi$.
+
+    Here f is the term in brackets in the formula for $x_1(t)$ in the docstring of the module.
+    """
     nodes, weights = _normal_nodes(stack.mean.size)
     onward = stack.maps[0]
     tokens = stack.mean + stack.cov @ onward.T @ tilt + nodes @ stack.root
@@ -69,11 +72,12 @@ def _own_errors(
 ) -> tuple[Array, Array]:
     r"""Return $E\,d$ and $E[dd']t$ for each token z' among L - 1 others, [n, e] each.
 
-    Let $B=VG^{1/2}$, $\sigma=|G^{1/2}Uz'|$, e the unit vector along $G^{1/2}Uz'$ and
-    $r=V(z'-m-GUz')$. With the statistics P0, P00, S2, B2 and X of `own_token_statistics`,
+    Let $B=VG^{1/2}$, $\sigma=|G^{1/2}Uz'|$, w the unit vector along $G^{1/2}Uz'$ and
+    $r=V(z'-m-GUz')$. With P0, P00, S2, B2 and X the attributes `own`, `own_square`,
+    `participation`, `score_error` and `coupling` of `OwnTokenStatistics`,
 
-        E d   = P0 r - sigma S2 Be
-        E dd' = S2 BB' + (B2 - S2) Be (Be)' + X (Be r' + r (Be)') + P00 rr'.
+        E d   = P0 r - sigma S2 Bw
+        E dd' = S2 BB' + (B2 - S2) Bw (Bw)' + X (Bw r' + r (Bw)') + P00 rr'.
     """
     ((key_query, value),) = stack.layers[0].heads
     seen = tokens @ key_query.T @ stack.root

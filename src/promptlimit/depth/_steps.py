@@ -27,7 +27,7 @@ _Descent = tuple[float, Vector]
 
 
 class BestSteps(NamedTuple):
-    r"""The steps $\beta_l$ in increasing order, F at them, and the minimum over all polynomials."""
+    r"""The steps $\beta_l$ in increasing order, F at these steps, and $F_n$, a lower bound."""
 
     steps: NDArray[np.float64]
     mean: float

@@ -119,7 +119,7 @@ class GradientRows:
 
 
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
-    """Return why a gradient has no moments of this kind by way of `PROMPT_MOMENTS`, or None."""
+    """Return why `PROMPT_MOMENTS` does not determine the moments of a gradient, or None."""
     if problem.compared_head is None:
         return problem.no_head_reason
     if problem.compared_head.left is not None:
@@ -135,7 +135,7 @@ def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
 
 
 def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
-    """Return why a gradient is not in a score matrix of one head with this kernel, or None."""
+    """Return why `wrt` is not a score matrix of one head with this kernel, or None."""
     reading = problem.compared_head
     if reading is None:
         return problem.no_head_reason
@@ -163,7 +163,10 @@ def _zero(problem: Problem, _effort: Effort) -> GradientRows:
 def _spread(
     error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
 ) -> GradientRows:
-    r"""Return $wE\|K(\hat C-C)V^\top\|_F^2$ and its error; `error_of` gives both for w = 1."""
+    r"""Return $wE\|K(\hat C-C)V^\top\|_F^2$ and its error, with w of `HeadProblem`.
+
+    `error_of` returns both for w = 1.
+    """
     reading = unwrap(problem.compared_head)
     value, error = error_of(problem, unwrap(reading.left))
     size = reading.factor_at(problem.query)

@@ -65,14 +65,14 @@ class MomentRows:
 
     @staticmethod
     def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
-        """Return the rows of infinite prompts, with `known` known tokens of weight zero."""
+        """Return the rows of infinite prompts; `known` known tokens and sinks have weight zero."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         zeros = (np.zeros(shape) for shape in shapes)
         return MomentRows(limit, *zeros, fixed_weights=np.zeros((count, known)))
 
     def put(self, rows: NDArray[np.bool_] | int, *moments: Array | float) -> None:
-        """Set bias, cov, mse, participation and error, in that order, at the lengths `rows`."""
+        """Set bias, cov, mse, participation and error, in this order, at the lengths in `rows`."""
         arrays = (self.bias, self.cov, self.mse, self.participation, self.error)
         for array, moment in zip(arrays, moments, strict=True):
             array[rows] = moment
@@ -164,7 +164,7 @@ def spread_terms(
 def linear_rows(
     head: TiltedHead, measure: AbstractMeasure, length: Array, known: Array
 ) -> MomentRows:
-    """Return the exact moments of a linear head, with k known tokens f, [k, d].
+    """Return the exact moments of a linear head, with k known tokens f, the rows of `known`.
 
     The weight of every token is 1 / (L + k), and
 
@@ -197,7 +197,8 @@ def linear_spread_error(
 ) -> Array:
     r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ with $S=E\,zz^\top$ and K = `left`.
 
-    $\hat S$ is the mean of $zz^\top$ over L random tokens and the known tokens, [k, d].
+    $\hat S$ is the mean of $zz^\top$ over L random tokens and k known tokens, the rows of
+    `known`.
     """
     one_token = outer_product_spread(measure, left, value)
     spread, share = _linear_shares(length, known)
@@ -219,13 +220,13 @@ class _Leading:
 
     To leading order, $T_L-T$ is the mean over the tokens of
     $\psi(z)=V(z-\nabla\Lambda(t))e^{\langle t,z\rangle-\Lambda(t)}$. Means of squares of $\psi$ are
-    F times means over the law tilted by $2t$.
+    $F=e^{\Lambda(2t)-2\Lambda(t)}$ times means over the law tilted by $2t$.
 
     Attributes:
         once: $\Lambda$ and its derivatives at $t$.
         pull: $w=\nabla\Lambda(2t)-\nabla\Lambda(t)$.
         second: $\nabla^2\Lambda(2t)+ww'$.
-        share: $F/L$ with $F=e^{\Lambda(2t)-2\Lambda(t)}$, [n].
+        share: $F/L$, [n].
     """
 
     once: TiltedMoments
@@ -260,8 +261,8 @@ def asymptotic_rows(
 ) -> MomentRows:
     r"""Return the leading order of every moment of a softmax head.
 
-    `leading` contains the constants for the random tokens. A known token or sink f with score $s_f$
-    and value $v_f$ adds $e^{s_f-\Lambda(t)}(v_f-T)$ to L times the bias.
+    `leading` contains the constants for the random tokens. A known token or sink f with value $v_f$
+    adds $e^{s_f-\Lambda(t)}(v_f-T)$ to L times the bias, with $s_f$ its score minus `known.offset`.
     """
     once = tilted_moments(measure, head.tilt)
     limit = head.value @ once.mean

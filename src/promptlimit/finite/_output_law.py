@@ -29,7 +29,7 @@ from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, 
 from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
 _STEP = 0.15
-"""The step between thresholds, in asinh of their distance from the mean in standard deviations."""
+"""The step between thresholds x, in asinh((x - mean) / standard deviation)."""
 
 _SHARPEST = 9.0
 """The largest sharpness of a component of the mixture for which tails are computed."""

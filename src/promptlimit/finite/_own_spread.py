@@ -23,10 +23,10 @@ from promptlimit.weights import checked_sharpness, weight_moments
 Polynomial = dict[str, float]
 """A polynomial in sums over tokens: the coefficient of each monomial.
 
-A monomial is a word of the letters in `weights._brackets.monomial`: "BB" is $B^2$, and "" is 1.
+A monomial is a word in the letters of `weights._brackets.monomial`: "BB" is $B^2$, and "" is 1.
 """
 
-_OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}
+_OWN, _REST = {"0": 1.0}, {"": 1.0, "0": -1.0}  # p_0 and 1 - p_0
 _DRIFT: Polynomial = {"B": 1.0}
 _M: Polynomial = {"Y": 1.0, "0": -1.0, "BB": -1.0}
 _Q: Polynomial = {"0": 1.0, "S": 1.0}
@@ -85,8 +85,8 @@ def _coefficients(
     `monomial`. The statistics of `tr(JNJP)` are those of `spread_products`.
 
     Args:
-        matrices: $KG$, [k, d], and $VG$, [e, d], in a basis whose first vector is e.
-        residuals: $Kr$, [k], and $Vr$, [e].
+        matrices: $KG$ and $VG$, in a basis whose first vector is e.
+        residuals: $Kr$ and $Vr$.
     """
     (left, value), (left_r, value_r) = matrices, residuals
     N, P = left.T @ left, value.T @ value

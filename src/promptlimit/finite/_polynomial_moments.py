@@ -1,7 +1,7 @@
 r"""Moments of low order of tilted tokens, in closed form or by differentiating $\Lambda$.
 
-Second moments of linear attention over prompts are moments of order four of a token z. So are, to
-leading order in 1/L and under a tilted law, second moments of the covariance under softmax weights.
+Over prompts, the second moments of linear attention are moments of a token z up to order four. To
+leading order in 1/L, second moments of the softmax covariance are such moments of a tilted token.
 For mixtures of Gaussians these moments are closed forms. For other measures they are derivatives of
 $e^\Lambda$, with $\Lambda$ the log-Laplace transform. m and $\Gamma$ are the mean and the
 covariance of z.
@@ -80,8 +80,8 @@ def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
 def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
     r"""Return the moments of a mixture as sums over its parts $N(m+d,\Gamma)$.
 
-    In each part, with $a=\langle d,t\rangle$, $b=\langle x,t\rangle$, $w=\Gamma t$ and
-    $\sigma^2=t^\top w$,
+    In a part of covariance $\Gamma$, with $a=\langle d,t\rangle$, $b=\langle x,t\rangle$,
+    $w=\Gamma t$ and $\sigma^2=t^\top w$,
 
         E xx'    = Gamma + dd'
         E xx'b   = a (Gamma + dd') + dw' + wd'

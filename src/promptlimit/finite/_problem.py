@@ -69,10 +69,10 @@ class TiltedHead:
 class HeadProblem:
     r"""One head whose output, or gradient in a parameter, is compared between two prompts.
 
-    Let r be the kernel of the head and $C=\partial r/\partial t$ over one prompt, and r', C' the
-    same over the other. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output or
-    the gradient in a value matrix, and $w\,\|K(C-C')V^\top\|_F^2$ for the gradient in a score
-    matrix. The factor w is $|Fz|^2$ if F is given, and `constant` otherwise.
+    Let r and r' be the kernel of the head over the two prompts, and C and C' its derivatives
+    $\partial r/\partial t$. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output
+    or the gradient in a value matrix, and $w\,\|K(C-C')V^\top\|_F^2$ for the gradient in a score
+    matrix. The factor w is `constant` if `factor` is None, and $|Fz|^2$ otherwise.
 
     Attributes:
         kernel: "softmax" or "linear".
@@ -126,7 +126,7 @@ class KnownPart:
         return len(self.tokens) + self.sinks.size
 
     def along(self, law: AbstractScoreLaw, value: Array, limit: Array) -> KnownTokens:
-        """Return scores minus `law.offset` and `offset`, and values minus `limit`; sinks last."""
+        """Return tokens, then sinks: scores minus both offsets, and values minus `limit`."""
         scores = [law.score_of(token) for token in self.tokens]
         scores = np.array([*scores, *(self.sinks - law.offset)]) - self.offset
         sunk = np.zeros((self.sinks.size, limit.size))
@@ -144,8 +144,8 @@ class Problem:
         attention: the attention over the prompts, in double precision.
         prompt: the law of a prompt, in double precision.
         queries: one query, several queries, or the law of the query.
-        lengths: the numbers of random tokens, [n]; with a slope, without early tokens whose weight
-            is negligible.
+        lengths: the numbers of random tokens, [n]; for a prompt with a slope, early tokens of
+            negligible weight are not counted.
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
         sub_gaussian: the sub-Gaussian constant of the tokens, if the user passed one; else None.
@@ -285,7 +285,7 @@ class Problem:
 
     @property
     def tail_constant(self) -> float | None:
-        """The sub-Gaussian constant of the tokens, given or from the law; None if not known."""
+        """The sub-Gaussian constant of the tokens, from the user or the law; None if not known."""
         if self.sub_gaussian is not None:
             return self.sub_gaussian
         proxy = self._cached("proxy", self.measure.variance_proxy)

@@ -47,7 +47,7 @@ from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.weights import SPACINGS, DependentTokens
 
 _LEAST_SLOPE = 0.01
-"""The smallest slope; with smaller slopes too many positions contribute to the output."""
+"""The smallest positive slope with exact moments: below it, too many positions contribute."""
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
     "prompt_moments",
@@ -84,7 +84,7 @@ def prompt_moments(
     if their `log_laplace` is analytic. Moments of one linear head are exact. Other sums of heads
     are simulated. `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules.
 
-    A limit need not exist, for example of a softmax head over tokens without a log-Laplace
+    The limit may not exist, for example if the tokens of a softmax head have no log-Laplace
     transform. Then `kind="estimate"` issues a `NoLimitWarning` and simulates the mean and the
     covariance. `limit`, `bias` and `mse` are NaN, and `bias_error` is the standard error of the
     mean.
@@ -102,8 +102,8 @@ def prompt_moments(
         key: the random key, for "estimate".
         rtol: the relative standard error of the mean squared error at which a simulation stops;
             0.01 unless `samples` is given.
-        samples: the largest number of prompts to simulate; 65536 when None. If `rtol` is not given,
-            all of them are simulated.
+        samples: the largest number of prompts to simulate; 65536 when None. If `samples` is given
+            without `rtol`, all of them are simulated.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -347,9 +347,9 @@ def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
 def _with_residual(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Return a computation for the attention from one for the sum of its heads.
+    """Return `compute`, which ignores the residual, with the residual output added to the limit.
 
-    It adds the residual to the limit. Gradients do not depend on the residual and are not changed.
+    Gradients do not depend on the residual and are not changed.
     """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:

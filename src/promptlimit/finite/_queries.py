@@ -28,7 +28,7 @@ class GaussianPart:
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """The law of the query, as a mixture of points and Gaussians if it is one.
+    """The law of the query, as a mixture of points and Gaussians if it is such a mixture.
 
     Attributes:
         points: the queries of positive probability, [n, q].
@@ -66,7 +66,7 @@ class Queries:
 
     @property
     def sub_gaussian(self) -> float | None:
-        """The sub-Gaussian constant of a centred law of the query; None if it is not known."""
+        """The sub-Gaussian constant of the law; None if it is not known or the law not centred."""
         mean, cov = self.moments()
         if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
             return None

@@ -2,7 +2,7 @@ r"""Exact moments of the sum of several softmax heads on one prompt.
 
 With $\varepsilon_h$ the output of head h minus its limit,
 $E|\sum_h\varepsilon_h|^2=\sum_{h,k}E\langle\varepsilon_h,\varepsilon_k\rangle$. A term with h = k
-is a simple integral, and a term with two heads is a double integral (`promptlimit.weights._pairs`).
+is a single integral, and a term with two heads is a double integral (`promptlimit.weights._pairs`).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class HeadsMoments:
     r"""Moments of a sum of softmax heads minus its limit, for n lengths.
 
     Attributes:
-        rows: the moments of the sum; those that only a single head has are NaN.
+        rows: the moments of the sum; weights (`participation`, `fixed_weights`) are NaN.
         overlaps: $E\sum_lp^h_lp^k_l$ with $p^h_l$ the weights of head h, [h, k, n].
         overlap_errors: the errors of `overlaps`, [h, k, n].
     """

@@ -40,7 +40,7 @@ _FIRST_LOOK = 256
 
 
 class PromptSimulation(eqx.Module):
-    """Attention over random prompts, each at its own query.
+    """Attention over random prompts, each with a query drawn from `queries`.
 
     Prompt i is drawn with the keys `split(fold_in(key, i))`, the first of which is for the query.
     Results therefore do not depend on the size of chunks or the number of devices.
@@ -120,14 +120,14 @@ def simulated_lengths(
     All lengths use the same key.
 
     Args:
-        problem: the problem at one query.
+        problem: the problem to simulate.
         effort: the number of prompts, or the standard error at which to stop.
         program: a function of (simulation, tokens per prompt, *constants) and keys that returns
-            arrays. The first array contains squared errors.
+            arrays, one row per prompt. The first array contains squared errors.
         constants: the further arguments of the program.
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
-        with jax.enable_x64(True):  # not while the generator is suspended
+        with jax.enable_x64(True):  # per step: it must be off while the caller runs
             length = float(problem.lengths[place])
             chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
             columns = rows_until_accurate(chunks, chunk, effort)
@@ -157,9 +157,10 @@ def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArra
 def rows_until_accurate(
     chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
 ) -> tuple[Array, ...]:
-    """Return the first rows of the chunks, as many as the mean squared error needs for its target.
+    """Return rows of the chunks until the mean squared error is as accurate as `effort` requires.
 
-    Chunks are arrays of `chunk` rows, one per prompt. The first array contains squared errors.
+    A chunk consists of arrays of `chunk` rows, one per prompt. The first array contains squared
+    errors. The number of rows is doubled until the accuracy or the largest number is reached.
     """
     most = effort.most_samples
     look = min(_FIRST_LOOK, most)
@@ -216,9 +217,9 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     if uneven:
         equal = squares.sum() ** 2 / np.sum(squares**2)
         warnings.warn(
-            f"A few of the {count} squared errors dominate (they weigh as much as {equal:.1f} "
-            "equal ones), so their standard error cannot be trusted. Raise `samples`, or pass "
-            "kind='exact' if it is available.",
+            f"A few of the {count} squared errors dominate (their effective number is "
+            f"{equal:.1f}), so their standard error cannot be trusted. Raise `samples`, or use "
+            "the exact value if it is available.",
             UnreliableErrorWarning,
             stacklevel=5,
         )
@@ -237,10 +238,11 @@ def output_errors(
     shared: tuple[PromptSimulation, int, JaxArray, JaxArray | None],
     keys: Key[JaxArray, "prompts 2"],
 ) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
-    """Return squared errors, deviations from the limit, participations, and known weights.
+    """Return arrays over prompts: squared errors, deviations from the limit, and two on weights.
 
-    `shared` is (simulation, number of random tokens, limit, tilt). Without a tilt, which determines
-    the weights, participations are NaN.
+    The last two are the sums of squared weights, and the weights of known tokens and sinks.
+    `shared` is (simulation, number of random tokens, limit, tilt). If the tilt is None, the sums
+    are NaN, and the weights are empty.
     """
     simulation, count, limit, tilt = shared
 
@@ -258,7 +260,10 @@ def output_errors(
 def outputs_and_tokens(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray, JaxArray]:
-    """Return deviations from the limit, and random tokens; `shared` as in `output_errors`."""
+    """Return deviations from the limit, and the random tokens.
+
+    `shared` is (simulation, number of random tokens, limit).
+    """
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
@@ -271,7 +276,10 @@ def outputs_and_tokens(
 def gradient_errors(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray]:
-    """Return squared distances of a gradient from its limit; `shared` as in `output_errors`."""
+    """Return squared distances of a gradient from its limit.
+
+    `shared` is (simulation, number of random tokens, limit).
+    """
     simulation, count, limit = shared
 
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:

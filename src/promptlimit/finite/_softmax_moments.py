@@ -36,7 +36,7 @@ TOLERANCE = 1e-9
 _UNDERFLOW = 1e-280
 _ROUNDING = 8.0 * EPSILON
 _FINEST = 1e-8
-"""Errors are relative to `mse`, or to the square of this number times T if that is larger."""
+"""Errors are relative to `mse`, but at least to (this number times max |T_i|) squared."""
 
 
 def softmax_moments(
@@ -51,7 +51,7 @@ def softmax_moments(
     r"""Return the moments of $T_L=\sum_lp_lVz_l$ with $p_l\propto e^{s_l}$.
 
     Args:
-        law: the law along the tilt of a token of an infinite prompt.
+        law: the law of a token of an infinite prompt, along the tilt.
         value: V, [e, d].
         lengths: L, [n]: at least 1, or infinite.
         known: the tokens and sinks that are in every prompt.
@@ -128,9 +128,9 @@ def _tilted_head(
 def _without_rounding(found: PromptIntegrals, size: float) -> PromptIntegrals:
     r"""Return the moments of dependent tokens, with zeros in place of mere rounding errors.
 
-    Every output is equal to the limit over whole periods of a deterministic cycle, and over a draw
-    of all tokens without replacement. The integrals are then sums of terms of about $E\,S_2$ times
-    `size` that cancel.
+    An output equals its limit if the prompt consists of whole periods of a deterministic cycle, or
+    of all tokens drawn without replacement. The integrals are then sums of terms of about $E\,S_2$
+    times `size` that cancel.
 
     Args:
         found: the moments.
@@ -150,20 +150,24 @@ def require_accurate(error: Array, mse: Array, lengths: Array, limit: Array) -> 
     """Raise AccuracyError if the relative error of `mse` exceeds `TOLERANCE`."""
     if not mse.size:
         return
-    scale = np.maximum(mse, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
-    relative = np.where(np.isfinite(error), error / scale, np.inf)
+    size = np.abs(mse)
+    scale = np.maximum(size, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
+    # A mean square is not negative: where it is, the error is at least its size.
+    relative = np.where(np.isfinite(error), np.maximum(error, -mse) / scale, np.inf)
     worst = int(np.argmax(relative))
-    if not relative[worst] <= TOLERANCE and mse[worst] < EPSILON * float(limit @ limit):
+    if not relative[worst] <= TOLERANCE and size[worst] < EPSILON * float(limit @ limit):
         raise AccuracyError(
             "outputs must differ from the limit by more than rounding errors, got a mean squared "
-            f"distance of {mse[worst]:.1e} at length {lengths[worst]:g}. Choose shorter prompts.",
+            f"distance of at most {size[worst] + error[worst]:.1e} at length {lengths[worst]:g}. "
+            "Choose shorter prompts.",
             argument="lengths",
         )
     if not relative[worst] <= TOLERANCE:
         raise AccuracyError(
             f"moments must be exact to a relative {TOLERANCE:g}, got {relative[worst]:.1e} at "
             f"length {lengths[worst]:g}. Scale the attention, or define `gaussian_parts` of tokens "
-            "from a list of points.",
+            "from a list of points. The derivatives of a user-defined `log_laplace` may lose "
+            "digits at this tilt: call `check_law`.",
             argument="attention",
         )
 
@@ -229,9 +233,10 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
     limit: Array,
     mean: Array,
 ) -> tuple[Array, Array]:
-    """Return n times the covariance of both heads over n tokens, and its rounding error, [n].
+    """Return the number of all tokens times the covariance of both heads, and its rounding error.
 
-    The covariance is integrated over the even and over the odd nodes, [2, n, e, e].
+    The first array, [2, n, e, e], contains the integrals over the even and over the odd nodes. The
+    second has one entry per length, [n].
     """
     tokens = next(term for term in integrals.terms if isinstance(term, TokenTerms))
     b, outputs, shift = tokens.drift, mean.size, limit[mean.size :] - mean

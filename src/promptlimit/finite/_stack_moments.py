@@ -7,10 +7,11 @@ dimensions, and random particles otherwise.
 Over Gaussian tokens, linear layers depend on the tokens only through Wishart matrices. The output
 of softmax layers has, to leading order in 1/L, the covariance C / L and the bias b / L
 (`promptlimit.depth`). L times the bias may be far from b even for long prompts
-(`promptlimit.depth.leading_order_ratio`). In this case the bias is NaN with a warning, except for
-two layers of which the first has one head: there it follows from the exact errors of the tokens at
-that length. Under a causal mask the bias of K layers falls as $(\ln L)^{K-1}/L$ with a constant
-that depends on the first tokens, and is NaN. Derived in docs/depth-theory.md.
+(`promptlimit.depth.leading_order_ratio`). In this case the bias is NaN with a warning. The
+exception is two layers of which the first has one head: the bias is then computed from the exact
+errors of the tokens at that length. Under a causal mask the bias of K layers falls as
+$(\ln L)^{K-1}/L$ with a constant that depends on the first tokens, and is NaN. Derived in
+docs/depth-theory.md.
 """
 
 import dataclasses
@@ -66,13 +67,13 @@ _PARTICLES = 1024
 """The number N of particles in place of the law of a token; the bias of the limit is O(1/N^2)."""
 
 _REPLICAS = 64
-"""The default number of sets of particles, and the largest if prompts are simulated too."""
+"""The default number of sets of particles, and the largest number if prompts are simulated too."""
 
 _FIRST_NODES = {1: 64, 2: 16}
 """The first number of quadrature nodes per axis of each Gaussian part, by dimension."""
 
 _MOST_ATOMS = 8192
-"""The largest number of atoms; all pairs of atoms have a score."""
+"""The largest number of atoms; scores are computed for all pairs of atoms."""
 
 _MOST_TERMS = 64
 """The largest number of terms of an influence for which a control variate saves time."""
@@ -114,7 +115,7 @@ def atoms_obstacle(problem: Problem) -> str | None:
 
 
 def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
-    """Return the limit over quadrature nodes; its error is the change by their last doubling."""
+    """Return the limit over quadrature nodes; its error is the change when they last doubled."""
     limit, error = _limit_by_atoms(problem)
     rows = MomentRows.at_infinity(limit, problem.lengths.size)
     return dataclasses.replace(rows, limit_error=error)
@@ -150,8 +151,8 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
     r"""Return the output over atoms, n = `nodes` per axis of every Gaussian part.
 
     Standardised atoms x are $\sqrt{2\pi/n}$ apart with weights proportional to $e^{-x^2/2}$: a
-    trapezoidal rule, whose error falls geometrically because layers are smooth. They extend to
-    about $\sqrt{\pi n/2}$, because tilted means depend on the tails.
+    trapezoidal rule, whose error falls geometrically because layers are smooth. The atoms extend
+    to about $\sqrt{\pi n/2}$, because tilted means depend on the tails.
     """
     points, shares = [], []
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
@@ -194,8 +195,8 @@ def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
 def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> tuple[Array, Array]:
     r"""Return the limit as a mean over independent sets of N particles, and its standard error.
 
-    The output over one set is $2T_N-\frac12(T_{N/2}+T'_{N/2})$ with $T_N$ over all particles and
-    the others over its two halves, which removes the bias of order 1/N.
+    The output over one set is $2T_N-\frac12(T_{N/2}+T'_{N/2})$, which has no bias of order 1/N.
+    $T_N$ is the output over all particles, and $T_{N/2}$ and $T'_{N/2}$ over the two halves.
     """
     replicas = _REPLICAS if effort.samples is None else int(effort.samples)
     if np.isfinite(problem.lengths).any():

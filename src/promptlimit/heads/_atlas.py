@@ -39,7 +39,7 @@ from promptlimit.storage import write_bytes
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
-"""The fraction of the variance of a head that is left unexplained at `length_needed`."""
+"""The predicted error at `length_needed`, as a fraction of the variance of the limit."""
 _STORE_EVERY = 5.0
 """The smallest number of seconds from one storage of moments to the next."""
 
@@ -65,14 +65,15 @@ def atlas(
     keys are used after rotation, so that the law is an average over the positions of the prompt.
     An approximation of the head replaces this law by a simpler one (docs/heads-theory.md).
 
-    The model runs over the text twice: once for the moments of the whole text (the corpus), and
-    once to measure. Memory grows linearly with the window. Heads from `capture`, and heads built by
-    hand, are measured without running a model.
+    The heads are used twice: for the moments of the whole text (the corpus), and to measure. The
+    model runs twice over windows whose heads do not fit in 512 MiB of memory. Memory grows linearly
+    with the window. Heads from `capture`, and heads built by hand, are measured without running a
+    model.
 
     Args:
-        model: the result of `load` or of `capture`, or heads: a list of heads for one layer, a list
-            of such lists for several layers (as `Model.heads` returns), or a list of those for
-            several prompts.
+        model: the result of `load` or of `capture`, or heads: a list of heads for one layer; lists
+            for several layers, in a list (as `Model.heads` returns); or such lists of layers for
+            several prompts, in a list.
         text_or_ids: a text, token ids, or windows of token ids, one per row; omitted for heads.
         window: the number of tokens of a prompt; by default the longest prompt of the model, at
             most 512.
@@ -99,7 +100,7 @@ def atlas(
     alone, key = prompts.count == 1, jax.random.key(seed)
 
     def measure(index: int, layer: int, heads: LayerHeads) -> dict[str, Any]:
-        """Measure one layer on one window; the corpus consists of the other windows, if any."""
+        """Measure a layer on one window. The corpus is the other windows; this one if alone."""
         corpus = moments[layer] if alone else moments[layer] - corpus_moments(heads)
         scales = prompts.scales[layer]
         maps = (to_device(part, jnp.float32) for part in corpus.affine_maps(scales))
@@ -174,7 +175,8 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the length at which the predicted error is a tenth of the variance of the limit.
 
     The logarithm of the error is interpolated linearly in the logarithm of the length. The result
-    is infinite if the length exceeds `GRID`, and NaN if the limit does not depend on the query.
+    is at least the first length of `GRID`, infinite beyond the last one, and NaN if the limit does
+    not depend on the query.
 
     Args:
         errors: the predicted errors at the lengths of `GRID`, [layers, heads, lengths].

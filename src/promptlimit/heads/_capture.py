@@ -5,7 +5,7 @@ a function that records its arguments is registered while the model runs. In oth
 `scaled_dot_product_attention` are recorded, and so is each softmax between two matrix products. For
 the latter, the scale c and the mask are inferred from the scores, which are $c\,qk^\top$ for
 visible tokens and large negative numbers for masked tokens. On both routes, the output of every
-layer is rebuilt from the captured heads and compared with the output of the model.
+attention call is rebuilt from the captured heads and compared with that of the model.
 """
 
 import contextlib

@@ -48,8 +48,8 @@ def causal_atlas(
 
     The approximations in `r2` replace the far tokens, for example by their count, means and
     covariances. For keys of dimension d and values of dimension e these are $1+d+e+de+d(d+1)/2$
-    numbers per head. For comparison, "dropped" omits the far tokens and keeps as many more recent
-    tokens as fit into the same memory.
+    numbers per head. For comparison, "dropped" omits the far tokens and keeps
+    additional recent tokens in the same memory.
 
     The model runs over the text once. Memory grows linearly with the window.
 
@@ -123,7 +123,7 @@ def causal_atlas(
 
 
 def _moment_tokens(keys: int, values: int) -> int:
-    """Return the number of tokens that take as much memory as the moments of the far tokens.
+    """Return the number of tokens that take as much memory as the moments, rounded up.
 
     The moments are a count, the means of keys and values, the covariance of the keys, and the
     covariance of the values with the keys.
@@ -174,7 +174,9 @@ def _entropy_predicted(
     table: Prediction,
     far: FarTokens,
 ) -> dict[str, np.ndarray]:
-    r"""Return the entropy in the last class predicted from the first, [layers, heads], by method.
+    r"""Return the entropy in the last class predicted from the first class.
+
+    The classes are those of `_classes`, and the results are [layers, heads], by method.
 
     The entropy at a query is extrapolated from the length of its prompt to the geometric mean of
     the lengths in the last class:
@@ -182,7 +184,7 @@ def _entropy_predicted(
     - "no change" keeps the entropy;
     - "more tokens" adds the logarithm of the ratio of the lengths;
     - "gaussian" adds the increase of the entropy for Gaussian scores of the same variance;
-    - "gaussian far" adds this increase only to the entropy of the far tokens.
+    - "gaussian far" increases only the entropy and the mass of the far tokens, in the same way.
     """
     short, long = classes[0], classes[-1]
     at = {name: part[..., short] for name, part in rows.items()}
@@ -210,9 +212,9 @@ def _added(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the changes of $E\ln Z$ and $E\,H$ of Gaussian scores between two lengths.
 
-    For L scores of variance $\sigma^2$, $E\ln Z=\ln L+g\sigma^2/2$ with g the `growth` of
-    `Statistics`, and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$. Here Z is the sum of exponentials of the
-    scores, H the entropy of the weights and $S_2$ the sum of their squares.
+    For L scores of variance $\sigma^2$, $E\ln Z=\ln L+g\sigma^2/2$, which defines the `growth` g of
+    the table, and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$. Here Z is the sum of the exponentials of the
+    scores, H the entropy of the weights and $S_2$ the sum of squared weights.
     """
 
     def at(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

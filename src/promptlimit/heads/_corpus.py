@@ -57,7 +57,8 @@ class CorpusMoments:
         r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
 
         Here $M=c\,C_{vk}$ and $b=m_v$ with the scale c of the scores, the covariance $C_{vk}$ of
-        values with keys and the mean $m_v$ of the values (Lemma 2.1 of the paper).
+        values with keys and the mean $m_v$ of the values (Lemma 2.1 of Boursier and
+        Boyer, 2026).
         """
         d = self.queries.shape[1]
         mean = self.tokens / self.count
@@ -67,7 +68,7 @@ class CorpusMoments:
 
 
 def corpus_moments(heads: LayerHeads) -> CorpusMoments:
-    """Return the moments of one prompt; add them to obtain those of several prompts."""
+    """Return the moments of one prompt; the sum over prompts gives the moments of them all."""
     counts = heads.keys.shape[1], heads.queries.shape[1]
     sums: list[np.ndarray] = []
     for count, moments in zip(counts, _means_and_scatters(heads), strict=True):

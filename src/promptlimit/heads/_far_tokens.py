@@ -9,9 +9,11 @@ tokens are replaced by their moments, their mass, their output and the output of
     Z_f = n exp(s + var/2),    a_f = m_v + C_vk t = mean of (1 + s_j - s) v_j,
     (Z_k a_k + Z_f a_f)/(Z_k + Z_f).
 
-The formula for $a_f$ is Lemma 2.1 of the paper. The finite-length correction is that of n Gaussian
-tokens: $\ln Z_f$ becomes $\ln n+s+g\,\mathrm{var}/2$ with g the `growth` of `Statistics`, and
-$C_{vk}t$ is multiplied by $1-E\,S_2$, with $S_2$ the sum of squared weights.
+The formula for $a_f$ is Lemma 2.1 of Boursier and Boyer (2026). The finite-length correction is
+that of n Gaussian tokens whose scores have mean 0 and variance var. Let Z be the sum of the
+exponentials of their scores, and $S_2$ the sum of their squared weights. Then $\ln Z_f$ becomes
+$\ln n+s+g\,\mathrm{var}/2$ with $g=2(E\ln Z-\ln n)/\mathrm{var}$, and $C_{vk}t$ is multiplied by
+$1-E\,S_2$.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,7 @@ _LEAST = 1e-37
 
 
 class FarTokens(NamedTuple):
-    """The measurement of the causal atlas.
+    """The statistics and approximations of `causal_atlas`; a `Measurement`.
 
     Attributes:
         sinks: the number of sinks.
@@ -51,7 +53,7 @@ class FarTokens(NamedTuple):
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
         """Return the function of queries and positions that `Measurement` describes.
 
-        It returns these statistics of each query:
+        `given` is empty, since no further arrays are needed. The statistics of each query are:
 
         - `variance`: the variance of the scores;
         - `between`: the variance of the mean scores of bands of distance;
@@ -59,9 +61,9 @@ class FarTokens(NamedTuple):
         - `participation`: the sum of squared weights;
         - `entropy`: the entropy of the weights, in nats; `far_entropy`, `kept_entropy`: the entropy
           of the weights among far tokens and among kept tokens;
-        - `far_odds`: the logarithm of the far mass divided by the kept mass;
+        - `far_odds`: the logarithm of the ratio of the far mass to the kept mass;
         - `far_variance`: the variance of the scores of far tokens;
-        - `mass_error`: the logarithm of the far mass from moments divided by the true far mass.
+        - `mass_error`: the logarithm of the ratio of $Z_f$ from moments to the true far mass.
         """
         del given
         keys = scale * head.keys
@@ -128,9 +130,11 @@ def _outputs(
     masks: _Masks,
     prediction: Prediction,
 ) -> Named:
-    """Return the outputs [n, e] of each approximation, which replaces the far tokens.
+    """Return the outputs [n, e] of each approximation.
 
-    - `dropped`: no far tokens, but more recent tokens in the memory of the moments;
+    The approximation `dropped` omits the far tokens and keeps `equivalent_tokens` additional
+    recent tokens. The other approximations replace the mass and the output of the far tokens:
+
     - `mean`: the true mass and the mean value;
     - `gaussian`: mass and output from moments;
     - `gaussian_finite`: mass and output from moments, with the finite-length correction;
@@ -176,7 +180,7 @@ def _log_sum(masses: Float[Array, "n length"]) -> Float[Array, " n"]:
 def _entropy(
     masses: Float[Array, "n length"], scores: Float[Array, "n length"]
 ) -> Float[Array, " n"]:
-    r"""Return the entropy $\ln Z-\sum_jp_js_j$ of weights $p_j=e^{s_j}/Z$; 0 without tokens."""
+    r"""Return the entropy $\ln Z-\sum_jp_js_j$ of weights $p_j=e^{s_j}/Z$, with $Z>0$."""
     return _log_sum(masses) - (_weighed(masses) * jnp.maximum(scores, jnp.log(_LEAST))).sum(axis=1)
 
 
@@ -199,8 +203,9 @@ def _between(
 ) -> Float[Array, " n"]:
     r"""Return the variance of the mean scores of bands of distance, $\sum_bn_bm_b^2/L$.
 
-    Band b consists of the $n_b$ tokens at distances from b `band` to (b + 1) `band` - 1 from the
-    query, whose centred scores have the mean $m_b$.
+    Band b consists of the $n_b$ tokens whose distance from the query is at least `b * band` and
+    below `(b + 1) * band`; $m_b$ is the mean of their centred scores, and L the number of all
+    tokens up to the query.
     """
     sums = jnp.pad(jnp.cumsum(centred, axis=1), ((0, 0), (1, 0)))
     bands = -(-centred.shape[1] // band)

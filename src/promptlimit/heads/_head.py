@@ -93,7 +93,7 @@ class Head:
         return _fitted(self._prompt(position))
 
     def mixture(self, clusters: int, *, seed: int = 0, position: int | None = None) -> Mixture:
-        """Return a mixture with one Gaussian per cluster of tokens, which has the same moments.
+        """Return a mixture with one Gaussian per cluster of tokens, fitted to these tokens.
 
         The keys in a cluster have similar scores at all queries.
         """
@@ -109,7 +109,7 @@ class Head:
         return Mixture(shares, [_fitted(part) for part in kept])
 
     def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
-        """Return a mixture of the most attended tokens, as atoms, and a Gaussian for the others.
+        """Return a mixture: the `sinks` most attractive tokens as atoms, a Gaussian for the others.
 
         In trained heads a few tokens often have much of the weight, while the others may be close
         to Gaussian.

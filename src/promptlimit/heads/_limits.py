@@ -48,7 +48,7 @@ class PerHead(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The measurement of `atlas`.
+    """The statistics and approximations of `atlas`; a `Measurement`.
 
     Attributes:
         causal: whether a query attends only to the tokens up to its own.
@@ -133,7 +133,7 @@ def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any
 def layer_sums(
     rows: QueryRows, queries: np.ndarray, lengths: np.ndarray, prediction: Prediction
 ) -> dict[str, Any]:
-    """Return sums over the queries of one prompt, for the heads of a layer.
+    r"""Return sums over the queries of one prompt, for the heads of a layer.
 
     Args:
         rows: the statistics and errors of `Limits` at the measured queries.
@@ -145,7 +145,8 @@ def layer_sums(
         A mapping with these entries, of shape [heads] unless stated otherwise:
 
         - `sharpness`, [heads, queries];
-        - `means`: the means of statistics over queries, by name;
+        - `means`: the means of statistics over queries, by name; "linear" and "frozen" are the
+          fractions of queries with $\sigma^2\le\frac23\ln L$ and with $\sigma^2>2\ln L$;
         - `errors`: the squared error of each approximation, by name;
         - `predicted_error`: the error of "gaussian" predicted for Gaussian tokens;
         - `total`: the sum of squared deviations of the outputs from their mean;

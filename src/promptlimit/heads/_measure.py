@@ -42,7 +42,7 @@ class QueryRows(NamedTuple):
     """Statistics and errors at the queries of a layer, in double precision.
 
     Attributes:
-        statistics: statistics of the scores of each query, by name, [heads, queries].
+        statistics: statistics at each query, by name, [heads, queries].
         errors: the squared distance of each approximation from the output of the head, by name,
             [heads, queries].
         totals: the squared distances of the outputs from their mean over queries, summed over
@@ -58,7 +58,7 @@ class QueryRows(NamedTuple):
 
 @runtime_checkable
 class Measurement(Protocol):
-    """A measurement of a head; hashable, so that each measurement is compiled once."""
+    """A measurement of a head. It must be hashable, so that each measurement is compiled once."""
 
     def rows(
         self, head: LayerHeads, scale: Array, prediction: Prediction, given: Any
@@ -92,7 +92,7 @@ def query_rows(  # noqa: PLR0917 - in the order of their use
         positions: the positions of the measured queries.
         prediction: the weight statistics of Gaussian tokens.
         measurement: the statistics and the approximations.
-        given: arrays for the measurement, with one entry per head.
+        given: the argument `given` of `measurement.rows`, for all heads along a first axis.
     """
     rows = _device_rows(
         heads,
@@ -141,8 +141,8 @@ def in_every_layer(
 ) -> Part:
     """Return `measure(prompt, layer, heads)` for all layers of all prompts, [prompts, layers, ...].
 
-    Layers whose results are stored are not measured again. Raises `ArgumentError` if scores
-    overflow single precision.
+    Layers whose results are in `parts` are not measured again. `what` is the name of the step for
+    `report`. Raises `ArgumentError` if scores overflow single precision.
     """
     done, total = itertools.count(1), prompts.count * len(prompts.scales)
     report(what, 0, total)
@@ -179,7 +179,7 @@ def _name(prompt: int, layer: int) -> str:
 
 
 def _stacked(parts: list[Part]) -> Part:
-    """Return arrays with a new first axis."""
+    """Stack the arrays of the parts along a new first axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 

@@ -223,7 +223,7 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
 
 
 def _depths(heads: object, depth: int = 0) -> set[int]:
-    """Return the numbers of nested lists that contain the heads; 0 for any other object."""
+    """Return the depths of lists at which heads occur, 1 to 3; 0 stands for other objects."""
     if isinstance(heads, Head):
         return {depth}
     if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
@@ -339,7 +339,7 @@ def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int]]:
-    """Return the special tokens before a text, the tokens of the text, and those after it."""
+    """Return the special tokens before a text, its tokens, and the special tokens after it."""
     if tokenizer is None:
         raise ArgumentError(
             "text_or_ids",

@@ -6,12 +6,13 @@ the moments of this prompt. Since moments are sums over tokens, the approximatio
 $\sum_jw_jv_j$ (docs/heads-theory.md):
 
     uniform    w_j = 1/n
-    Gaussian   w_j = (1 + s_j - s)/n
+    Gaussian   w_j = (1 + s_j - s)/n   (Lemma 2.1 of Boursier and Boyer, 2026)
     mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c,   r_c ∝ n_c exp(s_c + var_c/2)
 
 Here n is the number of tokens of the prompt and s the mean of their scores; n_c, s_c and var_c are
-number, mean and variance of the scores in cluster c. The array `inside` contains one row per query:
-whether each token is in its prompt, which ends at the query in causal models.
+number, mean and variance of the scores in cluster c. The array `inside` has one row per query: it
+states for each token whether the token is in the prompt of the query. In causal models this prompt
+ends at the query.
 """
 
 import functools
@@ -47,7 +48,7 @@ def uniform_weights(scores: Scores, inside: Inside) -> Scores:
 
 
 def gaussian_weights(scores: Scores, inside: Inside) -> Scores:
-    r"""Return the weights of the limit over the Gaussian with the prompt's moments (Lemma 2.1)."""
+    r"""Return the weights of the limit over the Gaussian with the prompt's moments."""
     share = uniform_weights(scores, inside)
     centre = (share * scores).sum(axis=1, keepdims=True)
     return share * (1.0 + scores - centre)

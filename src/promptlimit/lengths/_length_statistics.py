@@ -124,10 +124,10 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 
 
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
-    r"""Return the statistics of infinite prompts, and of finite prompts with equal free scores m.
+    r"""Return the statistics if all free scores are equal to `score`, or if prompts are infinite.
 
-    For a single random free score of mean m and no fixed tokens, they are also correct, except for
-    the variance of $\ln Z$.
+    For a single random free score of mean `score` and no fixed tokens, they are also correct,
+    except for the variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -244,7 +244,7 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
 
 
 def _whole_error(error: Array, variance_error: Array) -> Array:
-    """Return the larger of the measured error times a safety factor and the rounding error."""
+    """Return the larger of `variance_error` and `error` times a safety factor, at most 1."""
     return np.minimum(np.maximum(_SAFETY * error, variance_error), 1.0)
 
 
@@ -284,7 +284,7 @@ def effective_tokens(sharpness: ArrayLike | AbstractScores, lengths: ArrayLike) 
 
 
 def _extremes(scores: AbstractScores, lengths: Array) -> tuple[Array, Array, Array]:
-    """Return the mean of 1/S_2, the mean of the largest weight, and the error, [n] each."""
+    """Return the means of 1/S_2 and of the largest weight, and their relative error, [n] each."""
     inverse, largest, error = lengths.copy(), 1.0 / lengths, np.zeros(lengths.size)
     rest = np.isfinite(lengths) & (lengths > 1.0)
     if not rest.any() or scores.mean_and_variance()[1] == 0.0:
@@ -303,7 +303,7 @@ def _extremes(scores: AbstractScores, lengths: Array) -> tuple[Array, Array, Arr
 def entropy_prediction(
     scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> EntropyPrediction:
-    r"""Return an estimate of the mean entropy over prompts of other lengths, from N scores.
+    r"""Return an estimate of the mean entropy over prompts of L tokens, from a sample of N scores.
 
     The N scores are a sample from an unknown law. `length_statistics` with `ListedScores` returns
     the mean entropy for L draws from the sample, which has a bias of $c/N$ as an estimate for L
@@ -313,7 +313,7 @@ def entropy_prediction(
         c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
 
     With fixed tokens, bias and error are those of a jackknife with 16 groups of scores. Scores of
-    real heads are not independent: pass sinks as fixed tokens, and choose the N keys at random.
+    real heads are not independent: pass sinks as fixed tokens, and choose the N tokens at random.
 
     Args:
         scores: the scores of N tokens at one query, multiplied by the inverse temperature.

@@ -62,7 +62,7 @@ def log_n(lengths: ArrayLike, base: Number) -> Array:
 
 
 def longrope(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $1+\ln f/\ln L_0$ with $f=L/L_0$ the target length over the trained length.
+    r"""Return $1+\ln f/\ln L_0$ with f the larger of $L/L_0$ and 1, for the target length L.
 
     LongRoPE multiplies cosines and sines, and thereby queries and keys, by the square root of this
     factor, which does not change during inference. It is equal to `log_n` at the target length. See
@@ -74,7 +74,7 @@ def longrope(lengths: ArrayLike, base: Number) -> Array:
 
 
 def yarn(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $(1+0.1\ln f)^2$ with $f=L/L_0$, the factor of YaRN.
+    r"""Return $(1+0.1\ln f)^2$ with f the larger of $L/L_0$ and 1, the factor of YaRN.
 
     YaRN (Peng et al., arXiv 2309.00071) multiplies cosines and sines by $0.1\ln f+1$, and thereby
     logits by the square. See `_compute_yarn_parameters` in modeling_rope_utils.py of transformers.

@@ -48,7 +48,7 @@ class Readout:
         return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
     def features(self, tokens: Array, x: Array) -> Array:
-        """Return the features of tokens, [e + 2, u, ...], of which `cumulants` are computed.
+        """Return the features of tokens, [e + 2, u, ...], from which `cumulants` are computed.
 
         They are the e entries of $y=Vz-T$, which have mean zero under the tilted law, then 1 and x.
 

@@ -132,9 +132,9 @@ class AutoregressiveGaussian(AbstractPrompt):
     def leading(self, head: Readout) -> Leading:
         r"""Return the leading order in 1/L.
 
-        With $R_k=a^{|k|}\Gamma$, sums over all integers k and the tilt t, L times the covariance of
-        the output tends to $V\sum_ke^{t'R_kt}[R_k+R_ktt'R_k]V'$, and L times the bias to
-        $-V\sum_ke^{t'R_kt}R_kt$.
+        Let t be the tilt and $R_k=a^{|k|}\Gamma$. L times the covariance of the output tends to
+        $V\sum_ke^{t'R_kt}[R_k+R_ktt'R_k]V'$, and L times the bias to $-V\sum_ke^{t'R_kt}R_kt$, with
+        sums over all integers k.
         """
         cov, sharpness = as_float64(self.cov), self._sharpness(head.tilt)
         a, square = self.coefficient, sharpness**2

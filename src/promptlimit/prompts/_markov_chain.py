@@ -182,9 +182,9 @@ class MarkovChain(AbstractPrompt):
         $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$ is the sum
         of their covariances over all lags. Let s be the scores of the states, y their values minus
         the limit, $w=e^s/\pi e^s$ and $\psi=wy$. L times the covariance of the output tends to
-        $K(\psi,\psi)$, and L times the bias to $-K(\psi,w)$. A first state of law $\nu$ adds
-        $\nu'G\psi$ to the latter, and a condition on the last state adds the same term of the
-        reversed chain.
+        $K(\psi,\psi)$, and L times the bias to $-K(\psi,w)$. To the latter limit, a first
+        state of law $\nu$ adds $\nu'G\psi$, and a condition on the last state adds the same term of
+        the reversed chain.
         """
         states = self._states.on_pairs() if self.is_on_transitions else self._states
         law, matrix = states.stationary, states.transitions
@@ -261,7 +261,10 @@ class _States:
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
-        """Return the indicator of the last state over its chance after k steps, [k, n], or None."""
+        """Return the indicator of the last state divided by its probability after `steps`.
+
+        The result has a row for each entry of `steps`, [k, n]; it is None without a condition.
+        """
         if self.last is None:
             return None
         first = self.stationary if self.first is None else self.first

@@ -25,9 +25,9 @@ _SCORES_THAT_COUNT = 45.0
 class Prompt(eqx.Module):
     r"""L random tokens, and known tokens that are in every prompt.
 
-    The softmax weights at the tilt t are proportional to $e^s$. The score s of a random token z at
-    distance j from the end is $\langle t,z\rangle+o-mj$ with the `offset` o and the `slope` m. That
-    of a known token is $\langle t,z\rangle$. A sink has a given score and the value zero.
+    The softmax weights at the tilt t are proportional to $e^s$. A random token z at distance j from
+    the end has the score $s=\langle t,z\rangle+o-mj$ with the `offset` o and the `slope` m. A known
+    token has the score $\langle t,z\rangle$. A sink has a score from `sinks` and the value zero.
 
     Args:
         law: the law of the random tokens: a measure, or a law of prompts such as `MarkovChain`.
@@ -113,7 +113,7 @@ class Prompt(eqx.Module):
 
     @property
     def words(self) -> str:
-        """The difference to independent tokens as text; empty if there is none."""
+        """The difference from independent tokens as text; empty if there is none."""
         process = f"tokens of a {type(self.law).__name__}" if self.process is not None else ""
         return ", ".join(filter(None, [process, self.extras]))
 

@@ -42,9 +42,9 @@ _NEWTON_STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Jet:
-    r"""Matrices $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$ up to terms of third order in a.
+    r"""Matrices that depend on a: $M+\sum_ia_iM_i+\frac12\sum_{ij}a_ia_jM_{ij}$, to second order.
 
-    The vector a has f entries; second derivatives are in the first g = f - 1 only.
+    The vector a has f entries, and $M_{ij}$ is stored only for the first g = f - 1 of them.
 
     Attributes:
         value: $M$, [..., m, n].
@@ -98,7 +98,7 @@ class Jet:
         return self.mapped(lambda array: array.swapaxes(-1, -2))
 
     def put(self, places: np.ndarray, other: "Jet", valid: np.ndarray) -> None:
-        """Set the matrices at `places` where `valid`, [u], is true to those of another jet."""
+        """Replace the matrices at the `places` that are `valid`, [u], by those of another jet."""
         kept = valid[places]
         self.value[places[kept]] = other.value[kept]
         self.first[:, places[kept]] = other.first[:, kept]
@@ -308,10 +308,10 @@ def _scaled(jet: Jet, scale: Array) -> tuple[Jet, Array]:
 
 
 def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
-    """Return the steps after which one eigenvalue dominates, [u], and its eigenvectors.
+    """Return the number of steps after which one eigenvalue dominates, [u], and its eigenvectors.
 
-    The steps are infinite if they exceed half of `most`. The right and left eigenvectors (1, v) and
-    (1, w) are returned as v and w, [u, n - 1] each.
+    The number is infinite if it exceeds half of `most` or 2**11. The right and left eigenvectors
+    (1, v) and (1, w) are returned as v and w, [u, n - 1] each.
     """
     mixing = np.full(len(matrix), np.inf)
     right, left = np.zeros((2, len(matrix), matrix.shape[-1] - 1))

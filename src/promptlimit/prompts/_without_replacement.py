@@ -1,9 +1,9 @@
 r"""Prompts drawn from a list of tokens without replacement.
 
-With $x_i=e^{s_i+u}$ for the score $s_i$ of token i, $y_i$ its value minus the limit and
-$D_i=e^{-x_i(1-\langle a,y_i\rangle)}$, the function
-$\Psi=\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$ of `AbstractPrompt.cumulants` is a coefficient of
-a polynomial in $\zeta$, and so an integral over a circle $|\zeta|=r$. Given the angle $\theta$,
+A prompt contains L of N tokens. For token i let $s_i$ be its score, $x_i=e^{s_i+u}$, and $y_i$ its
+value minus the limit. With $D_i=e^{-x_i(1-\langle a,y_i\rangle)}$, the function $\Psi$ of
+`AbstractPrompt.cumulants` is $\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$. This coefficient of a
+polynomial in $\zeta$ is an integral over a circle $|\zeta|=r$. At the angle $\theta$ of the circle,
 tokens are independent: token i is included with the complex probability
 $Q_i=q_ie^{i\theta}/(1-q_i+q_ie^{i\theta})$. Here $q_i=rD_i/(1+rD_i)$ at $a=0$, and r is such that
 $\sum q_i=L$.

@@ -27,7 +27,7 @@ class GapCurve(Result):
             ("estimate"), NaN ("asymptotic"), 0 ("bound").
         kind: the kind of the numbers.
         wrt: the parameter whose gradient is compared; None for outputs.
-        limit_square: $E\|T\|^2$ over queries.
+        limit_square: $E\|T\|^2$ over queries; NaN if it was not computed.
         cov: the covariance of the estimates at all lengths, [n, n]; None for other kinds.
         samples: the number of simulated prompts; 0 unless the kind is "estimate".
     """
@@ -56,7 +56,7 @@ class GapExponent(Result):
         value: $\kappa$; 0 if the gap falls more slowly than every power.
         tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, with $\Gamma$ the covariance of the tokens, $U$
             the key-query matrix and $S$ the covariance of Gaussian queries; 0 if queries or tokens
-            are bounded.
+            are bounded, and for linear attention.
         rho: $\rho$ if the gap falls like $e^{-\sqrt{2\ln L}/\rho}$, more slowly than every power;
             0 if it falls like a power.
     """

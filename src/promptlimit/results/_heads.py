@@ -53,8 +53,8 @@ class AbstractAtlas(Result, abc.ABC):
         window: L, the number of tokens of a prompt.
         windows: the number of prompts.
         sinks: the number of sinks, tokens that approximations of the head keep exactly.
-        rotary: whether the model rotates queries and keys by their position; they are used after
-            rotation.
+        rotary: whether the model rotates queries and keys by their position. If it does, all
+            statistics are those of rotated queries and keys.
         parity: the relative error of each layer's attention output when rebuilt from its heads,
             [layers]; NaN for heads built by hand.
         effective_tokens: $1/\overline{S_2}$, with $\overline{S_2}$ the mean over queries of the sum
@@ -117,9 +117,9 @@ class HeadAtlas(AbstractAtlas):
         clusters: the number of Gaussians in the approximation "mixture".
         causal: whether the prompt of a query ends with the query.
         quantiles: the probabilities of the quantiles in `sharpness`, [5].
-        sharpness: quantiles (5, 25, 50, 75 and 95 per cent) over the queries of all prompts of
-            $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$, the standard deviation of the scores of a query
-            $q$; $k$ are keys and $c$ is the scale. [layers, heads, 5].
+        sharpness: the quantiles (5, 25, 50, 75 and 95 per cent) of $\sigma$ over the queries of all
+            prompts, [layers, heads, 5]. $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$ is the standard
+            deviation of the scores of a query $q$, with keys $k$ and the scale $c$.
         linear_share: the fraction of queries with $\sigma^2\le\frac23\ln L$.
         frozen_share: the fraction of queries with $\sigma^2>2\ln L$.
         effective_tokens_predicted: `effective_tokens`, predicted from the sharpness of each query
@@ -226,7 +226,7 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def median_r2(self, regime: str) -> dict[str, float]:
-        """Return the median R² of each approximation over the heads of a regime, if it has any."""
+        """Return the median R² of each approximation over the heads of a regime; {} without any."""
         chosen = (self.regime == regime) & np.isfinite(self.r2["gaussian"])
         if not chosen.any():
             return {}
@@ -258,7 +258,7 @@ class CausalAtlas(AbstractAtlas):
 
     Attributes:
         shortest: the number of tokens of the shortest measured prompt.
-        every: the spacing of the measured queries.
+        every: the number of positions from one measured query to the next.
         recent: the number of recent tokens, including the token at the position of the query.
         equivalent_tokens: the number of tokens that take as much memory as the moments of the far
             tokens.
@@ -391,11 +391,11 @@ class HeadReplacement(Result):
 
     Attributes:
         model: the name of the model's folder.
-        measure: "loss", in nats, or "cosine", between the embeddings of a window by this model and
-            by the model as trained.
+        measure: "loss", in nats, or "cosine", the cosine between the embeddings of a window by this
+            model and by the model as trained.
         window: the number of tokens of a prompt.
         sinks: the number of sinks in the approximation "sinks".
-        windows_in_atlas: the number of windows that the atlas had also used, if it was computed
+        windows_in_atlas: the number of these windows that the atlas also used, if it was computed
             from the same text.
         counts: the numbers of replaced heads, [n].
         curves: the measure for each count and window, [n, windows], by the name of the curve.

@@ -114,7 +114,7 @@ class OutputLaw(Result):
     def quantile(self, p: Numbers) -> np.ndarray:
         r"""Return the numbers at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
 
-        It is NaN where `cdf` is.
+        A quantile is NaN if p is not a value of `cdf`.
 
         Args:
             p: probabilities between 0 and 1, both excluded.

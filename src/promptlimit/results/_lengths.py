@@ -145,17 +145,17 @@ class ImportanceSampling(Result):
     Attributes:
         lengths: n, the number of draws.
         names: the names of the functions f.
-        target_means: $E\,f$ under the target, [f].
-        bias: the bias of the estimator, [n, f].
-        standard_deviation: the standard deviation of the estimator, [n, f].
-        value: the sum over f of the mean squared error of the estimator, [n].
-        effective_samples: $1/E\,S_2$, $S_2=\sum p^2$, [n].
-        mean_effective_samples: $E(1/S_2)$, [n].
+        target_means: $E\,f$ under the target, [functions].
+        bias: the bias of the estimator, [lengths, functions].
+        standard_deviation: the standard deviation of the estimator, [lengths, functions].
+        value: the sum over f of the mean squared error of the estimator, [lengths].
+        effective_samples: $1/E\,S_2$, $S_2=\sum p^2$, [lengths].
+        mean_effective_samples: $E(1/S_2)$, [lengths].
         exponent: $\kappa$, where $E\,S_2$ falls like $n^{-\kappa}$ up to logarithms; below 1 if the
             weights have infinite variance.
         dim: the dimension of the draws.
         kind: "exact".
-        error: the measured error of `value`, [n].
+        error: the measured error of `value`, [lengths].
     """
 
     lengths: np.ndarray = axis("length", "n", scale="log", keeps=True)

@@ -8,7 +8,7 @@ from promptlimit.results._result import Result, derived
 RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
 """Whether a curve is a power law $C L^{-\\kappa}$.
 
-- `power law`: the local exponents differ by at most the tolerance.
+- `power law`: the local exponents and their limit differ by at most the tolerance.
 - `not yet`: they differ by more than the tolerance.
 - `too noisy`: the noise is too large to decide.
 - `too few`: there are only two lengths, and some power law passes through any two values.

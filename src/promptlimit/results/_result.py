@@ -9,8 +9,8 @@ A subclass names the axes of each of its arrays:
         limit_square: float
 
 Here `lengths` holds the coordinates of the axis "length", usually a vector. If the coordinates are
-a single number, or an array with several dimensions, each variable along the axis has their
-dimensions in place of the axis.
+a single number, or an array with several dimensions, each variable along the axis has the
+dimensions of the coordinates in place of the axis.
 """
 
 import csv
@@ -55,7 +55,10 @@ _DASHES = ("-", "--", ":", "-.")
 
 
 class Role(NamedTuple):
-    """The declaration of a field; `axes` is None for a field that is not an array."""
+    """The declaration of a field, with the arguments of `axis`, `variable` or `scalar`.
+
+    `axes` is None for a field that is not an array; `symbol` is the label of an axis.
+    """
 
     axes: tuple[str, ...] | None = None
     label: str = ""
@@ -231,7 +234,7 @@ class Result:
         """Return a `pandas.DataFrame` with one row per entry along the axes of `value`.
 
         A field without some of these axes is repeated along them. A field with further axes has one
-        column per entry along those.
+        column per entry along the further axes.
         """
         pandas = package("pandas", "to_pandas")
         index, columns = self._table()
@@ -339,7 +342,7 @@ class Result:
         return index, columns
 
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
-        """Return the pair (value - k error, value + k error); two mappings if `value` is one."""
+        """Return the pair (value - k error, value + k error); mappings if `value` is a mapping."""
         if not isinstance(k, Real) or not k >= 0:
             raise ArgumentError("k", f"must be a number of at least 0, got {k!r}.")
         value, error = (getattr(self, name, None) for name in ("value", "error"))
@@ -520,8 +523,8 @@ def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
 def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
     """Raise an error for an array whose shape does not fit its axes.
 
-    The coordinates of an axis determine its size. If it has none, the first array along the axis
-    does. The axis "other_x" has the same size as the axis "x".
+    The coordinates of an axis determine its size. Without coordinates, the first array along the
+    axis does. The axis "other_x" has the same size as the axis "x".
     """
     known = {
         role.axes[0]: (np.shape(value), name)

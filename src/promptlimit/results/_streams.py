@@ -75,7 +75,7 @@ class StreamReport(Result):
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return one row per length: root mean squares over queries of distances, else means."""
+        """Return one row per length: root mean squared distances, and means of other columns."""
         streamed = self.streamed
         columns = {
             "distance": np.sqrt(self.squared_distance.mean(axis=1)),

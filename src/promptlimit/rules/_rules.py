@@ -1,8 +1,9 @@
 """Quantities and the rules that compute them.
 
 A quantity, such as the moments of a finite prompt, has a list of rules. Each rule computes numbers
-of one kind for some problems, the validated arguments of a call. The list determines which rule a
-call uses, its error messages, the tables of the documentation and the result of `explain`.
+of one kind for some problems. A problem consists of the validated arguments of a call. The list of
+rules determines which rule a call uses, its error messages, the tables of the documentation and the
+result of `explain`.
 """
 
 import contextvars
@@ -182,8 +183,8 @@ class Quantity(Generic[ProblemT, Computed]):
     ) -> Callable[[ComputeT], ComputeT]:
         """Return a decorator that registers a function of a problem and an effort as a rule.
 
-        The new rule replaces one of the same kind and scope whose function has the same module and
-        name, so that a notebook cell can be executed again.
+        The new rule replaces a rule of the same kind and scope whose function has the same module
+        and name, so that a notebook cell can be executed again.
 
         Args:
             kind: the kind of the computed numbers.
@@ -319,8 +320,9 @@ class Quantity(Generic[ProblemT, Computed]):
     def _reason(self, problem: ProblemT, *kinds: str) -> str:
         """Return why no rule of these kinds applies.
 
-        The text contains the obstacles of all user-defined rules and that of one built-in rule: the
-        last of the first kind that has one. An `OutOfScope` obstacle is used if there is no other.
+        The text contains the obstacles of all user-defined rules and the obstacle of one built-in
+        rule: the last rule of the first kind in `kinds` that has an obstacle. An `OutOfScope`
+        obstacle is used only if there is no other.
         """
         users: list[str] = []
         near: list[str] = []
@@ -386,7 +388,7 @@ def computes(*quantities: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
 
 
 def explain(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Explanation:
-    """Return which rule a call would use, and why each other rule does not apply.
+    """Return the rule that a call would use and, for every rule, whether it applies.
 
     The arguments are validated as in the call, but nothing is computed.
 

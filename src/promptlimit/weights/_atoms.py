@@ -232,7 +232,7 @@ class ManyAtoms(Atoms):
 
     @cached_property
     def masses(self) -> Array:
-        r"""$1_g=\sum_iw_i\ell_g(s_i)$, [j]; some may be negative."""
+        r"""$f_g$ for f = 1, [j]; some may be negative."""
         return self._cells.sums(np.ones((self.weights.size, 1)))[:, 0]
 
     @cached_property
@@ -250,7 +250,7 @@ class ManyAtoms(Atoms):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # other laws use it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        r"""Yield nodes g, and $y_g$ and $(yy')_g-y_gy_g'$ as means and covariances; y is Vz - T."""
+        r"""Yield nodes g, means $y_g$ and covariances $(yy')_g-y_gy_g'$ for y = Vz - T."""
         centred, outputs = self._centred(value), limit.size
         first = self._cells.sums(centred)
         for start in range(0, self.places.size, _NODES):

@@ -1,9 +1,10 @@
 r"""Moments of softmax weights as brackets: integrals of products of transforms of one score.
 
 The L tokens of a prompt have scores $\sigma g_l$ with independent standard normal $g_l$, and the
-softmax weights $p_l$. The mean of a product of sums over tokens with K weights in total is a sum
-of terms $[f]_b/(K-1)!$, one for each pattern of equal indices in the product. Here b is the number
-of distinct tokens, f a product of b transforms, and the bracket $[f]_b$ an integral (`brackets`).
+softmax weights $p_l$. Consider a product of sums over tokens that contains K weights. Its mean is a
+sum of terms $[f]_b/(K-1)!$, one for each pattern of equal indices in the product. Here b is the
+number of distinct tokens, f a product of b transforms, and the bracket $[f]_b$ an integral
+(`brackets`).
 Functions that return `Integrands` return `{b: f / (K-1)!}` (docs/finite.md, section 2).
 
 Sums over tokens are $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$. The
@@ -151,8 +152,8 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
         S  sum p^2          H  sum p^2 h        Q  sum p^2 h^2        C  sum p^3
 
     Each sum has the form $\sum_lp_l^{k_f}P_f(h_l)$ with a power $k_f$ and a polynomial $P_f$. A
-    pattern divides the sums of the word into b blocks with equal indices. With $c=e^{u+s_0}$ and K
-    the number of weights in the word,
+    pattern divides the sums of the word into b blocks with equal indices. With $c=e^{u+s_0}$, K the
+    number of weights in the word and i the number of factors $p_0$,
 
     $$E[p_0^i\prod_f\sum_lp_l^{k_f}P_f(h_l)]=\frac1{(K-1)!}\sum_{\text{patterns}}
     \Big[c^i\prod_{\text{blocks}}a_k[P]\Big]_b,\qquad a_k[P]=E[P(h)x^ke^{-x}],$$
@@ -195,8 +196,8 @@ def _patterns(letters: str) -> dict[tuple[str, ...], int]:
 def _block(letters: str, transforms: ScoreTransforms) -> Array:
     r"""Return $a_k[P]$ for a block of sums.
 
-    Stein's identity is used for $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$,
-    which would lose digits at large L (docs/finite.md).
+    Stein's identity gives $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$. The
+    left sides would lose digits at large L (docs/finite.md).
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     if letters == "B":
@@ -252,9 +253,10 @@ def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return $E\,m^2$ and $E[m S_2]$, and the sizes of their terms, for weights on many tokens.
+    r"""Return $E\,m^2$ and $E[m S_2]$, and the sizes of their terms.
 
-    With Y and B of `monomial`, $m=Y-B^2$ is small if $V\approx1$.
+    The terms are small if the weights are spread over many tokens. Then $m=Y-B^2$ is small, with Y
+    and B of `monomial`, because $V\approx1$.
     """
     square, mixed, fourth, ys, bbs = (
         monomial(word, transforms) for word in ("YY", "BBY", "BBBB", "SY", "BBS")
@@ -302,7 +304,7 @@ def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return integrals of known value: the sum of the weights, and errors of Stein's identities.
+    r"""Return integrands whose integrals are known: the sum of weights, and Stein's identities.
 
         [a10]_1 = 1,    a_{k,1} - sigma ((k-1) a_{k,0} - a_{k+1,0}) = 0,  k below the highest
 

@@ -15,12 +15,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 from scipy.stats import norm
 
 from promptlimit._arrays import Array, as_float64, with_numpy_defaults
-from promptlimit._inputs import in_double, require_random_key, require_samples, to_device
+from promptlimit._inputs import in_double, in_precision, require_key, require_samples, to_device
 from promptlimit.errors import ArgumentError, LawMismatchError, NotAnalyticError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, has_transform, require_measure
 from promptlimit.results import LawCheck, LawReport
@@ -56,6 +57,12 @@ _DIGITS = 1e-6
 _TOLERANCE = 5e-4
 """The largest relative error of finite differences."""
 
+_NEAR_ZERO = np.array([sign * 10.0**-k for k in range(3, 9) for sign in (1.0, -1.0)])
+"""Small tilts at which the derivatives must keep their digits, in standard deviations."""
+
+_LOST = 1e3
+"""The largest rounding error of a derivative near zero, in units of the machine precision."""
+
 _STEP = 0.05
 _SMALLEST = 1e-300
 _COSH = np.geomspace(0.1, 4.0, 12)
@@ -74,6 +81,8 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     - *convexity* of $\Lambda$ along each direction;
     - *derivatives*: `mean` and `cov`, and `tilted_mean` and `tilted_cov` at other tilts, against
       finite differences of `log_laplace`;
+    - *digits near zero*: `tilted_mean` and `tilted_cov` against `mean` and `cov` at small tilts, in
+      double precision, and in single precision if jax computes in it;
     - *mean* and *covariance* against samples;
     - *transform* and *tilted mean*: $E\,e^{\langle t,z\rangle-\Lambda(t)}=1$ and
       $E\,e^{\langle t,z\rangle-\Lambda(t)}(z-\nabla\Lambda(t))=0$ over samples, at tilts whose
@@ -99,17 +108,16 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     1
     """
     require_measure("law", law)
-    require_random_key(key)
+    require_key(key)
     require_samples(samples)
-    if key is None:
-        raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
     if samples is None or samples < _FEWEST:
         raise ArgumentError(
             "samples", f"must be a whole number of at least {_FEWEST}, got {samples}."
         )
+    single = () if jax.config.read("jax_enable_x64") else (np.float32,)
     lenient = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), lenient[0], lenient[1]:
-        subject = _Subject.of(in_double(law), int(samples), key)
+        subject = _Subject.of(in_double(law), int(samples), key, (np.float64, *single))
         checks = _CHECKS if has_transform(subject.law) else (_no_transform,)
         findings = itertools.chain.from_iterable(check(subject) for check in checks)
         rows = _report_rows(subject.law, findings)
@@ -223,6 +231,25 @@ class _Direction:
             return math.inf, math.inf
         return max(float(fourth[finite].min()), variance**2), float(sixth[finite].min())
 
+    def third_derivative_bound(self) -> float:
+        r"""Return a bound for $|d^3\Lambda(cu)/dc^3|$ at $|c|\le10^{-3}$.
+
+        With x the centred score, this derivative is the third central moment of the tilted law, at
+        most $8E|x|^3e^{c|x|}\le16(3/(es'))^3E\cosh sx$ with $s'=s-10^{-3}$, for every s. The
+        smallest bound over several s is returned.
+        """
+        centre = self.derivatives(0.0)[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            cosh = 0.5 * sum(np.exp(self.at(s) - s * centre) for s in (_COSH, -_COSH))
+        bounds = 16.0 * (3.0 / (math.e * (_COSH - _NEAR_ZERO.max()))) ** 3 * cosh
+        return float(np.nan_to_num(bounds, nan=math.inf).min())
+
+    def moments(self, law: AbstractMeasure, at: float) -> tuple[float, float]:
+        r"""Return $d\Lambda(cu)/dc$ and $d^2\Lambda(cu)/dc^2$ from the tilted moments of a law."""
+        tilt = to_device(at * self.tilt, jnp.result_type(float))
+        mean, cov = as_float64(law.tilted_mean(tilt)), as_float64(law.tilted_cov(tilt))
+        return float(self.tilt @ mean), float(self.tilt @ cov @ self.tilt)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Subject:
@@ -237,6 +264,7 @@ class _Subject:
         mean: the mean of a token, [d]; NaN if zero is not inside the domain.
         cov: the covariance of a token, [d, d]; NaN in the same case.
         size: the root mean square of a token.
+        precisions: the dtypes in which derivatives near zero are checked.
     """
 
     law: AbstractMeasure
@@ -246,9 +274,15 @@ class _Subject:
     mean: Array
     cov: Array
     size: float
+    precisions: tuple[type[np.floating], ...]
 
     @staticmethod
-    def of(law: AbstractMeasure, samples: int, key: PRNGKeyArray) -> "_Subject":
+    def of(
+        law: AbstractMeasure,
+        samples: int,
+        key: PRNGKeyArray,
+        precisions: tuple[type[np.floating], ...],
+    ) -> "_Subject":
         """Return the subject; a few samples replace an unavailable covariance in the scales."""
         tokens = _drawn(law, jax.random.fold_in(key, 0), _FEWEST)
         size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
@@ -263,7 +297,7 @@ class _Subject:
             scales = (deviation, abs(float(along[0])))
             tilt = unit / next((one for one in scales if one > _DIGITS * size), size or 1.0)
             directions.append(_Direction(name, tilt, Ray(law, tilt)))
-        return _Subject(law, samples, key, directions, mean, cov, size)
+        return _Subject(law, samples, key, directions, mean, cov, size, precisions)
 
     @property
     def has_moments(self) -> bool:
@@ -389,15 +423,64 @@ def _derivatives(subject: _Subject) -> Iterator[_Finding]:
 def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterator[_Finding]:
     """Yield comparisons of a mean and covariance with finite differences along a direction."""
     found = float(direction.tilt @ mean), float(direction.tilt @ cov @ direction.tilt)
-    methods = ("`tilted_mean`", "`tilted_cov`")
-    for method, here, there in zip(methods, found, direction.derivatives(at), strict=True):
+    methods, length = ("`tilted_mean`", "`tilted_cov`"), np.linalg.norm(direction.tilt)
+    units = (length, length**2)
+    for method, here, there, unit in zip(
+        methods, found, direction.derivatives(at), units, strict=True
+    ):
         if not math.isnan(there):
             share = abs(here - there) / (4.0 * _TOLERANCE * max(1.0, abs(there)))
             message = (
-                f"{method} is {here:.6g} at {at:g} standard deviations along {direction.name}, "
-                f"where differences of `log_laplace` give {there:.6g}"
+                f"{method} is {here / unit:.6g} at {at:g} standard deviations along "
+                f"{direction.name}, where differences of `log_laplace` give {there / unit:.6g}"
             )
             yield _Finding("derivatives", share, message)
+
+
+def _near_zero(subject: _Subject) -> Iterator[_Finding]:
+    r"""Yield comparisons of the first two derivatives of $\Lambda(cu)$ at small c and at zero.
+
+    They differ by $c$ times the second derivative, up to $Bc^2/2$, and by up to $B|c|$, where B
+    bounds the third derivative. Formulas such as $\log(\sin(t)/t)$ lose all digits near zero.
+    """
+    few = subject.directions[:2] + subject.directions[2:][-2:]
+    bounded = [(one, one.third_derivative_bound()) for one in few]
+    for dtype in subject.precisions:
+        with jax.enable_x64(dtype == np.float64):
+            law = in_precision(subject.law, dtype)
+            for direction, bound in bounded:
+                if math.isfinite(bound):
+                    yield from _lost_digits(law, direction, bound, subject.size)
+
+
+def _lost_digits(
+    law: AbstractMeasure, direction: _Direction, bound: float, size: float
+) -> Iterator[_Finding]:
+    """Yield the comparisons along one direction in the precision of the law."""
+    dtype, length = jnp.result_type(float), float(np.linalg.norm(direction.tilt))
+    rounding, size = _LOST * float(jnp.finfo(dtype).eps), 1.0 + size * length
+    mean, cov = direction.moments(law, 0.0)
+    for at in _NEAR_ZERO:
+        mean_there, cov_there = direction.moments(law, at)
+        change = 4.0 * _TOLERANCE * cov
+        for method, found, expected, allowed, power in (
+            (
+                "tilted_mean",
+                mean_there,
+                mean + at * cov,
+                abs(at) * (change + 0.5 * bound * abs(at)),
+                1,
+            ),
+            ("tilted_cov", cov_there, cov, change + bound * abs(at), 2),
+        ):
+            share = abs(found - expected) / (rounding * size**power + allowed)
+            message = (
+                f"`{method}` is {found / length**power:.6g} in {dtype} at {at:g} standard "
+                f"deviations along {direction.name}, where `mean` and `cov` give "
+                f"{expected / length**power:.6g}. The derivatives of `log_laplace` lose digits "
+                "near zero; replace its formula by a power series there"
+            )
+            yield _Finding("digits near zero", np.nan_to_num(share, nan=math.inf), message)
 
 
 def _parts_and_proxy(subject: _Subject) -> Iterator[_Finding]:
@@ -433,6 +516,7 @@ class _SampleMeans:
         deviation: the standard deviation of each statistic for one token, [n].
         floor: the largest difference that rounding can cause.
         statistic: a function that returns the statistics, [samples, n], of tokens, [samples, d].
+        units: the factors by which messages divide the numbers, [n] or a number.
     """
 
     check: str
@@ -441,6 +525,7 @@ class _SampleMeans:
     deviation: Array
     floor: float
     statistic: Callable[[Array], Array]
+    units: Array | float = 1.0
 
 
 def _against_samples(subject: _Subject) -> Iterator[_Finding]:
@@ -461,12 +546,13 @@ def _against_samples(subject: _Subject) -> Iterator[_Finding]:
     most = float(norm.isf(_NOMINAL / (2 * max(count, 1))))
     for one, total in zip(means, totals, strict=True):
         found, errors = total / subject.samples, one.deviation / math.sqrt(subject.samples)
-        rows = zip(one.labels, one.claimed, found, errors, strict=True)
-        for label, claimed, mean, error in rows:
+        units = np.broadcast_to(one.units, found.shape)
+        rows = zip(one.labels, one.claimed, found, errors, units, strict=True)
+        for label, claimed, mean, error, unit in rows:
             size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "no noise"
             message = (
-                f"{label}, `log_laplace` gives {claimed:.6g} and the samples differ by "
-                f"{mean:+.3g} ({size}, at most {most:.3g} are allowed)"
+                f"{label}, `log_laplace` gives {claimed / unit:.6g} and the samples differ by "
+                f"{mean / unit:+.3g} ({size}, at most {most:.3g} are allowed)"
             )
             allowed = max(most * error + one.floor, _SMALLEST)
             yield _Finding(one.check, abs(mean) / allowed, message)
@@ -485,7 +571,8 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
     with np.errstate(divide="ignore", invalid="ignore"):
         skewed = np.sqrt(fourth) / spreads  # an upper bound for E|x|^3 / sd^3
         uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # a third of a bound that is loose
-    size = subject.size * float(np.linalg.norm(tilts, axis=1).max())
+    lengths = np.linalg.norm(tilts, axis=1)
+    size = subject.size * float(lengths.max())
     for check, claimed, variance, ratio, power in (
         ("mean", centres, spreads, skewed, 1),
         ("covariance", spreads, quartic, uneven, 2),
@@ -499,7 +586,8 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
 
         labels = [directions[k].name for k in rows]
         deviation, floor = np.sqrt(np.maximum(variance[rows], 0.0)), _DIGITS * size**power
-        yield _SampleMeans(check, labels, claimed[rows], deviation, floor, statistic)
+        units = lengths[rows] ** power
+        yield _SampleMeans(check, labels, claimed[rows], deviation, floor, statistic, units)
         if rows.size < len(directions):
             note = f"{len(directions) - rows.size} comparisons: more samples are needed"
             yield _Finding(f"{check}, left out", None, note)
@@ -561,6 +649,7 @@ _CHECKS: tuple[Check, ...] = (
     _domain,
     _convexity,
     _derivatives,
+    _near_zero,
     _parts_and_proxy,
     _against_samples,
 )

@@ -5,8 +5,9 @@ $1/S_2=(\sum e^s)^2/\sum e^{2s}$, with $X=e^{2s+u}$
 
     E(1/S_2) = int { L G_1 g^{L-1} + L(L-1) G_{1/2}^2 g^{L-2} } du,    G_k = E[X^k e^{-X}], g = G_0.
 
-For the largest weight, let $x=e^{s+u}$ and $H(s,u)=E[e^{-x'}1(s'\le s)]$ over the score s' of a
-token. Then $H^L$ is the mean of $e^{-\sum x'}$ over prompts whose scores are at most s, else 0, and
+For the largest weight, let $x=e^{s+u}$ and $H(s,u)=E[e^{-x'}1(s'\le s)]$ with $x'=e^{s'+u}$ for the
+score s' of a token. Then $H^L$ is the mean over prompts of the product of $e^{-\sum x'}$ and the
+indicator that all scores are at most s, and
 
     E max p = int du int x d_s(H^L).
 """

@@ -87,8 +87,8 @@ class PartNodes:
         log_psi: $k_0$, [n, u].
         rounding: the rounding error of $k_0$, [n, u].
         terms: a function of the weights $w=2he^{k_0}$, [n, u], that returns $k_1$ and $k_2$. Here h
-            is the step and $k_0$ belongs to the whole prompt. The number of nodes of w is even;
-            only the first nodes of the part are used if w has fewer of them.
+            is the step and $k_0$ belongs to the whole prompt. The number of nodes of w is even. If
+            w has fewer nodes than u, only the first nodes of u are used.
     """
 
     log_psi: Array
@@ -275,8 +275,8 @@ class TokenTerms(AbstractTerms):
         one: $\omega/\varphi$ for the even and the odd nodes, [2, n, v]. The weights $\omega$ are
             those of `Positions.grid_weights`; without a slope $\omega=wL$.
         two: $\omega/\varphi^2$, [2, n, v].
-        shares: the factors in $\sum_v\omega F_2[f]/\varphi$ of the means of f at the places j
-            (`AbstractProducts`), [2, n, j].
+        shares: the factor of the mean of f at each place j (`AbstractProducts`) in the sum
+            $\sum_v\omega F_2[f]/\varphi$, [2, n, j].
         masses: the mean of 1 at each place, [j].
         centred: the mean of y at each place, [j, e].
         within: $\sum_v\omega F_2[C]/\varphi$ with C the covariance of y at a place, [2, n, e, e].
@@ -403,7 +403,8 @@ class Cumulants:
         log_psi: $k_0$, [n, u].
         first: $k_1$ with y replaced by the vector (y, 1, x), [n, u, e + 2].
         second: $k_2$ with y replaced by the vector (y, 1), [n, u, e + 1, e + 1].
-        rounding: the relative rounding error of `first` and `second`, [n].
+        rounding: the rounding error of `log_psi`, and the relative rounding error of `first` and
+            `second`, [n].
     """
 
     log_psi: Array

@@ -5,9 +5,8 @@ means, for nodes u and a constant c, of
 
 $$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
 
-The first mean is $\varphi$. All are computed by the trapezoidal rule, whose relative error at step
-h is about
-$|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
+The first mean is $\varphi$. All are computed by the trapezoidal rule. Its relative error at step h
+is about $|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
 """
 
 import dataclasses
@@ -43,8 +42,8 @@ class GaussianScore:
     r"""A score $s=\mu+\sigma g$ at evenly spaced u.
 
     Up to a sharpness of 1/2, means are sums over nodes g. For larger sharpness they are sums over
-    nodes t, $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with n the normal density. They are
-    correlations, because $g=(t-u-\mu)/\sigma$ depends on t - u alone.
+    nodes t, $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with n the normal density. These
+    sums are correlations, because $g=(t-u-\mu)/\sigma$ depends on t - u alone.
 
     Attributes:
         mean: $\mu$.
@@ -170,7 +169,7 @@ class GaussianScore:
 
     @cached_property
     def remainder(self) -> Array:
-        r"""$E[e^{-x}-1+x]=E[x]\int k'(t)\Phi(\sigma-g)\,dt$ with $k=1-(1-e^{-x})/x$, [u]."""
+        r"""$E[e^{-x}-1+x]=E[x]\int r'(t)\Phi(\sigma-g)\,dt$ with $r=1-(1-e^{-x})/x$, [u]."""
         if self.is_narrow:
             return exponential_rest(self._x) @ self.normal[1]
         t = self._nodes(float(self._long_t[0]), _LARGEST_SLOW_T)

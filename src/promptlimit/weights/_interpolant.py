@@ -58,13 +58,13 @@ class WeightInterpolant(eqx.Module):
             each statistic.
         statistics: the names of the statistics.
         lengths: the prompt lengths.
-        scalar: whether the lengths are one number, so that results have no axis for them.
+        scalar: whether the length was one number, so that results have no axis of lengths.
         max_sharpness: the largest $\sigma$.
         width: the width of a piece in $x=\frac12\log(1+\sigma^2)$.
-        error: the largest relative difference to `weight_statistics`, measured when the table is
-            built.
-        slope_error: the largest error of the derivative of a statistic in x, relative to the
-            statistic.
+        error: an estimate of the largest relative difference to `weight_statistics`, from the
+            omitted Chebyshev terms.
+        slope_error: such an estimate of the largest error of the derivative of a statistic in x,
+            relative to the statistic.
     """
 
     tables: tuple[np.ndarray, ...]
@@ -193,9 +193,10 @@ class Table:
         coefficients: the coefficients, [statistics, lengths, degree + 1, pieces], lowest power
             first.
         width: the width of a piece in x.
-        error: the largest relative error, measured when the table is built. The error of $E[mS_2]$
-            is relative to its largest value on the piece.
-        slope_error: the largest error of the derivative in x, relative to the same values.
+        error: an estimate of the largest error, relative to the largest value on the piece
+            (`_fitted`).
+        slope_error: an estimate of the largest error of the derivative in x, relative to the same
+            value.
     """
 
     coefficients: NDArray[np.float64]
@@ -251,7 +252,7 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
 
 
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit whose pieces have at most this width, halved until the fit is accurate."""
+    """Return a fit with pieces of at most this width, halved up to five times for accuracy."""
     pieces = max(1, int(np.ceil(end / width)))
     table = fit(pieces)
     for _ in range(_HALVINGS):
@@ -311,7 +312,7 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
 
     Its error is estimated by the dropped Chebyshev terms $cT_n$, which change the value by at most
     |c| and the derivative in x by at most $n^2|c|$ times 2 / width. If `relative` is set, errors
-    are divided by the largest value on the piece.
+    are divided by the largest absolute value on the piece.
     """
     nodes = samples.shape[2]
     order = np.arange(nodes)

@@ -44,7 +44,8 @@ from promptlimit.weights._score_law import (
 )
 
 _SLACK = 4.0
-"""The largest excess of the log of the integrand over its minimum where a line may cross."""
+"""A line may cross the real axis where the log of the integrand exceeds its minimum by at most
+this number."""
 
 _COARSE = 0.5
 """The spacing in u of the grid on which lines are chosen."""
@@ -83,7 +84,7 @@ class Line:
     start: float
 
     def waves(self, u: Array) -> Complex:
-        r"""Return $e^{(c-c_0)u}$, [j, n], for evenly spaced u."""
+        r"""Return $e^{(c-c_0)u}$, [j, u], for evenly spaced u."""
         if self.multiples.size * u.size > _MOST_WAVES:
             raise _too_far_apart(self.multiples.size)
         return np.exp(np.outer(self.multiples - self.real, u))

@@ -36,7 +36,7 @@ _SPACING = Spacing(0.45, 0.45, 0.9, 6.2, 20.0)
 """Steps and ranges for a relative error of about 1e-8."""
 
 PAIR_RANGES = (1.0, 2.0, 4.0, 6.0)
-"""The ranges of sharpness for which tables are fitted."""
+"""The largest sharpness of each available table."""
 
 _DEGREE, _SHARPNESSES, _CORRELATIONS = 12, 14, 13
 """The degree of the tables, and the numbers of Chebyshev points to which they are fitted."""
@@ -54,8 +54,8 @@ def pair_statistics(
 ) -> PairStatistics:
     r"""Return N and Q, with a relative error of about 1e-8.
 
-    Q is also the factor of $g_1g_2'$ in $E\,\varepsilon_1\varepsilon_2'$ for
-    $\varepsilon_h=X_h-g_h$, which is how it is computed.
+    Q is also the factor of $g_1g_2'$ in $E\,\varepsilon_1\varepsilon_2'$ with
+    $\varepsilon_h=X_h-g_h$, from which it is computed.
 
     Args:
         first: the standard deviation of the scores of head 1.

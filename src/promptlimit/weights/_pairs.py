@@ -19,9 +19,10 @@ measures the error with it. For independent parts of a prompt the functions k an
 Values may be linear functions $M_h'f$ of q features f of a token, with a matrix $M_h$ of each head,
 [q, e] (`maps`). Sums over u and v are then computed for features. Brackets give shapes of arrays.
 
-The integrals are trapezoidal rules of step h on a square grid. Like a checkerboard, the grid is
-divided into points of two colours, and each colour forms a rule. The errors of both rules have the
-size of the error of the whole rule, about $e^{-\pi^2/h}$, so half their difference measures it.
+The integrals are trapezoidal rules of step $\delta$ on a square grid. Like a checkerboard, the grid
+is divided into points of two colours, and each colour forms a rule. The errors of both rules have
+the size of the error of the whole rule, about $e^{-\pi^2/\delta}$, so half their difference
+measures it.
 """
 
 import abc
@@ -134,7 +135,7 @@ class AbstractPairPart(abc.ABC):
 class KnownPairs(AbstractPairPart):
     r"""Tokens that are in every prompt.
 
-    For one of them $k_{00}=-e_1-e_2$, $k_{10}=e_1y_1$, $k_{11}=0$ and $o=e_1e_2$.
+    For one such token $k_{00}=-e_1-e_2$, $k_{10}=e_1y_1$, $k_{11}=0$ and $o=e_1e_2$.
 
     Attributes:
         scores: the scores of each head minus $\Lambda(t_h)$ of the law of the other tokens, [2, f].

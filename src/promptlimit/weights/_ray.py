@@ -161,8 +161,12 @@ class Ray:
     def require_analytic(self) -> None:
         r"""Raise NotAnalyticError unless $\Lambda(ct)$ is an analytic function of c.
 
-        Checks the Cauchy-Riemann equations at a few points, and that $\mathrm{Re}\,\Lambda(ct)$ is
-        at most $\Lambda(t\,\mathrm{Re}\,c)$.
+        The method checks the Cauchy-Riemann equations at a few points, that
+        $\mathrm{Re}\,\Lambda(ct)$ is at most $\Lambda(t\,\mathrm{Re}\,c)$, and that $\Lambda$ is a
+        transform (`_require_transform`).
+
+        Raises:
+            OutsideDomainError: $\Lambda(t)$ is infinite.
         """
         try:
             low, high = self.domain

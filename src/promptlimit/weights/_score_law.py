@@ -129,7 +129,7 @@ class SquareMeans:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractProducts(abc.ABC):
-    r"""$F_k[f]$ and $F_{k-1}[f]$ as sums over j of factors times the mean of f at a place j.
+    r"""$F_k[f]$ and $F_{k-1}[f]$ as sums over places j of a factor times the mean of f at j.
 
     What a place is depends on the law. For a list it is a token, and the mean is the value of f.
     For a Gaussian part it is a score, and the mean is that of f given this score. For a transform
@@ -204,8 +204,11 @@ class AbstractScoreLaw(abc.ABC):
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
         r"""Return the limit T, [e], and the mean, [e], and covariance, [e, e], of a value Vz.
 
-        They are $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$, the
-        derivatives at the two ends of the segment from 0 to t.
+        They are $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$. The name
+        refers to the ends t and 0 of the segment of tilts.
+
+        Args:
+            value: V, [e, d].
         """
 
     @property

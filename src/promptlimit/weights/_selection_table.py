@@ -2,9 +2,9 @@ r"""The moments of selection between two components, as differentiable functions
 
 Training evaluates the moments of `_selection` at new tilts in every step. For two components and
 whitened tokens they depend on two numbers: the coordinate a of the tilt along the difference of the
-means, and the norm b of the orthogonal part of the tilt, with $\sigma^2=a^2+b^2$. They are smooth
-functions of a and $b^2$, tabulated by quintic splines on a lattice that is fine near zero and
-coarse at large tilts.
+means, and the norm b of the orthogonal part of the tilt, with $\sigma^2=a^2+b^2$. The moments are
+smooth functions of a and $b^2$, tabulated by quintic splines on a lattice that is fine near zero
+and coarse at large tilts.
 """
 
 import functools

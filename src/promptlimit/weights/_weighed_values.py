@@ -148,7 +148,7 @@ def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step:
 def upper_tails(
     tokens: ScoredValues, length: float, thresholds: Array, *, agreement: float = 1e-7
 ) -> tuple[Array, Array]:
-    r"""Return $P(f_L>c)$ at each threshold, and its numerical error.
+    r"""Return $P(f_L>c)$ at each threshold, and an estimate of its numerical error.
 
     The inversion formula of Gil-Pelaez for $\sum_ie^{s_i}(v_i-c)>0$ is
 
@@ -226,7 +226,8 @@ def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float
 def _one_sided_sum(contour: "_Contour", length: float, first: float, step: float) -> Array:
     r"""Return the sum over frequencies from `first` upwards, or downwards for a negative `step`.
 
-    The first sum ends where $\psi_c^L$ is negligible, the second where it is linear in $\omega$.
+    The sum upwards ends where $\psi_c^L$ is negligible. The sum downwards ends where
+    $\mathrm{Im}\,\psi_c^L$ is linear in $\omega$; the remaining terms are a geometric series.
     """
     frequency, total = first, np.zeros(contour.terms.shape[0])
     active = np.arange(total.size)

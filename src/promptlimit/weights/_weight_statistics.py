@@ -137,7 +137,7 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
         lengths: $L$: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
         AccuracyError: the measured relative error exceeds 1e-10.
 
     >>> statistics = weight_statistics(1.0, [2, 100, np.inf])
@@ -159,7 +159,7 @@ def some_statistics(
 ) -> dict[str, Array]:
     """Return the statistics in `names`, and "relative_error", by name.
 
-    It is faster than `weight_statistics` if they need few transforms.
+    It is faster than `weight_statistics` if these statistics need few transforms.
     """
     counts = checked_lengths(lengths, name="lengths")
     sigma = checked_sharpness(sharpness, max_sharpness(names))
@@ -296,7 +296,7 @@ def _scale(name: str, statistics: dict[str, Array]) -> Array:
 def _measured_error(
     statistics: dict[str, Array], value: dict[str, Array], rules: dict[str, Array]
 ) -> Array:
-    """Return the largest relative error of the integrals of known value and of the quadrature."""
+    """Return the largest relative error of integrals with known values and of the quadrature."""
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),

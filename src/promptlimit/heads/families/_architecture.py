@@ -207,7 +207,7 @@ class AbstractArchitecture(abc.ABC):
         """
 
     def output(self, weights: Weights, context: Array) -> Array:
-        """Return the output of the attention from concatenated outputs of heads, [n, heads d]."""
+        """Return the output of the attention from the outputs of the heads, [n, heads d]."""
         return linear(weights, "out", context)
 
     def close(self, weights: Weights, hidden: Array) -> Array:  # noqa: ARG002 - a default
@@ -221,7 +221,7 @@ class AbstractArchitecture(abc.ABC):
         return layer_norm(rows, weights[name], bias, self.epsilon)
 
     def logits(self, weights: Weights, closed: Array) -> Array:
-        """Return the scores of the next token, [n, vocabulary], for causal models."""
+        """Return logits of the next token, [n, vocabulary], from the last hidden state `closed`."""
         return closed @ weights.get("unembed", weights["words"]).T
 
     def scale(self, layer: int) -> float:  # noqa: ARG002 - a default
