@@ -205,6 +205,11 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         pl.save(tmp_path / "plan.npz", plan)
     with pytest.raises(ArgumentError, match=r"^`path` must end in .npz, got 'law.json'\.$"):
         pl.save(tmp_path / "law.json", _law())
+    if Path("/proc/self").exists():
+        with pytest.raises(
+            ArgumentError, match=r"^`path` must be a place .*, got '/proc/x\.npz': "
+        ):
+            pl.save("/proc/x.npz", _law())
     with pytest.raises(ArgumentError, match="an array that jax traces"):
         jax.jit(lambda x: pl.save(tmp_path / "law.npz", pl.Rademacher(x)))(jnp.ones(1))
     with pytest.raises(ArgumentError, match=r"got function \(object.0\)"):
@@ -296,8 +301,8 @@ def test_pickles_bombs_and_damaged_files_are_refused(
     path.write_bytes(pickle.dumps({"a": 1}))
     refused(
         path,
-        f"{path} must be a file that promptlimit.save wrote, but it is damaged or of another "
-        "format. Save the object again.",
+        f"{path} must be a file that promptlimit.save wrote, but it is truncated, damaged or "
+        "of another format. Save the object again.",
     )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         header = io.BytesIO()

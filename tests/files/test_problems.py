@@ -17,9 +17,9 @@ EYE = np.eye(2)
 HEAD = {"key_query": EYE, "value": EYE, "query": np.array([1.0, 2.0])}
 
 
-def names(option: Any) -> tuple[str, ...]:
+def names(option: Any) -> list[str]:
     """Return the values that an option may have."""
-    return get_args(get_args(get_args(option)[0])[0])
+    return get_args(option)[1].metavar.split("|")
 
 
 def written(folder: Path, arrays: dict[str, Any]) -> list[str]:

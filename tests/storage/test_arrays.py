@@ -108,8 +108,10 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     )
     assert refused("a.csv", "") == "FILE must be readable as .csv, but it holds no numbers."
     assert refused("a.csv", "1,x") == (
-        "FILE must be readable as .csv, but could not convert string to float: 'x'"
+        "FILE must be readable as .csv, but it holds 'x', which is not a number. Remove the header "
+        "line, if this is one."
     )
+    assert refused("a.csv", "1,2\n1,x").endswith("but it holds 'x', which is not a number.")
     assert refused("a.csv", "1,nan", "q={}") == (
         "FILE must be readable as .csv, but 'a' holds nan, which is not a finite number."
     )
@@ -129,8 +131,22 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     assert refused("a.npy", content_of("truncated array")).startswith(
         "FILE must be readable as .npy, but "
     )
-    assert refused("a.npz", b"PK but no zip").startswith("FILE must be readable as .npz, but ")
-    assert refused("a.json", "[" * 100_000).startswith("FILE must be readable as .json, but ")
+    archive, array = io.BytesIO(), io.BytesIO()
+    np.savez_compressed(archive, cov=np.random.default_rng(0).standard_normal(999))
+    np.save(array, np.eye(2))
+    inside = bytearray(archive.getvalue())
+    inside[900:950] = bytes(50)
+    damaged = "FILE must be readable as {}, but it is truncated, damaged or of another format."
+    for content in (b"PK but no zip", archive.getvalue()[:-9], bytes(inside)):
+        assert refused("a.npz", content) == damaged.format(".npz")
+    assert refused("a.npy", array.getvalue()[:20]) == damaged.format(".npy")
+    assert refused("a.json", '{"mean": [1') == (
+        "FILE must be readable as .json, but it is truncated or damaged at line 1, column 12."
+    )
+    assert refused("a.json", b"\x80") == "FILE must be readable as .json, but it is not UTF-8 text."
+    assert refused("a.json", "[" * 100_000) == (
+        "FILE must be readable as .json, but it is nested too deep."
+    )
 
 
 def write_zeros(path: Path, sizes: dict[str, int], claims: dict[str, int] | None = None) -> None:

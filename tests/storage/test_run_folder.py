@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from promptlimit.errors import ConfigurationError, InputFileError
+from promptlimit.errors import ArgumentError, ConfigurationError, InputFileError
 from promptlimit.storage import RunFolder, require_configuration, run_name
 
 CONFIG = {"what": "test", "times": [0.0, "inf"], "kind": "exact", "length": 10.0}
@@ -34,6 +34,14 @@ def test_a_run_is_read_back_and_written_once(tmp_path: Path) -> None:
     assert run.save(ARRAYS) == path
     assert (path / "arrays.npz").stat().st_mtime_ns == before
     assert "jax" in json.loads((path / "environment.json").read_text())
+
+
+def test_a_folder_that_cannot_be_created_names_the_argument(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = RunFolder(tmp_path / "file", CONFIG)
+    for write in (run.create, lambda: run.save(ARRAYS), lambda: run.lock().__enter__()):
+        with pytest.raises(ArgumentError, match=r"^`folder` must be a place that can be written"):
+            write()
 
 
 def test_a_run_killed_before_the_end_is_not_there(
@@ -66,7 +74,7 @@ def test_what_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
     config = (path / "config.json").read_text()
     for content, reason in (
         (config.replace("10.0", "11.0"), "must be named by the hash of its configuration"),
-        ("{", "must contain a JSON object, but Expecting property name"),
+        ("{", "must contain a JSON object, but it is truncated or damaged at line 1, column 2"),
         (
             '{"a": NaN}',
             "must contain a JSON object, but it holds NaN, which is not a finite number",
@@ -130,8 +138,8 @@ def test_a_damaged_checkpoint_is_refused_with_its_path_once(tmp_path: Path) -> N
         with pytest.raises(InputFileError) as caught:
             run.resume()
         assert str(caught.value) == (
-            f"{file} must be as it was written, but File is not a zip file. Move it elsewhere "
-            "to start again."
+            f"{file} must be as it was written, but it is truncated, damaged or of another "
+            "format. Move it elsewhere to start again."
         )
 
 

@@ -12,7 +12,6 @@ import io
 import json
 import math
 import operator
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from promptlimit._arrays import is_traced
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.results import Result
-from promptlimit.storage import as_path, unpacked_arrays, write_bytes
+from promptlimit.storage import as_path, reason_of, unpacked_arrays, write_bytes, writing_to
 
 Class = TypeVar("Class", bound=type)
 
@@ -129,7 +128,8 @@ def save(path: str | Path, obj: object) -> None:
     archive = io.BytesIO()
     description = np.frombuffer(content, np.uint8)
     np.savez(archive, description=description, **written.arrays)  # ty: ignore[invalid-argument-type]
-    write_bytes(place, archive.getvalue())
+    with writing_to("path", place):
+        write_bytes(place, archive.getvalue())
 
 
 def load(path: str | Path) -> Any:
@@ -148,12 +148,10 @@ def load(path: str | Path) -> Any:
         with place.open("rb") as file:
             arrays = unpacked_arrays(file, place.stat().st_size)
         return _loaded(arrays)
-    except zipfile.BadZipFile:
-        reason = "it is damaged or of another format"
     except _UnknownClassError as problem:
         raise InputFileError(f"{needed}, but {problem}") from None
     except Exception as problem:  # a damaged or hostile file may raise anything
-        reason = (str(problem) or type(problem).__name__).partition("\n")[0].rstrip(".")
+        reason = reason_of(problem).partition("\n")[0].rstrip(".")
     raise InputFileError(f"{needed}, but {reason}. Save the object again.")
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from promptlimit.errors import InputFileError
+from promptlimit.storage._files import reason_of
 
 BinaryFile: TypeAlias = io.BytesIO | io.BufferedReader
 
@@ -57,8 +58,8 @@ def read_arrays(
             wanted = {name} if separator else names
             content = _READERS[suffix](path.stem, file, size, wanted)
     except Exception as problem:  # a damaged or hostile file may raise anything
-        reason = str(problem) or type(problem).__name__
-        raise InputFileError(f"{path} must be readable as {form}, but {reason}") from None
+        reason = reason_of(problem).rstrip(".")
+        raise InputFileError(f"{path} must be readable as {form}, but {reason}.") from None
     if isinstance(content, np.ndarray):
         if not (separator or unnamed):
             raise InputFileError(
@@ -122,8 +123,8 @@ def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
         arrays = unpacked_arrays(io.BytesIO(content), len(content))
         return {name: _numeric(name, array) for name, array in arrays.items()}
     except Exception as problem:  # a damaged or hostile file may raise anything
-        reason = str(problem) or type(problem).__name__
-        raise InputFileError(f"{path} must be readable as .npz, but {reason}") from None
+        reason = reason_of(problem).rstrip(".")
+        raise InputFileError(f"{path} must be readable as .npz, but {reason}.") from None
 
 
 def unpacked_arrays(
@@ -193,7 +194,17 @@ def _read_csv(name: str, file: BinaryFile, *_: object) -> np.ndarray:
     widths = sorted({len(row) for row in rows})
     if len(widths) > 1:
         raise ValueError(f"its rows have from {widths[0]} to {widths[-1]} entries.")
-    return _numeric(name, np.array([[float(entry) for entry in row] for row in rows]))
+    return _numeric(
+        name, np.array([[_number(entry, row is rows[0]) for entry in row] for row in rows])
+    )
+
+
+def _number(entry: str, is_first: bool) -> float:
+    try:
+        return float(entry)
+    except ValueError:
+        advice = ". Remove the header line, if this is one" if is_first else ""
+        raise ValueError(f"it holds '{entry}', which is not a number{advice}") from None
 
 
 def _read_json(_: str, file: BinaryFile, *__: object) -> dict[str, np.ndarray | str]:

@@ -4,17 +4,22 @@ Functions that read raise a `ValueError` whose message is a clause, such as "it 
 "its 'key' is not text". Callers insert the clause into a sentence about the file.
 """
 
+import contextlib
+import errno
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from promptlimit.errors import ArgumentError
 
 _LARGEST, _DEEPEST = 1_000_000, 20
+_DAMAGED = "it is truncated, damaged or of another format"
 
 
 def as_path(value: object, what: str) -> Path:
@@ -27,6 +32,28 @@ def as_path(value: object, what: str) -> Path:
     if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
         raise ArgumentError("path", f"must be the path of {what}, got {value!r:.40}.")
     return Path(value)
+
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of the errors of a disk without free space."""
+
+
+@contextlib.contextmanager
+def writing_to(argument: str, path: Path) -> Generator[None]:
+    """Return a context for writing to the path given as an argument; errors name the argument.
+
+    Errors of a full disk are not changed.
+    """
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno is None or problem.errno in FULL_DISK:
+            raise
+        raise ArgumentError(
+            argument,
+            f"must be a place that can be written, got '{path}': {problem.strerror}. "
+            "Choose another place.",
+        ) from problem
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -67,6 +94,27 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
+def reason_of(problem: Exception) -> str:
+    """Return, as a clause, why a file cannot be read.
+
+    Args:
+        problem: an error of Python or NumPy, or of this package, whose message is a clause already.
+    """
+    match problem:
+        case json.JSONDecodeError():
+            return f"it is truncated or damaged at line {problem.lineno}, column {problem.colno}"
+        case RecursionError():
+            return "it is nested too deep"
+        case UnicodeDecodeError():
+            return "it is not UTF-8 text"
+        case OSError() if problem.strerror:
+            return problem.strerror
+        case zipfile.BadZipFile() | zlib.error() | EOFError():
+            return _DAMAGED
+    message = str(problem) or type(problem).__name__
+    return _DAMAGED if message.startswith("EOF: ") else message  # of NumPy
+
+
 def json_object(
     path: Path,
     largest: int = _LARGEST,
@@ -86,10 +134,8 @@ def json_object(
     try:
         text = limited_bytes(path, largest, pipes=pipes).decode("utf-8-sig")
         content = json.loads(text, parse_constant=parse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8 text") from None
+    except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise ValueError(reason_of(problem)) from None
     if not isinstance(content, dict):
         raise ValueError("it is not an object")
     if _depth(content) > _DEEPEST:

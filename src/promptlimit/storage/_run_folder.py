@@ -23,7 +23,14 @@ from filelock import FileLock, Timeout
 from promptlimit._packages import package_versions
 from promptlimit.errors import ArgumentError, ConfigurationError, InputFileError, RunBusyError
 from promptlimit.storage._arrays import numbers_in_archive, unpacked_arrays
-from promptlimit.storage._files import json_object, limited_bytes, write_bytes, write_json
+from promptlimit.storage._files import (
+    json_object,
+    limited_bytes,
+    reason_of,
+    write_bytes,
+    write_json,
+    writing_to,
+)
 
 _AGAIN = "Move that folder elsewhere and run it again."
 _LARGEST = 2**24
@@ -81,10 +88,15 @@ class RunFolder:
         """Whether the result is complete."""
         return (self.path / "done").is_file()
 
+    def create(self) -> None:
+        """Create the folder unless it exists; raise an error if this is not possible."""
+        with writing_to("folder", self.path.parent):
+            self.path.mkdir(parents=True, exist_ok=True)
+
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
         """Lock the folder against other processes, until the context or this process ends."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.create()
         # A soft lock, used on systems without file locks, would outlive a killed process.
         lock = FileLock(self.path / "lock", fallback_to_soft=False)
         holder = self.path / "lock-holder"  # on Windows other processes cannot read the lock
@@ -119,6 +131,7 @@ class RunFolder:
             if not np.isfinite(array).all():
                 raise ArgumentError("arrays", f"must be finite, got NaN or infinity in '{name}'.")
         content = _archive(arrays)
+        self.create()
         write_json(self.path / "config.json", self.config)
         write_json(self.path / "environment.json", environment())
         write_bytes(self.path / "arrays.npz", content)
@@ -167,7 +180,7 @@ class RunFolder:
                 _require_alike(arrays, like)
             return arrays
         except Exception as problem:  # a damaged or hostile file may raise anything
-            raise self.unusable_checkpoint(f", but {problem}", name) from None
+            raise self.unusable_checkpoint(f", but {reason_of(problem)}", name) from None
 
     def unusable_checkpoint(self, reason: str = "", name: str = CHECKPOINT) -> InputFileError:
         """Return the error for a damaged checkpoint."""
