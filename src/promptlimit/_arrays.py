@@ -29,7 +29,7 @@ ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """Values accepted as an array."""
 
 Number: TypeAlias = float | int | np.number
-"""Values accepted as one number. It includes int, which run-time checkers reject as a float."""
+"""Values accepted as one number, including int, which run-time checkers reject as a float."""
 
 
 Arguments = ParamSpec("Arguments")
@@ -158,6 +158,15 @@ def _is_of_numpy_or_jax(value: object) -> bool:
     )
 
 
+def shown(value: object) -> str:
+    """Return a value for messages, at most 40 characters; text is in quotes.
+
+    >>> print(shown("1%"), shown(2.0))
+    '1%' 2.0
+    """
+    return " ".join((repr(value) if isinstance(value, str) else str(value)).split())[:40]
+
+
 def require_whole(
     name: str, value: object, least: int, most: int | None = None, *, note: str = ""
 ) -> int:
@@ -168,7 +177,7 @@ def require_whole(
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (whole and least <= int(value) <= (math.inf if most is None else most)):
         reach = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ArgumentError(name, f"must be a whole number {reach}, got {value}.{note}")
+        raise ArgumentError(name, f"must be a whole number {reach}, got {shown(value)}.{note}")
     return int(value)
 
 
@@ -191,8 +200,8 @@ def real_numbers(name: str, values: object, hint: str = "") -> Array:
             raise TypeError
         return array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        shown = " ".join(repr(values).split())[:40]
-        raise ArgumentError(name, f"must hold real numbers, got {shown}. {hint}".rstrip()) from None
+        words = " ".join(repr(values).split())[:40]
+        raise ArgumentError(name, f"must hold real numbers, got {words}. {hint}".rstrip()) from None
 
 
 def real_number(name: str, value: object) -> float:
@@ -214,7 +223,7 @@ LARGEST_LENGTH = 1e30
 
 
 def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
-    """Return prompt lengths as floats of the same shape.
+    """Return prompt lengths as floats of the same shape; there must be at least one.
 
     A length must be `math.inf` or a whole number from 1 to 1e30.
     """
@@ -237,6 +246,8 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
             f"must hold real numbers, got {type(length).__name__} of dtype {array.dtype}. "
             "It counts the tokens of a prompt.",
         ) from None
+    if not values.size:
+        raise ArgumentError(name, "must hold at least one number, got none.")
     whole = values == np.floor(values)
     allowed = whole & (values >= 1) & ((values <= LARGEST_LENGTH) | np.isposinf(values))
     if not allowed.all():
@@ -253,7 +264,7 @@ def increasing_lengths(lengths: ArrayLike) -> Array:
     if lengths is None:
         raise ArgumentError("lengths", "must be a list of numbers, got None.")
     values = np.atleast_1d(checked_lengths(lengths, name="lengths"))
-    if values.ndim != 1 or not values.size:
+    if values.ndim != 1:
         raise ArgumentError(
             "lengths", f"must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
         )

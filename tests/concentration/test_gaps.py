@@ -524,7 +524,7 @@ BAD = [
     ),
     (
         {"lengths": []},
-        "`lengths` must be a list of numbers, got shape (0,). Pass [10, 100, 1000].",
+        "`lengths` must hold at least one number, got none.",
     ),
     (
         {"queries": [0.5, 1.0]},

@@ -216,13 +216,6 @@ def test_linear_moments_keep_their_digits_far_from_the_origin(x64):
     assert_allclose(found.mse, 1e-6 * (1.25 * 2e8 + 2 * 2.25e8 + 2 * 1.5e4 * 1.5e4), rtol=1e-9)
 
 
-def test_no_lengths_give_no_moments(x64):
-    attention, law = pl.SoftmaxAttention([[1.0]], [[1.0]]), pl.Gaussian([0.0], [[1.0]])
-    for kind in ("exact", "asymptotic", "estimate"):
-        none = pl.prompt_moments(attention, law, [1.0], [], kind=kind, key=jax.random.key(0))
-        assert none.mean.shape == (0, 1)
-
-
 @pytest.mark.parametrize(
     "measure",
     [
@@ -402,6 +395,11 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
             {},
             "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 2.5. "
             "It counts the tokens of a prompt.",
+        ),
+        (
+            (SOFTMAX, NORMAL, [1.0], []),
+            {},
+            "`lengths` must hold at least one number, got none.",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], ["3"]),

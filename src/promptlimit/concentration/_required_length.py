@@ -7,7 +7,7 @@ from numbers import Real
 
 import numpy as np
 
-from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
+from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only, shown
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
 from promptlimit.errors import ArgumentError, KindUnavailableError
@@ -121,7 +121,7 @@ def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
         allowed = "positive" if absolute else "between 0 and 1"
         raise ArgumentError(
             "tolerance",
-            f"must be {allowed}, got {tolerance}. "
+            f"must be {allowed}, got {shown(tolerance)}. "
             + ("It is a distance." if absolute else "It is relative: 0.01 is one per cent."),
         )
     if absolute:
