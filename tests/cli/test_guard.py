@@ -80,6 +80,36 @@ def test_warnings_are_notes_without_source_lines_each_once(
     assert done.stderr == "note: the tail is [heavy]\nnote: something else\n"
 
 
+def test_notes_name_options_and_leave_out_arguments_without_one(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*_: object, **__: object) -> Limits:
+        warnings.warn("It is rare. Raise `samples` or use `x`. Pass kind='exact'.", stacklevel=1)
+        warnings.warn("It is late. Raise `samples`.", stacklevel=1)
+        return Limits(np.ones(1), np.ones(1), "limit", 0.0)
+
+    monkeypatch.setattr("promptlimit.concentration.gap_report", warn)
+    done = here("gap", "--dim", "1")
+    assert done.stderr == "note: It is rare.\nnote: It is late. Raise --samples.\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc here")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("limit", "--example", "shifted", "--out", "/proc/x/y.csv"),
+        ("flow", "--lengths", "3", "--dim", "1", "--out", "/proc/x"),
+        ("explore", "--out", "/proc/x.html"),
+    ],
+)
+def test_a_place_that_cannot_be_written_names_the_option(
+    here: Here, command: tuple[str, ...]
+) -> None:
+    done = here(*command)
+    assert done.returncode in (1, 2)
+    assert "error: --out must be a place that can be written, got " in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_a_permission_error(here: Here, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
@@ -98,7 +128,8 @@ def test_a_result_that_cannot_be_written_is_shown_all_the_same(
     done = here("limit", "--example", "shifted", "--out", "o")
     assert done.returncode == 1
     assert "The distance between the two outputs is 0.125" in done.stdout
-    assert done.stderr.startswith("error: o/limit.json: no space left on device\n")
+    words = "--out must be a place that can be written, got o/limit.json: no space left on device"
+    assert done.stderr.startswith(f"error: {words}\n")
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def test_json_csv_table_and_figure_hold_what_the_library_returns(
             "laws.json must hold `proposal_cov` and `target_cov` and optionally `proposal_mean`",
         ),
         ({"mean": [0, 0]}, "`functions`, got proposal_cov, target_cov, mean"),
+        ({"target_means": [0, 0]}, "hint: did you mean target_mean?"),
         ({"proposal_cov": [[1, 2], [0, 1]]}, "`proposal_cov` must be symmetric"),
         ({"proposal_mean": [0.0]}, "`proposal_cov` must have shape (1, 1)"),
         ({"target_cov": [[0, 0], [0, 0]]}, "`target_cov` must have an invertible covariance"),
@@ -71,4 +72,4 @@ def test_bad_files_end_in_one_sentence(
 def test_one_draw_is_refused(here: Here, tmp_path: Path) -> None:
     done = here("importance", write(tmp_path / "laws.json", **LAWS), "--lengths", "1,10")
     assert done.returncode == 2
-    assert "--lengths must be at least 2 here, got 1" in done.stderr
+    assert "--lengths must be at least 2, got 1" in done.stderr

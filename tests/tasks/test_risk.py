@@ -158,7 +158,7 @@ TASK = TASKS["anisotropic"]
         (
             lambda: pl.LinearRegression([[1.0, 0.5], [0.0, 1.0]]),
             "`covariance` must be symmetric, got 0.5 at (0, 1) and 0.0 at (1, 0). If they differ "
-            "only by rounding, pass (covariance + covariance.T) / 2.",
+            "only by rounding, take the average of the matrix and its transpose.",
         ),
         (
             lambda: pl.LinearRegression([[1.0, 0.5]]),

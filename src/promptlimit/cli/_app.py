@@ -7,11 +7,13 @@ import functools
 import inspect
 import io
 import os
+import re
 import sys
 import traceback
 import typing
 import warnings
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any
 
@@ -44,7 +46,7 @@ from promptlimit.cli._console import (
     print_error,
     print_note,
 )
-from promptlimit.errors import ArgumentError
+from promptlimit.errors import AccuracyError, ArgumentError
 
 Command = Callable[..., None]
 
@@ -137,16 +139,24 @@ def _wrapped(command: Command, *, resumes: bool) -> Command:
 
     @functools.wraps(command)
     def wrapped(ctx: Any, **options: object) -> None:
-        interrupted = _interrupted_hint(resumes, options.get("out"))
+        out, flags = options.get("out"), _flags(ctx)
         tuples = {
             name: group(**{field: options.pop(field) for field in group._fields})
             for name, group in groups.items()
         }
-        with exiting_on_interrupt(interrupted), _warnings_as_notes():
+        with exiting_on_interrupt(_interrupted_hint(resumes, out)), _warnings_as_notes(flags):
             try:
                 command(**options, **tuples)
             except ArgumentError as problem:
-                raise _in_names_of_options(problem, ctx) from problem
+                raise _in_names_of_options(problem, flags) from problem
+            except AccuracyError as problem:
+                raise CommandError(_in_flags(str(problem), flags)) from problem
+            except OSError as problem:
+                place = Path(os.fsdecode(problem.filename or ""))
+                if isinstance(out, Path) and place.is_relative_to(out):
+                    words = "--out must be a place that can be written, got "
+                    raise _as_file_error(problem, words) from problem
+                raise
 
     setattr(wrapped, "__signature__", inspect.Signature(parameters))  # noqa: B010  # for ty
     return wrapped
@@ -157,21 +167,37 @@ def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, kind, annotation=annotation, **default)
 
 
-def _in_names_of_options(problem: ArgumentError, ctx: Any) -> CommandError:
+def _flags(ctx: Any) -> dict[str, str]:
+    """Return the option for each name of an argument."""
+    flags = {
+        parameter.name: parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name and parameter.opts[0].startswith("--")
+    }
+    return {"folder": flags["out"], **flags} if "out" in flags else flags
+
+
+def _in_flags(message: str, flags: dict[str, str]) -> str:
+    """Return a message of the library for the command line.
+
+    Options replace names of arguments. Suggestions that still contain an argument of a function,
+    which has no option, are left out.
+    """
+    message = re.sub("`([a-z_]+)`", lambda name: flags.get(name[1], name[0]), message)
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", message)
+    return " ".join([first, *(part for part in others if "`" not in part and "kind=" not in part)])
+
+
+def _in_names_of_options(problem: ArgumentError, flags: dict[str, str]) -> CommandError:
     """Return an error of the library in which names of options replace names of arguments."""
     if problem.argument == "key":
         return UsageError(
             "--samples must be at least 2 for a problem that can only be simulated, got 0",
             "--samples 512",
         )
-    flags = {
-        parameter.name: parameter.opts[0]
-        for parameter in ctx.command.params
-        if parameter.name and parameter.opts[0].startswith("--")
-    }
     if problem.argument not in flags:
         return CommandError(str(problem))
-    return UsageError(f"{flags[problem.argument]} {problem.renamed(**flags).requirement}")
+    return UsageError(f"{flags[problem.argument]} {_in_flags(problem.requirement, flags)}")
 
 
 def _as_command_error(problem: Exception) -> CommandError:  # noqa: PLR0911  # one per cause
@@ -207,26 +233,29 @@ def _as_command_error(problem: Exception) -> CommandError:  # noqa: PLR0911  # o
     )
 
 
-def _as_file_error(problem: OSError) -> CommandError:
+def _as_file_error(problem: OSError, before: str = "") -> CommandError:
+    from promptlimit.storage import FULL_DISK
+
     hint = "promptlimit --debug ... shows a traceback"
-    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+    if problem.errno in FULL_DISK:
         hint = "choose a place with more space"
     elif problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "check the permissions, or choose another place"
     reason = str(problem.strerror)
     reason = reason[:1].lower() + reason[1:]
-    return CommandError(f"{problem.filename or 'a file or standard output'}: {reason}", hint)
+    place = problem.filename or "a file or standard output"
+    return CommandError(f"{before}{place}: {reason}", hint)
 
 
 @contextlib.contextmanager
-def _warnings_as_notes() -> Generator[None]:
+def _warnings_as_notes(flags: dict[str, str]) -> Generator[None]:
     """Return a context in which each warning is printed once, as a note without a source line."""
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in seen:
             seen.add(str(message))
-            print_note(str(message))
+            print_note(_in_flags(str(message), flags))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

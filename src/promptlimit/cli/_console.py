@@ -1,12 +1,14 @@
 """Options and messages of commands. Only results go to standard output, the rest to stderr."""
 
 import contextlib
+import difflib
 import json
+import math
 import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -21,7 +23,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Print the result as CSV, with a line of names.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 
 
 class CommandError(Exception):
@@ -39,6 +40,86 @@ class UsageError(CommandError):
     """An option or an argument of the command line is wrong, whatever the files contain."""
 
     exit_code = 2
+
+
+def whole_number(text: str | int) -> int | None:
+    """Return the whole number that a text denotes; None for any other text.
+
+    >>> whole_number("1e3"), whole_number("1.5")
+    (1000, None)
+    """
+    try:
+        if str(text).strip().isdecimal():
+            return int(text)
+        number = float(text)
+        return int(number) if number == int(number) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def whole_option(flag: str, words: str, least: int = 1, most: int = 2**31 - 1) -> Any:
+    """Return an option for a whole number from `least` to `most`, with `words` as its help."""
+
+    def parse(text: str | int) -> int:
+        number = whole_number(text)
+        if number is None or not least <= number <= most:
+            bound = f"at least {least}" if number is None or number < least else f"at most {most}"
+            raise UsageError(f"{flag} must be a whole number of {bound}, got '{text}'")
+        return number
+
+    return typer.Option(flag, metavar="N", parser=parse, help=words)
+
+
+def choice_option(flag: str, choices: Sequence[str], words: str) -> Any:
+    """Return an option for one of several words, with `words` as its help."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            near = difflib.get_close_matches(text, choices, n=1)
+            raise UsageError(
+                f"{flag} must be one of {', '.join(choices)}, got '{text}'",
+                f"did you mean '{near[0]}'?" if near else None,
+            )
+        return text
+
+    return typer.Option(
+        flag,
+        metavar="|".join(choices),
+        parser=parse,
+        autocompletion=lambda incomplete: [c for c in choices if c.startswith(incomplete)],
+        help=words,
+    )
+
+
+def number_in(option: str, accepts: Callable[[float], bool], words: str) -> Any:
+    """Return a parser of numbers that raises an error if `accepts` returns False.
+
+    `option` is the name of the option and `words` describe the valid numbers, for the error.
+    """
+
+    def parse(text: str | float) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise UsageError(f"{option} must be {words}, got '{text}'") from None
+        if not accepts(number):
+            raise UsageError(f"{option} must be {words}, got {text}")
+        return number
+
+    return parse
+
+
+def any_number(option: str) -> Any:
+    """Return a parser of numbers, for an option whose range the library checks."""
+    return number_in(option, lambda _: True, "a number")
+
+
+def above_zero(option: str) -> Any:
+    """Return a parser of positive finite numbers."""
+    return number_in(option, lambda number: 0.0 < number < math.inf, "positive and finite")
+
+
+SeedOption = Annotated[int, whole_option("--seed", "Random seed.", least=0, most=2**63 - 1)]
 
 
 def print_error(message: str, hint: str) -> None:

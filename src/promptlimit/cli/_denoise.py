@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import CommandError, use_double_precision
+from promptlimit.cli._console import CommandError, any_number, use_double_precision
 from promptlimit.cli._emit import Output, emit
 from promptlimit.cli._options import Lengths, matrices_in
 from promptlimit.cli._progress import progress
@@ -26,9 +26,20 @@ def denoise(
         typer.Option("--weights", metavar="W,W,...", help="Weights of the components (equal)."),
     ] = None,
     within_variance: Annotated[
-        float, typer.Option("--within", help="Variance of a clean token about its mean.")
+        float,
+        typer.Option(
+            "--within",
+            metavar="X",
+            parser=any_number("--within"),
+            help="Variance of a clean token about its mean.",
+        ),
     ] = 1.0,
-    noise_variance: Annotated[float, typer.Option("--noise", help="Variance of the noise.")] = 4.0,
+    noise_variance: Annotated[
+        float,
+        typer.Option(
+            "--noise", metavar="X", parser=any_number("--noise"), help="Variance of the noise."
+        ),
+    ] = 4.0,
     lengths: Lengths = "10,100,1e3,1e4,1e6",
     clean_prompt: Annotated[
         bool,
@@ -74,8 +85,9 @@ def denoise(
         except ArgumentError as problem:
             if problem.argument not in ("task", "attention"):
                 raise
+            reason = str(problem).partition(". ")[0]
             raise CommandError(
-                f"--means must be close enough for finite prompts: {problem}",
+                f"--means must be close enough for finite prompts: {reason}",
                 "use closer means or larger variances",
             ) from None
     emit(report, output, "denoise")

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import SeedOption
+from promptlimit.cli._console import SeedOption, above_zero, any_number, choice_option, number_in
 from promptlimit.cli._emit import Output, emit
-from promptlimit.cli._options import Covariance, Dim, Kernel, Lengths, Noise, above_zero, number_in
+from promptlimit.cli._options import KERNELS, Covariance, Dim, Kernel, Lengths, Noise
 from promptlimit.cli._progress import progress
 
 _TIMES = 63
@@ -17,11 +17,16 @@ def flow(
     dim: Dim = 5,
     covariance: Covariance = "identity",
     noise_variance: Noise = 0.1,
-    kernel: Annotated[Kernel, typer.Option("--kernel", help="Kernel of the heads.")] = "softmax",
+    kernel: Annotated[
+        Kernel, choice_option("--kernel", KERNELS, "Kernel of the heads.")
+    ] = "softmax",
     alpha: Annotated[
         float | None,
         typer.Option(
-            "--alpha", help="Start from blocks of this size (Assumption 5.1), not random factors."
+            "--alpha",
+            metavar="X",
+            parser=any_number("--alpha"),
+            help="Start from blocks of this size (Assumption 5.1), not random factors.",
         ),
     ] = None,
     end: Annotated[

@@ -16,12 +16,17 @@ CHARACTERS = 24
 
 
 def model_path(model: Path | None, example: bool, causal: bool) -> Path:
-    """Return the path of the given model, or of the model of the example."""
+    """Return the path of the model on the command line, or of the model of the example."""
     if example == (model is not None):
         raise UsageError(
             "either MODEL_DIR or --example must be given", "promptlimit heads --example"
         )
     if model is not None:
+        if not model.exists():
+            raise CommandError(
+                f"MODEL_DIR must be a folder or a file, but {model} does not exist",
+                "models are read from disk and never downloaded",
+            )
         return model
     from promptlimit.heads import DECODER, ENCODER
 
@@ -39,7 +44,9 @@ def texts_of(paths: list[Path], example: bool, most: int) -> dict[str, str]:
 
         return {name: content[:most] for name, content in example_texts().items()}
     if not paths:
-        raise UsageError("--text must name a file", "promptlimit heads MODEL_DIR --text FILE")
+        raise UsageError(
+            "--text must name a file, got none", "promptlimit heads MODEL_DIR --text FILE"
+        )
     texts: dict[str, str] = {}
     for path in paths:
         try:

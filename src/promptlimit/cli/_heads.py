@@ -17,6 +17,7 @@ from promptlimit.cli._console import (
     UsageError,
     out_option,
     require_folder,
+    whole_option,
 )
 from promptlimit.cli._emit import Output, emit, write_figure
 from promptlimit.cli._head_inputs import CHARACTERS, model_path, prompts_of, texts_of
@@ -70,35 +71,31 @@ def heads(
     ] = False,
     window: Annotated[
         int | None,
-        typer.Option(
+        whole_option(
             "--window",
-            min=8,
-            help="Tokens per prompt (the maximum of the model, at most 512; 4096 with --causal).",
+            "Tokens per prompt (the maximum of the model, at most 512; 4096 with --causal).",
+            least=8,
         ),
     ] = None,
     windows: Annotated[
         int | None,
-        typer.Option("--windows", min=1, help="Prompts per text, at most (24; 1 with --causal)."),
+        whole_option("--windows", "Prompts per text, at most (24; 1 with --causal)."),
     ] = None,
-    clusters: Annotated[
-        int, typer.Option("--clusters", min=1, help="Gaussians in the mixture.")
-    ] = 4,
+    clusters: Annotated[int, whole_option("--clusters", "Gaussians in the mixture.")] = 4,
     sinks: Annotated[
         int | None,
-        typer.Option(
+        whole_option(
             "--sinks",
-            min=0,
-            help="Tokens kept exactly, in addition to one Gaussian (8; the first 4 with --causal).",
+            "Tokens kept exactly, in addition to one Gaussian (8; the first 4 with --causal).",
+            least=0,
         ),
     ] = None,
     recent: Annotated[
         int,
-        typer.Option(
-            "--recent", min=1, help="With --causal: tokens before the query that are kept exactly."
-        ),
+        whole_option("--recent", "With --causal: tokens before the query that are kept exactly."),
     ] = 64,
     band: Annotated[
-        int, typer.Option("--band", min=1, help="With --causal: tokens per band of distance.")
+        int, whole_option("--band", "With --causal: tokens per band of distance.")
     ] = 128,
     replace: Annotated[
         bool,

@@ -1,13 +1,13 @@
 """`promptlimit importance`: self-normalised importance sampling between two Gaussians."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from promptlimit.cli._console import CommandError, UsageError, use_double_precision
 from promptlimit.cli._emit import Output, emit
-from promptlimit.cli._options import Lengths, input_path, named_arrays
+from promptlimit.cli._options import input_path, lengths_in, named_arrays
 from promptlimit.cli._progress import progress
 from promptlimit.errors import ArgumentError
 
@@ -31,7 +31,15 @@ def importance(
             "and of x_i x_j for i <= j; - is standard input.",
         ),
     ],
-    lengths: Lengths = "10,30,100,300,1e3,1e4,1e5,1e6",
+    lengths: Annotated[
+        Any,
+        typer.Option(
+            "--lengths",
+            metavar="N,N,...",
+            parser=lengths_in,
+            help="Numbers of draws: whole numbers from 2 to 1e30, separated by commas.",
+        ),
+    ] = "10,30,100,300,1e3,1e4,1e5,1e6",
     *,
     output: Output,
 ) -> None:
@@ -42,7 +50,7 @@ def importance(
     coordinates, or of the functions in the file.
     """
     if min(lengths) < 2:
-        raise UsageError(f"--lengths must be at least 2 here, got {min(lengths)}", "--lengths 2,10")
+        raise UsageError(f"--lengths must be at least 2, got {min(lengths)}", "--lengths 2,10")
     use_double_precision()
     arrays = named_arrays(str(file), _NEEDED, _OPTIONAL, hint=_EXAMPLE)
     from promptlimit.lengths import importance_sampling

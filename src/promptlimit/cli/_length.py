@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from promptlimit.cli._console import any_number
 from promptlimit.cli._emit import Output, emit
 from promptlimit.cli._options import Problem, Wrt
 from promptlimit.cli._progress import progress
@@ -13,7 +14,12 @@ def length(
     problem: Problem,
     tolerance: Annotated[
         list[float] | None,
-        typer.Option("--tolerance", help="The allowed gap; repeat the option for a table."),
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            parser=any_number("--tolerance"),
+            help="The allowed gap; repeat the option for a table.",
+        ),
     ] = None,
     absolute: Annotated[
         bool,

@@ -8,7 +8,13 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from promptlimit.cli._console import ERR, CommandError, UsageError, discard_standard_output
+from promptlimit.cli._console import (
+    ERR,
+    CommandError,
+    UsageError,
+    discard_standard_output,
+    whole_option,
+)
 from promptlimit.errors import JoinError, PeerLostError, WriterError
 
 _MOST_DEVICES = 2048
@@ -38,13 +44,11 @@ class Machines(NamedTuple):
     ] = None
     processes: Annotated[
         int | None,
-        typer.Option("--processes", metavar="N", help="Number of processes (JAX_NUM_PROCESSES)."),
+        whole_option("--processes", "Number of processes (JAX_NUM_PROCESSES)."),
     ] = None
     process: Annotated[
         int | None,
-        typer.Option(
-            "--process", metavar="I", help="Number of this process, from 0 (JAX_PROCESS_ID)."
-        ),
+        whole_option("--process", "Number of this process, from 0 (JAX_PROCESS_ID).", least=0),
     ] = None
 
 

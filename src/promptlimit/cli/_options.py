@@ -1,14 +1,24 @@
 """Options that several commands share. Importing this module loads neither numpy nor jax."""
 
+import difflib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import typer
 
-from promptlimit.cli._console import CommandError, UsageError, use_double_precision
+from promptlimit.cli._console import (
+    CommandError,
+    UsageError,
+    above_zero,
+    choice_option,
+    number_in,
+    use_double_precision,
+    whole_number,
+    whole_option,
+)
 from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
@@ -28,12 +38,8 @@ def length_in(text: str, option: str = "--lengths") -> int:
     >>> length_in("1e3")
     1000
     """
-    try:
-        number = float(text)
-        whole = int(text) if text.strip().isdecimal() else int(number)
-    except (ValueError, OverflowError):
-        number, whole = math.nan, 0
-    if not (1 <= whole <= 1e30 and number == whole):
+    whole = whole_number(text)
+    if whole is None or not 1 <= whole <= 1e30:
         raise UsageError(
             f"{option} must be whole numbers from 1 to 1e30, separated by commas, got '{text}'"
             if option == "--lengths"
@@ -62,29 +68,6 @@ def _source_in(text: str) -> str:
     return f"{name}{equals}{input_path(file)}"
 
 
-def number_in(option: str, accepts: Callable[[float], bool], words: str) -> Any:
-    """Return a parser of numbers that raises an error if `accepts` returns False.
-
-    `option` is the name of the option and `words` describe the valid numbers, for the error.
-    """
-
-    def parse(text: str | float) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not accepts(number):
-            raise UsageError(f"{option} must be {words}, got {text}")
-        return number
-
-    return parse
-
-
-def above_zero(option: str) -> Any:
-    """Return a parser of positive finite numbers."""
-    return number_in(option, lambda number: 0.0 < number < math.inf, "positive and finite")
-
-
 Lengths = Annotated[
     Any,
     typer.Option(
@@ -95,9 +78,10 @@ Lengths = Annotated[
     ),
 ]
 Samples = Annotated[
-    int, typer.Option("--samples", min=0, max=10**8, help="Prompts to simulate; 0 for none.")
+    int, whole_option("--samples", "Prompts to simulate; 0 for none.", least=0, most=10**8)
 ]
 Kernel = Literal["softmax", "linear"]
+KERNELS = get_args(Kernel)
 Wrt = Annotated[
     str | None,
     typer.Option(
@@ -119,16 +103,28 @@ Files = Annotated[
     ),
 ]
 Example = Annotated[
-    Literal["gaussian", "shifted", "tokens", "mixture", "rademacher", "cube", "sphere"] | None,
-    typer.Option("--example", help="A built-in problem."),
+    str | None,
+    choice_option(
+        "--example",
+        ("gaussian", "shifted", "tokens", "mixture", "rademacher", "cube", "sphere"),
+        "A built-in problem.",
+    ),
 ]
 StackExample = Annotated[
-    Literal["softmax", "linear", "sharp", "mixture"] | None,
-    typer.Option("--example", help="Three built-in layers with two heads each."),
+    str | None,
+    choice_option(
+        "--example",
+        ("softmax", "linear", "sharp", "mixture"),
+        "Three built-in layers with two heads each.",
+    ),
 ]
 Prompt = Annotated[
-    Literal["gaussian", "tokens", "rademacher", "cube", "sphere"] | None,
-    typer.Option("--prompt", help="The law of the tokens in the files."),
+    str | None,
+    choice_option(
+        "--prompt",
+        ("gaussian", "tokens", "rademacher", "cube", "sphere"),
+        "The law of the tokens in the files.",
+    ),
 ]
 Noise = Annotated[
     float,
@@ -139,7 +135,7 @@ Noise = Annotated[
         help="Noise variance of the labels.",
     ),
 ]
-Dim = Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covariates.")]
+Dim = Annotated[int, whole_option("--dim", "Dimension of the covariates.")]
 
 
 class Problem(NamedTuple):
@@ -153,9 +149,7 @@ class Problem(NamedTuple):
     law: Prompt = None
     dim: Annotated[
         int | None,
-        typer.Option(
-            "--dim", min=1, help="Standard case: tokens and queries N(0, I_d), U = τI (1)."
-        ),
+        whole_option("--dim", "Standard case: tokens and queries N(0, I_d), U = τI (1)."),
     ] = None
     sharpness: Annotated[
         float | None,
@@ -301,10 +295,12 @@ def named_arrays(
         required = " and ".join(f"`{name}`" for name in needed)
         more = ", ".join(f"`{name}`" for name in optional)
         listing = ", ".join(n if n in found else f"{n} (a text)" for n in arrays) or "nothing"
+        strays = [name for name in arrays if name not in allowed]
+        near = [match for name in strays for match in difflib.get_close_matches(name, allowed, n=1)]
         raise CommandError(
             f"{before}{source.rpartition('=')[2]} must hold {required}"
             f"{f' and optionally {more}' if more else ''}, got {listing}",
-            hint,
+            f"did you mean {near[0]}?" if near else hint,
         )
     return found
 

@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import SeedOption
+from promptlimit.cli._console import SeedOption, choice_option
 from promptlimit.cli._emit import Output, emit
 from promptlimit.cli._options import (
+    KERNELS,
     Files,
     Kernel,
     Lengths,
@@ -23,7 +24,7 @@ def stack(
     example: StackExample = None,
     law: Prompt = None,
     kernel: Annotated[
-        Kernel | None, typer.Option("--kernel", help="Replaces the kernel of the files.")
+        Kernel | None, choice_option("--kernel", KERNELS, "Replaces the kernel of the files.")
     ] = None,
     lengths: Lengths = "10,30,100,300,1e3,1e4,1e6",
     causal: Annotated[

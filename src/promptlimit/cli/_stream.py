@@ -5,10 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from promptlimit.cli._console import CommandError, SeedOption, UsageError
+from promptlimit.cli._console import (
+    CommandError,
+    SeedOption,
+    UsageError,
+    above_zero,
+    any_number,
+    whole_option,
+)
 from promptlimit.cli._emit import Output, emit
 from promptlimit.cli._machines import Machines, machines
-from promptlimit.cli._options import Lengths, Problem, above_zero, input_path, named_arrays
+from promptlimit.cli._options import Lengths, Problem, input_path, named_arrays
 from promptlimit.cli._progress import progress
 from promptlimit.errors import ConfigurationError, RunBusyError
 
@@ -32,12 +39,17 @@ def stream(
     ] = None,
     length: Annotated[
         float | None,
-        typer.Option("--length", metavar="L", help="Number of tokens to draw from the law (1e6)."),
+        typer.Option(
+            "--length",
+            metavar="L",
+            parser=any_number("--length"),
+            help="Number of tokens to draw from the law (1e6).",
+        ),
     ] = None,
     lengths: Lengths = None,
     count: Annotated[
         int,
-        typer.Option("--queries", min=1, max=10**6, help="Queries to draw, if they have a law."),
+        whole_option("--queries", "Queries to draw, if they have a law.", most=10**6),
     ] = 16,
     linear: Annotated[
         bool, typer.Option("--linear", help="Add linear attention in the same pass, to the JSON.")

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from promptlimit.cli._console import UsageError
+from promptlimit.cli._console import UsageError, number_in
 from promptlimit.cli._emit import Output, emit
-from promptlimit.cli._options import length_in, number_in
+from promptlimit.cli._options import length_in
 from promptlimit.cli._progress import progress
 
 _CURVE = 9

@@ -17,13 +17,16 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
+    above_zero,
+    choice_option,
     out_option,
     print_note,
     require_folder,
+    whole_option,
 )
 from promptlimit.cli._emit import Output, emit
 from promptlimit.cli._machines import Machines, machines, run_on_writer
-from promptlimit.cli._options import Covariance, Dim, Lengths, Noise, above_zero, input_path
+from promptlimit.cli._options import Covariance, Dim, Lengths, Noise, input_path
 from promptlimit.cli._progress import AbstractProgress, progress
 from promptlimit.errors import ConfigurationError, InputFileError, RunBusyError
 
@@ -33,31 +36,35 @@ if TYPE_CHECKING:
 _BETWEEN_RISKS = 60.0  # seconds between computations of the risk that the progress shows
 _OVERHEAD = 30.0
 """The part of the time of a step that does not depend on the length, in times of one token."""
-_MOST = 2**31 - 1
 
 _clock = time.monotonic
 
 
 def _read_config(ctx, value):  # typer passes its context to a parameter without annotation
-    """Read the defaults of the options of this command from a TOML file."""
+    """Read the defaults of the options of this command from a TOML file, and check them."""
     file: Path | None = value
     if file is None:
         return None
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
-        raise CommandError(f"--config must be a TOML file, got {file}: {problem}") from None
-    names = {option.opts[0].removeprefix("--"): option.name for option in ctx.command.params}
-    for name in content:
-        if name not in names:
+        reason = problem.strerror if isinstance(problem, OSError) else problem
+        raise CommandError(f"--config must be a TOML file, got {file}: {reason}") from None
+    options = {option.opts[0].removeprefix("--"): option for option in ctx.command.params}
+    del options["config"]
+    ctx.default_map = {}
+    for name, entry in content.items():
+        if name not in options:
             raise CommandError(
                 f"{file} must contain options of train, got '{name}'",
-                f"options are {', '.join(sorted(names))}",
+                f"options are {', '.join(sorted(options))}",
             )
-    ctx.default_map = {
-        names[name]: ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in content.items()
-    }
+        text = ",".join(map(str, entry)) if isinstance(entry, list) else str(entry)
+        try:
+            options[name].process_value(ctx, text)
+        except CommandError as problem:
+            raise type(problem)(f"{file}: {problem.message}", problem.hint) from None
+        ctx.default_map[options[name].name] = text
     return file
 
 
@@ -72,10 +79,8 @@ def _kernels_in(text: str) -> list[str]:
 
 def train(
     lengths: Lengths = "10,40,100",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=_MOST, help="Random starts.")] = 1,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, max=_MOST, help="Steps of each run.")
-    ] = 300_000,
+    seeds: Annotated[int, whole_option("--seeds", "Random starts.")] = 1,
+    steps: Annotated[int, whole_option("--steps", "Steps of each run.")] = 300_000,
     covariance: Covariance = "identity",
     kernels: Annotated[
         Any,
@@ -85,22 +90,20 @@ def train(
     ] = "softmax,linear",
     dim: Dim = 5,
     noise_variance: Noise = 0.1,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, max=_MOST, help="Prompts per step.")
-    ] = 128,
+    batch: Annotated[int, whole_option("--batch", "Prompts per step.")] = 128,
     learning_rate: Annotated[
         float,
         typer.Option("--rate", metavar="X", parser=above_zero("--rate"), help="Learning rate."),
     ] = 1e-3,
     sampling: Annotated[
         Literal["tokens", "law"],
-        typer.Option(
-            "--sampling", help="Draw all tokens, or draw sums over tokens from their law (faster)."
+        choice_option(
+            "--sampling",
+            ("tokens", "law"),
+            "Draw all tokens, or draw sums over tokens from their law (faster).",
         ),
     ] = "tokens",
-    every: Annotated[
-        int, typer.Option("--every", min=1, max=_MOST, help="Steps between checkpoints.")
-    ] = 10_000,
+    every: Annotated[int, whole_option("--every", "Steps between checkpoints.")] = 10_000,
     seed: SeedOption = 0,
     config: Annotated[  # noqa: ARG001  # its callback reads the file
         Path | None,
