@@ -20,6 +20,7 @@ from promptlimit.results import (
     StackReport,
     StreamReport,
     TemperatureTable,
+    Training,
 )
 
 Format = Literal["png", "svg", "pdf"]
@@ -55,6 +56,8 @@ def figure_of(result: Result) -> Figure | None:
         return None
     drawing = _FIGURES.get(type(result))
     with theme():
+        if isinstance(result, Training):  # its arrays do not include the names of the starts
+            return _result_figures.training(result.to_arrays(), result.kernels)
         if drawing is not None:
             return drawing(result.to_arrays())
         try:

@@ -1,6 +1,6 @@
 """Figures of results: one function per figure, which draws the arrays of a result."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,21 +104,42 @@ def flow(data: Mapping[str, np.ndarray]) -> Figure:
     """
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     costs, distances = figure.subplots(1, 2, sharex=True)
-    times, lengths, errors = data["times"], data["lengths"], 2 * data["value"]
-    finite = len(lengths) - 1
-    for place, colour in enumerate(shades(finite)):
-        costs.plot(times, errors[place], color=colour, label=f"L = {lengths[place]:g}")
-        distances.plot(times[1:], data["squared_distance"][place, 1:], color=colour)
-    costs.plot(times, errors[-1], color=LIMIT, dashes=(4, 2), label="L = ∞")
-    costs.set(xscale="symlog", yscale="log")
+    times = data["times"]
+    _error_curves(costs, times, data["lengths"], data["value"][:, None])
     costs.set_title("mean squared error along the flow")
-    costs.legend(fontsize=9)
+    for place, colour in enumerate(shades(len(data["lengths"]) - 1)):
+        distances.plot(times[1:], data["squared_distance"][place, 1:], color=colour)
     distances.set(yscale="log")
     distances.set_title("squared distance from the infinite flow")
     for axis in (costs, distances):
         axis.set_xlabel("time")
         axis.set_xlim(0, times[-1])
     return figure
+
+
+def training(data: Mapping[str, np.ndarray], starts: Sequence[str]) -> Figure:
+    """Draw the errors of runs of gradient descent at several lengths, one panel per start."""
+    figure = Figure(figsize=(4.2 * len(starts), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(starts), sharex=True, sharey=True, squeeze=False)[0]
+    for place, (axis, start) in enumerate(zip(panels, starts, strict=True)):
+        _error_curves(axis, data["steps"], data["lengths"], data["value"][:, place])
+        axis.set_title(f"mean squared error, {start}")
+        axis.set_xlabel("step")
+        axis.set_xlim(0, data["steps"][-1])
+    return figure
+
+
+def _error_curves(axis: Axes, x: np.ndarray, lengths: np.ndarray, risks: np.ndarray) -> None:
+    """Draw the mean squared errors, twice the risks [length, run, point], and label the lengths."""
+    finite = iter(shades(int(np.isfinite(lengths).sum())))
+    for length, runs in zip(lengths, risks, strict=True):
+        style: dict[str, Any] = {"color": LIMIT, "dashes": (4, 2), "label": "L = ∞"}
+        if np.isfinite(length):
+            style = {"color": next(finite), "label": f"L = {length:g}"}
+        for line in axis.plot(x, 2 * runs.T, **style)[1:]:
+            line.set_label("_")
+    axis.set(xscale="symlog", yscale="log")
+    axis.legend(fontsize=9, ncols=1 + len(lengths) // 8)
 
 
 def stream_curve(data: Mapping[str, np.ndarray]) -> Figure:
