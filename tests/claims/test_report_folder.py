@@ -40,7 +40,9 @@ def test_what_is_written_is_read_back(path: Path) -> None:
     for name in ("study", "title", "caption", "reference", "section", "origin"):
         assert getattr(first, name) == getattr(wanted, name)
     assert (first.drawn_by, first.pictures) == ("abc", ("pdf",))
-    assert (report.studies[0].link, report.studies[0].claims) == ("https://example.org/1", 19)
+    (study,) = report.studies
+    assert (study.link, study.address) == ("https://example.org/1", "studies/made_up.py")
+    assert (len(study.claim_names), study.figure_names) == (19, ("gaps", "more"))
     assert {key: report.provenance[key] for key in PROVENANCE} == PROVENANCE
     assert report.provenance["computed"] == "all 4 items"
 
@@ -86,7 +88,7 @@ def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path:
         folder.figure(STUDY, "more")
     assert str(caught.value) == (
         f"{arrays} must contain the arrays of a figure, but it does not exist. Run "
-        "promptlimit reproduce more again."
+        f"promptlimit reproduce studies/made_up.py more --out {path} again."
     )
 
 
@@ -96,14 +98,15 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     change(file, checks=[{**checks[0], "value": 0.0}, checks[1]])
     assert refusal(path) == (
         f"{file} must contain a claim, but its verdict is 'holds', and the verdict of its checks "
-        "is 'does not hold'. Run promptlimit reproduce claim-of-number-4 again."
+        "is 'does not hold'. Run promptlimit reproduce studies/made_up.py claim-of-number-4 "
+        f"--out {path} again."
     )
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "Expecting value: line 1 column 1 (char 0)"),
+        (b"", "it is truncated or damaged at line 1, column 1"),
         (b"\xff", "it is not UTF-8 text"),
         (b"[1]", "it is not an object"),
         (b"[" * 100_000, "it is nested too deep"),
@@ -113,11 +116,9 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     ids=["empty", "bytes", "list", "very deep", "deep", "large"],
 )
 def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reason: str) -> None:
-    file = path / STUDY / "claims" / "bad.json"
+    file = path / STUDY / "claims" / "claim-of-number-5.json"
     file.write_bytes(content)
-    assert refusal(path) == (
-        f"{file} must contain a JSON object, but {reason}. Run promptlimit reproduce bad again."
-    )
+    assert refusal(path).startswith(f"{file} must contain a JSON object, but {reason}. Run prompt")
 
 
 @pytest.mark.parametrize(
@@ -149,12 +150,14 @@ def test_a_claim_that_is_none_is_named(path: Path, changes: dict[str, Any], reas
         ("provenance.json", {"seconds": "long"}, "but its 'seconds' is not a number"),
         (f"{STUDY}/figures/gaps.json", {"section": "x"}, "'section' is not one of paper, beyond"),
         (f"{STUDY}/study.json", {"link": "javascript:x"}, "does not start with https://"),
-        (f"{STUDY}/study.json", {"claims": -1}, "'claims' is not a whole number from 0 to 999"),
+        (f"{STUDY}/study.json", {"claim_names": [1]}, "'claim_names' is not a list of names"),
+        (f"{STUDY}/failures/more.json", {"problem": 3}, "its 'problem' is not text"),
     ],
 )
 def test_other_files_that_say_nonsense_are_named(
     path: Path, file: str, changes: dict[str, Any], reason: str
 ) -> None:
+    ReportFolder(path).save_failure(STUDY, "more", "a reason")
     change(path / file, **changes)
     assert reason in refusal(path)
 
@@ -168,17 +171,46 @@ def test_all_that_is_damaged_is_named_at_once(path: Path) -> None:
 
 def test_two_claims_of_one_number_are_refused(path: Path) -> None:
     file = path / STUDY / "claims" / "claim-of-number-4.json"
-    change(file, name="again")
-    file.rename(file.with_name("again.json"))
+    change(file, name="claim-of-number-5")
+    file.rename(file.with_name("claim-of-number-5.json"))
     ReportFolder(path).save_claim(claim(4))
-    assert "'again' and 'claim-of-number-4' both have number 4" in refusal(path)
-    file.with_name("again.json").rename(file.with_name("copy.json"))
-    assert "copy.json must contain a claim, but its 'name' is 'again'" in refusal(path)
+    assert refusal(path).endswith(
+        "'claim-of-number-4' and 'claim-of-number-5' both have number 4. Run promptlimit reproduce "
+        f"studies/made_up.py --out {path} again."
+    )
+    file.with_name("claim-of-number-5.json").rename(file.with_name("claim-of-number-6.json"))
+    assert "-6.json must contain a claim, but its 'name' is 'claim-of-number-5'" in refusal(path)
+
+
+def test_results_that_the_study_no_longer_has_are_left_out_whatever_they_contain(
+    path: Path,
+) -> None:
+    (path / STUDY / "claims" / "renamed.json").write_text("{")
+    change(path / STUDY / "study.json", figure_names=["more"])
+    report = ReportFolder(path).read()
+    assert [claim.name for claim in report.claims] == ["claim-of-number-4", "claim-of-number-12"]
+    assert [figure.name for figure in report.figures] == ["more"]
+    assert report.left_out == (
+        f"{path}/{STUDY}/claims/renamed.json is not in the report: made_up has no claim of this "
+        "name.",
+        f"{path}/{STUDY}/figures/gaps.json is not in the report: made_up has no figure of this "
+        "name.",
+    )
+
+
+def test_a_failure_replaces_an_earlier_result_until_the_item_succeeds(path: Path) -> None:
+    folder = ReportFolder(path)
+    folder.save_failure(STUDY, "gaps", "a reason")
+    report = folder.read()
+    assert [figure.name for figure in report.figures] == ["more"]
+    assert [(one.name, one.problem) for one in report.failures] == [("gaps", "a reason")]
+    folder.save_failure(STUDY, "gaps", "")
+    assert len(folder.read().figures) == 2
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
-    os.mkfifo(path / STUDY / "claims" / "pipe.json")
-    assert "pipe.json must contain a JSON object, but it is not a file" in refusal(path)
+    os.mkfifo(path / STUDY / "claims" / "claim-of-number-5.json")
+    assert "-5.json must contain a JSON object, but it is not a file" in refusal(path)
 
 
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:

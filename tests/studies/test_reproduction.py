@@ -51,7 +51,7 @@ def reproduced(out: Path) -> Reproduced:
     return Reproduced(done.returncode, json.loads(done.stdout), done.stderr.splitlines(), out)
 
 
-def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
+def test_every_verdict_is_the_expected_one(quick: Reproduced) -> None:
     claims = quick.printed["claims"]
     assert [claim["name"] for claim in claims] == [
         claim.name for study in STUDIES for claim in study.claims

@@ -1,4 +1,4 @@
-"""`promptlimit reproduce --seeds` tells at which seeds a verdict is not the one on record."""
+"""`promptlimit reproduce --seeds` tells at which seeds a verdict is not the expected one."""
 
 import json
 import subprocess

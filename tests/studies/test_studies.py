@@ -1,6 +1,7 @@
 """Studies: found in the library, through entry points and by path; checked before any work."""
 
 import dataclasses
+import importlib
 import json
 import re
 import subprocess
@@ -27,6 +28,7 @@ from promptlimit.studies import (
     write_pages,
 )
 from promptlimit.studies._stored import drawn_figure
+from promptlimit.studies._work import Work, outcome
 from promptlimit.studies.large_prompt import STUDY
 from reporting.page.stored_results import figure, plot, write_results
 
@@ -96,7 +98,7 @@ def test_the_studies_of_the_library_are_found_and_come_in_their_order() -> None:
         study.require_complete()
         assert study.summary
         assert study.key_figure in [figure.name for figure in study.figures]
-    assert STUDY.description.claims == len(STUDY.claims) == 27
+    assert len(STUDY.description.claim_names) == len(STUDY.claims) == 27
 
 
 def test_the_entry_points_of_the_library_are_its_studies() -> None:
@@ -161,9 +163,14 @@ def test_checks_may_be_returned_and_figures_may_share_a_drawing() -> None:
 
 
 def test_what_is_not_a_study_is_refused(tmp_path: Path, coins: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.py", tmp_path / "two-words.py"):
-        with pytest.raises(InputFileError, match=r"must be a Python file, or a folder with an"):
-            study_at(path)
+    (tmp_path / "two-words.py").touch()
+    for name, message in (
+        (".", "must be a Python file, or a folder with an __init__.py, that defines STUDY, but it"),
+        ("absent.py", "that defines STUDY, but it does not exist."),
+        ("two-words.py", "must have the name of a Python module, got 'two-words'. Use letters,"),
+    ):
+        with pytest.raises(InputFileError, match=re.escape(message)):
+            study_at(tmp_path / name)
     coins.write_text("STUDY = 3\n")
     with pytest.raises(InputFileError, match=r"coins.py must define STUDY = Study\(title="):
         study_at(coins)
@@ -222,6 +229,67 @@ def test_a_claim_without_a_control_is_refused_when_it_is_decided(coins: Path) ->
     coins.write_text(HEAD + BARE)
     with pytest.raises(InputFileError, match="the checks of bare must include a control: a case"):
         decide(study_at(coins).claims[0], Setting())
+
+
+RETURNS = """
+@STUDY.claim(2)
+def number(setting):
+    '''A claim.'''
+    yield 3.0
+
+@STUDY.claim(3)
+def single(setting):
+    '''A claim.'''
+    return at_most("x", 0.0, 1.0)
+
+@STUDY.claim(4)
+def undefined(setting):
+    '''A claim.'''
+    yield at_most("the ratio", float("nan"), 1.0)
+
+@STUDY.figure("A list")
+def listed(setting):
+    '''A figure.'''
+    return [1.0]
+
+@STUDY.figure("Words")
+def words(setting):
+    '''A figure.'''
+    return {"heads": "many"}
+
+@STUDY.figure("A number")
+def drawn(setting):
+    '''A figure.'''
+    return {"heads": [1.0]}
+
+@drawn.drawing
+@words.drawing
+@listed.drawing
+def draw(arrays):
+    return 3
+"""
+
+
+def test_wrong_returns_and_nan_are_failures_that_name_the_item(coins: Path) -> None:
+    coins.write_text(COINS + RETURNS)
+    study, folder = study_at(coins), ReportFolder(coins.parent / "r")
+    folder.save_study(study.description)
+    items = (*study.claims, *study.figures)
+    ends = [outcome(Work(study, item, Setting(), item.name), folder) for item in items]
+    failures = {one.name: one.problem for one in folder.read().failures}
+    assert {end.problem for end in ends if end.problem} == set(failures.values())
+    claim, figure = "yield checks or return a list of checks", "return a dictionary of arrays"
+    for name, words in (
+        ("number", f"the claim number of coins failed: number must {claim}, got float. Use at_m"),
+        ("single", "the checks of single must include a control"),
+        ("undefined", "the check 'the ratio' of undefined must compare two numbers, got nan <= 1."),
+        ("listed", f"the figure listed of coins failed: listed must {figure} by name, got list."),
+        ("words", "words must return arrays of numbers, got <U4 for 'heads'."),
+        ("drawn", "the drawing of drawn must return a Matplotlib figure, got int."),
+    ):
+        assert words in failures.pop(name)
+    assert not failures
+    coins.write_text(COINS)
 
 
 def test_a_study_must_have_a_name_of_its_own(coins: Path) -> None:
@@ -288,6 +356,21 @@ def test_stored_pages_need_the_study_only_to_draw_again(
     ]
     _, _, problems = write_pages(ReportFolder(out), [study_at(coins)])
     assert problems == []
+
+
+def test_a_renamed_claim_replaces_the_old_one_in_the_report(coins: Path) -> None:
+    folder, problems = ReportFolder(coins.parent / "r"), list[str]()
+    for name in ("fair_coin", "honest_coin"):
+        sys.modules.pop("coins", None)
+        coins.write_text(HEAD + CLAIM.replace("fair_coin", name))
+        importlib.invalidate_caches()
+        study = study_at(coins)
+        folder.save_study(study.description)
+        outcome(Work(study, study.claims[0], Setting(), name), folder)
+        _, report, problems = write_pages(folder)
+        assert [claim.name for claim in report.claims] == [name.replace("_", "-")]
+    old = folder.path / "coins" / "claims" / "fair-coin.json"
+    assert problems == [f"{old} is not in the report: coins has no claim of this name."]
 
 
 def installed(site: Path, name: str, value: str) -> None:
@@ -398,6 +481,6 @@ def test_pages_are_written_without_jax_and_without_the_studies(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    assert (printed["claims"], printed["as_on_record"], printed["figures"]) == (2, 2, 2)
+    assert (printed["claims"], printed["as_expected"], printed["figures"]) == (2, 2, 2)
     assert printed["page"] == str(tmp_path / "r" / "index.html")
     assert printed["left_out"] == []

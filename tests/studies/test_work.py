@@ -152,6 +152,18 @@ def test_a_figure_is_computed_once_and_drawn_from_what_is_stored(
         np.testing.assert_array_equal(figure.arrays["values"], [1.0, np.nan, 2.0])
 
 
+def test_a_figure_drawn_again_from_stored_arrays_is_told_as_redrawn(
+    folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(_: Study, figure: StoredFigure, *__: object) -> tuple[StoredFigure, bytes]:
+        return replace(figure, drawn_by="other code"), b"<svg/>"
+
+    monkeypatch.setattr(_work, "drawn_figure", draw)
+    counted = Counted()
+    ends = [outcome(counted.figure, Setting(), folder).summary for _ in range(2)]
+    assert (ends, counted.count) == (["drawn", "redrawn"], 1)
+
+
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
 def test_a_figure_without_its_arrays_is_computed_again(
     damage: Callable[[Path], object], folder: ReportFolder, drawn: list[StoredFigure]
@@ -221,7 +233,7 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
         assert [int(left) for _, left in ends] == [*reversed(range(count))]
         assert sorted(end for end, _ in ends) == [
             *([] if stored else ["identity, L = 10: computed"]),
-            f"late: does not hold, on record holds{stored}",
+            f"late: does not hold, expected holds{stored}",
             f"made-up: holds{stored}",
             f"made_up: {'stored' if stored else 'drawn'}",
         ]
@@ -383,6 +395,11 @@ def test_an_item_that_fails_is_named_and_stops_no_other(
     assert first.problem.startswith("the claim late of large_prompt raised KeyError: 'boom' (File ")
     assert second.summary == "holds"
     assert "the checks of bare must include a control" in third.problem
+    stored = folder.path / "large_prompt" / "failures"
+    failures = {path.stem: json.loads(path.read_text())["problem"] for path in stored.iterdir()}
+    assert failures == {"late": first.problem, "bare": third.problem}
+    outcome(LATE, Setting(), folder)
+    assert [path.stem for path in stored.iterdir()] == ["bare"]
 
 
 def test_a_claim_and_a_part_of_one_name_are_two_things(

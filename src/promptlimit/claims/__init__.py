@@ -7,6 +7,7 @@ from promptlimit.claims._claims import Check as Check
 from promptlimit.claims._claims import ClaimResult as ClaimResult
 from promptlimit.claims._claims import Origin as Origin
 from promptlimit.claims._claims import StoredClaim as StoredClaim
+from promptlimit.claims._claims import StoredFailure as StoredFailure
 from promptlimit.claims._claims import StoredFigure as StoredFigure
 from promptlimit.claims._claims import StoredReport as StoredReport
 from promptlimit.claims._claims import StoredStudy as StoredStudy

@@ -257,7 +257,9 @@ class StoredStudy:
         summary: the findings, in a few sentences.
         key_figure: the name of the figure that represents the study on the first page.
         order: the sort key of studies in a report; lower numbers come first.
-        claims: the number of claims.
+        address: the argument of `promptlimit reproduce` that finds the study; empty if unknown.
+        claim_names: the names of its claims; a report shows no other claims.
+        figure_names: the names of its figures, likewise. If both are empty, the names are unknown.
     """
 
     name: str
@@ -267,7 +269,14 @@ class StoredStudy:
     summary: str = ""
     key_figure: str = ""
     order: int = 1
-    claims: int = 0
+    address: str = ""
+    claim_names: tuple[str, ...] = ()
+    figure_names: tuple[str, ...] = ()
+
+    @property
+    def item_names(self) -> tuple[str, ...]:
+        """The names of its claims and figures."""
+        return (*self.claim_names, *self.figure_names)
 
 
 @dataclass(frozen=True)
@@ -320,6 +329,21 @@ class StoredFigure:
 
 
 @dataclass(frozen=True)
+class StoredFailure:
+    """A claim or figure whose last computation raised an exception.
+
+    Attributes:
+        study: the name of its study.
+        name: the name of the claim or figure.
+        problem: the exception, in one sentence.
+    """
+
+    study: str
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True)
 class StoredReport:
     """The contents of a report folder.
 
@@ -327,13 +351,18 @@ class StoredReport:
         studies: the studies, in the order of the report.
         claims: the claims, by study and number.
         figures: the figures, by study and reference.
+        failures: the claims and figures that could not be computed, by study and name. They replace
+            earlier results of the same name.
         provenance: the versions, the machine and the date of the report.
+        left_out: for each stored result that its study no longer has, a sentence.
     """
 
     studies: tuple[StoredStudy, ...]
     claims: tuple[StoredClaim, ...]
     figures: tuple[StoredFigure, ...]
+    failures: tuple[StoredFailure, ...]
     provenance: Mapping[str, Any]
+    left_out: tuple[str, ...] = ()
 
     def of_study(self, name: str) -> "StoredReport":
         """Return the results of one study, without the provenance."""
@@ -341,6 +370,7 @@ class StoredReport:
             tuple(study for study in self.studies if study.name == name),
             tuple(claim for claim in self.claims if claim.study == name),
             tuple(figure for figure in self.figures if figure.study == name),
+            tuple(failure for failure in self.failures if failure.study == name),
             {},
         )
 

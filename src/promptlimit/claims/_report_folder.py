@@ -4,6 +4,7 @@
     DIR/STUDY/index.html  study.json
     DIR/STUDY/claims/NAME.json
     DIR/STUDY/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
+    DIR/STUDY/failures/NAME.json
 
 Files are written atomically; the .json file of a figure is written after its arrays. Reading
 validates files: a damaged file, or a verdict that does not follow from its checks, raises an error.
@@ -11,6 +12,7 @@ validates files: a damaged file, or a verdict that does not follow from its chec
 
 import contextlib
 import io
+import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from promptlimit.claims._claims import (
     Origin,
     Section,
     StoredClaim,
+    StoredFailure,
     StoredFigure,
     StoredReport,
     StoredStudy,
@@ -102,6 +105,14 @@ class ReportFolder:
         content = {key: getattr(figure, key) for key in keys} | _origin_json(figure.origin)
         write_json(self._file(figure.study, "figures", figure.name), content)
 
+    def save_failure(self, study: str, name: str, problem: str) -> None:
+        """Write the reason why a claim or figure failed; remove it if `problem` is empty."""
+        file = self._file(study, "failures", name)
+        if problem:
+            write_json(file, {"problem": problem})
+        else:
+            file.unlink(missing_ok=True)
+
     def save_pages(self, pages: Mapping[str, str]) -> Path:
         """Write HTML pages, given by their paths in the folder; return the path of `index.html`."""
         for place, text in pages.items():
@@ -144,7 +155,10 @@ class ReportFolder:
             return False
 
     def read(self) -> StoredReport:
-        """Return all stored results; raise an error with one line for each damaged file."""
+        """Return the stored results of each study; raise an error that names all damaged files.
+
+        Results that a study no longer has, or whose last computation failed, are left out.
+        """
         if not self.path.is_dir():
             raise InputFileError(
                 f"{self.path} must be a folder of results, but it does not exist. "
@@ -155,15 +169,34 @@ class ReportFolder:
         names = sorted(self.studies())
         study_files = ((name, self.path / name / "study.json") for name in names)
         studies = [_try_read(problems, _read_study, *where) for where in study_files]
-        claims = [
-            _try_read(problems, _read_claim, *where) for where in self._entries(names, "claims")
-        ]
-        drawn = self._entries(names, "figures")
-        figures = [_try_read(problems, _read_figure, *where) for where in drawn]
+        known = {study.name: study.item_names for study in studies if study is not None}
+
+        def is_current(study: str, path: Path) -> bool:
+            return not known.get(study) or path.stem in known[study]
+
+        failed = {
+            (study, path.stem): _try_read(problems, _read_failure, study, path)
+            for study, path in self._entries(names, "failures")
+            if is_current(study, path)
+        }
+        left_out: list[str] = []
+
+        def results(kind: str, read: Any) -> list[Any]:
+            found = []
+            for study, path in self._entries(names, kind):
+                if not is_current(study, path):
+                    left_out.append(
+                        f"{path} is not in the report: {study} has no {kind[:-1]} of this name."
+                    )
+                elif (study, path.stem) not in failed:
+                    found.append(_try_read(problems, read, study, path))
+            return found
+
+        claims, figures = results("claims", _read_claim), results("figures", _read_figure)
         provenance = _try_read(problems, _read_provenance, self._provenance)
         if problems:
             raise InputFileError("\n".join(problems))
-        if not claims and not figures:
+        if not (claims or figures or failed or left_out):
             raise InputFileError(
                 f"{self.path} must contain STUDY/claims/NAME.json or STUDY/figures/NAME.json, but "
                 f"has neither. Create them with promptlimit reproduce --out {self.path}"
@@ -173,7 +206,9 @@ class ReportFolder:
             studies=tuple(sorted(studies, key=lambda study: (study.order, study.name))),
             claims=tuple(sorted(claims, key=lambda claim: (claim.study, claim.result.number))),
             figures=tuple(sorted(figures, key=lambda figure: (figure.study, figure.place))),
+            failures=tuple(failed.values()),
             provenance=provenance,
+            left_out=tuple(left_out),
         )
 
     def require_layout(self) -> None:
@@ -246,13 +281,13 @@ class ReportFolder:
             if other != claim.name:
                 raise InputFileError(
                     f"{self.path / claim.study / 'claims'} must contain each claim once, but "
-                    f"'{other}' and '{claim.name}' both have number {number}. Move one of them "
-                    "elsewhere."
+                    f"'{other}' and '{claim.name}' both have number {number}. "
+                    f"{_run_again(self.path / claim.study)}"
                 )
 
 
 def _is_study(path: Path) -> bool:
-    return (path / "claims").is_dir() or (path / "figures").is_dir()
+    return any((path / kind).is_dir() for kind in ("claims", "figures", "failures"))
 
 
 def _try_read(problems: list[str], read: Any, *where: Any) -> Any:
@@ -270,16 +305,30 @@ def _read_study(name: str, path: Path) -> StoredStudy:
     content = _read_object(path)
     with _as_input_error(path, "contain the description of a study"):
         text = ("title", "citation", "link", "summary", "key_figure")
-        numbers = {"order": 1, "claims": 0} | content
         study = StoredStudy(
             name,
             *(text_of(content, key, "") for key in text),
-            order=whole_of(numbers, "order", 0),
-            claims=whole_of(numbers, "claims", 0),
+            order=whole_of({"order": 1} | content, "order", 0),
+            address=text_of(content, "address", ""),
+            claim_names=_names(content, "claim_names"),
+            figure_names=_names(content, "figure_names"),
         )
         if study.link and not study.link.startswith("https://"):
             raise ValueError("its 'link' does not start with https://")
     return study
+
+
+def _names(content: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    names = list_of({key: []} | dict(content), key)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"its '{key}' is not a list of names")
+    return tuple(names)
+
+
+def _read_failure(study: str, path: Path) -> StoredFailure:
+    content = _read_object(path)
+    with _as_input_error(path, "contain the reason for a failure"):
+        return StoredFailure(study, path.stem, text_of(content, "problem"))
 
 
 def _read_claim(study: str, path: Path) -> StoredClaim:
@@ -382,9 +431,23 @@ def _as_input_error(path: Path, must: str) -> Generator[None]:
     try:
         yield
     except ValueError as problem:
-        name = "" if path.stem in ("provenance", "study") else f" {path.stem}"
-        again = f"Run promptlimit reproduce{name} again."
+        if path.name == "provenance.json":
+            again = "Run promptlimit reproduce again."
+        elif path.name == "study.json":
+            again = _run_again(path.parent)
+        else:
+            again = _run_again(path.parents[1], path.stem)
         raise InputFileError(f"{path} must {must}, but {problem}. {again}") from None
+
+
+def _run_again(folder: Path, *names: str) -> str:
+    """Return the advice to reproduce a study, or some of its items, given its folder."""
+    try:
+        address = text_of(json_object(folder / "study.json"), "address") or folder.name
+    except ValueError:
+        address = folder.name
+    command = shlex.join(["promptlimit", "reproduce", address, *names, "--out", str(folder.parent)])
+    return f"Run {command} again."
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -18,15 +18,15 @@ class WrittenReport:
         page: the path of the first page of the report.
         claims: the number of claims.
         decided: the number of decided claims.
-        as_on_record: the number of decided claims whose verdict is the one on record.
+        as_expected: the number of decided claims with the expected verdict.
         figures: the number of figures.
-        left_out: for each stored result that is not in the report, the reason.
+        left_out: a sentence for each stored result that the report does not show as intended.
     """
 
     page: str
     claims: int
     decided: int
-    as_on_record: int
+    as_expected: int
     figures: int
     left_out: list[str]
 
@@ -62,7 +62,7 @@ def report(
             page=str(page),
             claims=len(results),
             decided=sum(result.decided for result in results),
-            as_on_record=sum(result.decided and result.as_expected for result in results),
+            as_expected=sum(result.decided and result.as_expected for result in results),
             figures=len(stored.figures),
             left_out=problems,
         )

@@ -23,7 +23,6 @@ from promptlimit.cli._console import (
     use_double_precision,
 )
 from promptlimit.cli._progress import progress
-from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
     from promptlimit.claims import Check, ClaimResult, StoredClaim
@@ -126,15 +125,15 @@ def reproduce(
     elif claims:
         _print_claims(claims)
     drawings = {(o.stored.study, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
+    failures = [outcome.problem for outcome in outcomes if outcome.problem]
+    for failure in failures:
+        print_error(failure, "the other items are stored; the same command resumes from them")
     # Written last, because damaged results of other studies in the folder may raise an error.
     page, _, problems = studies.write_pages(folder, chosen_studies, drawings)
     for problem in problems:
         print_note(problem)
     if not as_json:
         typer.echo(str(page))
-    failures = [outcome.problem for outcome in outcomes if outcome.problem]
-    for failure in failures:
-        print_error(failure, "the other items are stored; the same command resumes from them")
     if failures or not all(claim.result.as_expected for claim in claims):
         raise typer.Exit(1)
 
@@ -159,7 +158,7 @@ def _at_seeds(
     *,
     as_json: bool,
 ) -> None:
-    """Decide claims at several seeds and print how often each verdict is the one on record."""
+    """Decide claims at several seeds and print how often each verdict is the expected one."""
     from promptlimit import studies
 
     with progress("reproduce") as shown:
@@ -184,7 +183,7 @@ def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
     rows = (
         {
             "claim": f"{verdict.study}/{verdict.name}",
-            "verdict on record": verdict.expected,
+            "expected verdict": verdict.expected,
             "seeds with that verdict": f"{seeds - len(verdict.differing)} of {seeds}",
         }
         for verdict in decided
@@ -219,11 +218,9 @@ def _studies(names: Sequence[str]) -> "tuple[list[Study], list[str]]":
         if name in known:
             named.append(known[name])
         elif _is_path(name, known.values()):
-            try:
-                named.append(study_at(Path(name)))
-            except InputFileError as problem:
-                hint = f"known studies are {', '.join(known)}"
-                raise UsageError(str(problem), hint) from None
+            if not Path(name).exists():
+                raise UsageError(f"{name} does not exist", f"known studies are {', '.join(known)}")
+            named.append(study_at(Path(name)))
         else:
             items.append(name)
     return list(dict.fromkeys(named)) or list(known.values()), items
@@ -280,7 +277,7 @@ def _chosen(
 
 
 def _print_claims(claims: "Sequence[StoredClaim]") -> None:
-    """Print one line per claim, and how many verdicts are those on record."""
+    """Print one line per claim, and how many verdicts are the expected ones."""
     results = [claim.result for claim in claims]
     rows = (
         {
@@ -297,11 +294,11 @@ def _print_claims(claims: "Sequence[StoredClaim]") -> None:
     verdicts = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     decided = [result for result in results if result.decided]
     well = sum(result.as_expected for result in decided)
-    typer.echo(f"{verdicts}; {well} of {len(decided)} verdicts as on record")
+    typer.echo(f"{verdicts}; {well} of {len(decided)} verdicts as expected")
 
 
 def _verdict(result: "ClaimResult") -> str:
-    return result.verdict + ("" if result.as_expected else f" (on record: {result.expected})")
+    return result.verdict + ("" if result.as_expected else f" (expected: {result.expected})")
 
 
 def _number(check: "Check | None") -> str:

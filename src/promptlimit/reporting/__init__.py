@@ -24,4 +24,5 @@ from promptlimit.reporting.page import explorer_page as explorer_page
 from promptlimit.reporting.page import heads_page as heads_page
 from promptlimit.reporting.page import is_drawing as is_drawing
 from promptlimit.reporting.page import report_pages as report_pages
+from promptlimit.reporting.page import unconverted_tex as unconverted_tex
 from promptlimit.reporting.page import write_heads_page as write_heads_page

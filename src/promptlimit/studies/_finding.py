@@ -69,10 +69,16 @@ def study_at(path: str | Path) -> Study:
     place = Path(path).resolve()
     file = place / "__init__.py" if place.is_dir() else place
     name = place.name if place.is_dir() else place.stem
-    if not file.is_file() or file.suffix != ".py" or not name.isidentifier():
+    if not file.is_file() or file.suffix != ".py":
+        found = "it is neither" if place.exists() else "it does not exist"
         raise InputFileError(
             f"{path} must be a Python file, or a folder with an __init__.py, that defines STUDY, "
-            "and its name must be a Python identifier."
+            f"but {found}."
+        )
+    if not name.isidentifier():
+        raise InputFileError(
+            f"{path} must have the name of a Python module, got '{name}'. Use letters, digits and "
+            "underscores."
         )
     if not _is_free(name, file):
         raise InputFileError(

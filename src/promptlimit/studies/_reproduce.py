@@ -141,7 +141,7 @@ def _run_here(work: Work, folder: ReportFolder, listener: Listener) -> Outcome:
 
 
 def _report_end(label: str, result: Outcome, listener: Listener) -> None:
-    stored = result.stored is not None and not result.fresh
+    stored = result.stored is not None and not (result.fresh or result.redrawn)
     listener.end(label, outcome=result.summary, seconds=result.seconds, stored=stored)
 
 
@@ -282,4 +282,4 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     results = [end.stored.result for end in outcomes if isinstance(end.stored, StoredClaim)]
     decided = [result for result in results if result.decided]
     well = sum(result.as_expected for result in decided)
-    return f"{well} of {len(decided) + len(outcomes) - len(results)} verdicts as on record"
+    return f"{well} of {len(decided) + len(outcomes) - len(results)} verdicts as expected"

@@ -18,7 +18,15 @@ from pathlib import Path
 
 from promptlimit.claims import ReportFolder, StoredFigure, StoredReport
 from promptlimit.errors import InputFileError
-from promptlimit.reporting import FORMATS, Format, explorer_page, is_drawing, render, report_pages
+from promptlimit.reporting import (
+    FORMATS,
+    Format,
+    explorer_page,
+    is_drawing,
+    render,
+    report_pages,
+    unconverted_tex,
+)
 from promptlimit.storage import run_name
 from promptlimit.studies._finding import studies
 from promptlimit.studies._study import Setting, Study
@@ -133,6 +141,8 @@ def write_pages(
 ) -> tuple[Path, StoredReport, list[str]]:
     """Write the pages of a folder; return the path of `index.html`, the results, and problems.
 
+    A problem is a sentence about a stored result that the pages do not show, or not as intended.
+
     Args:
         folder: the folder of the results. Its files are read and validated again.
         known: studies given by a path, in addition to those that `studies()` finds. Studies redraw
@@ -140,7 +150,7 @@ def write_pages(
         drawings: the SVG of each figure that was just drawn, by study and name.
     """
     report = folder.read()
-    shown, problems = dict(drawings or {}), []
+    shown, problems = dict(drawings or {}), [*report.left_out, *unconverted_tex(report)]
     for figure in report.figures:
         place = (figure.study, figure.name)
         if place in shown:

@@ -242,7 +242,9 @@ class Study:
             summary=self.summary,
             key_figure=self.key_figure,
             order=self.order,
-            claims=len(self.claims),
+            address=self.address,
+            claim_names=tuple(claim.name for claim in self.claims),
+            figure_names=tuple(figure.name for figure in self.figures),
         )
 
     def claim(
@@ -348,13 +350,21 @@ class Study:
 
     def draw(self, name: str, arrays: Arrays) -> "matplotlib.figure.Figure":
         """Return a figure, drawn from its arrays."""
-        from promptlimit.reporting import theme  # noqa: PLC0415  # matplotlib, when it is needed
+        from matplotlib.figure import Figure  # noqa: PLC0415  # loaded when it is needed
+
+        from promptlimit.reporting import theme  # noqa: PLC0415  # as above
 
         drawing = {figure.name: figure.draw for figure in self.figures}.get(name)
         if drawing is None:
             raise InputFileError(f"the study {self.name} has no figure '{name[:40]}'")
         with theme():
-            return drawing(arrays)
+            drawn = drawing(arrays)
+        if not isinstance(drawn, Figure):
+            raise InputFileError(
+                f"the drawing of {name} must return a Matplotlib figure, got "
+                f"{type(drawn).__name__}."
+            )
+        return drawn
 
     def require_complete(self) -> None:
         """Raise an error if a figure has no function that draws it."""

@@ -1,13 +1,16 @@
 """Read each claim, figure or part of a reproduction from disk, or compute it."""
 
+import math
+import shlex
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from promptlimit.claims import Check, ClaimResult, Origin, ReportFolder, StoredClaim, StoredFigure
 from promptlimit.errors import InputFileError
@@ -92,6 +95,7 @@ class Outcome:
     Attributes:
         stored: the stored claim or figure; None for a part or a failure.
         fresh: whether the result was computed rather than read from disk.
+        redrawn: whether a figure was drawn from arrays that were read from disk.
         seconds: the duration.
         svg: the drawing of a figure, for the page.
         note: the reason why a damaged file was computed again; usually empty.
@@ -100,6 +104,7 @@ class Outcome:
 
     stored: StoredClaim | StoredFigure | None
     fresh: bool = True
+    redrawn: bool = False
     seconds: float = 0.0
     svg: bytes = b""
     note: str = ""
@@ -112,29 +117,33 @@ class Outcome:
             return "failed"
         if isinstance(self.stored, StoredClaim):
             result = self.stored.result
-            news = "" if result.as_expected else f", on record {result.expected}"
+            news = "" if result.as_expected else f", expected {result.expected}"
             return f"{result.verdict}{news}{', stored' * (not self.fresh)}"
         if self.stored is None:
             return "computed"
-        return "drawn" if self.fresh else "stored"
+        return "drawn" if self.fresh else "redrawn" if self.redrawn else "stored"
 
 
 def outcome(work: Work, folder: ReportFolder) -> Outcome:
     """Return the outcome of a piece of work: read from disk if it is stored, otherwise computed.
 
-    An exception in the code of a study is reported in `Outcome.problem` and does not stop other
-    work.
+    An exception in the code of a study is reported in `Outcome.problem`, stored for the report, and
+    does not stop other work.
     """
+    item = f"the {work.kind} {work.item.name} of {work.study.name}"
     began = time.monotonic()
     try:
         result = _outcome(work, folder)
     except (OSError, MemoryError):  # errors of the machine stop all work
         raise
+    except InputFileError as problem:
+        result = Outcome(None, problem=f"{item} failed: {problem}")
     except Exception as problem:  # the code of a study may raise anything
         reason = f"{type(problem).__name__}: {problem}".strip().removesuffix(":")
         where = "".join(traceback.format_tb(problem.__traceback__)[-1:]).strip().partition("\n")[0]
-        item = f"the {work.kind} {work.item.name} of {work.study.name}"
         result = Outcome(None, problem=f"{item} raised {reason} ({where})")
+    if not isinstance(work.item, Part):
+        folder.save_failure(work.study.name, work.item.name, result.problem)
     return replace(result, seconds=time.monotonic() - began)
 
 
@@ -171,14 +180,32 @@ def _figure_outcome(work: Work, figure: Figure, folder: ReportFolder) -> Outcome
             caption=figure.caption,
             reference=figure.reference,
             section=figure.section,
-            arrays=in_double_precision(figure.compute, work.setting),
+            arrays=_arrays(figure, work.setting),
             origin=_origin(work, began),
         )
         folder.save_figure(stored)
         stored = folder.figure(study.name, figure.name) or stored  # a redrawing reads the same file
     formats = QUICK_FORMATS if work.setting.quick else FORMATS
-    stored, svg = drawn_figure(study, stored, folder, drawing_hash(study), formats)
-    return Outcome(stored, fresh, svg=svg, note=note)
+    drawn, svg = drawn_figure(study, stored, folder, drawing_hash(study), formats)
+    return Outcome(drawn, fresh, redrawn=drawn is not stored, svg=svg, note=note)
+
+
+def _arrays(figure: Figure, setting: Setting) -> dict[str, np.ndarray]:
+    """Return the arrays that a figure shows, computed in double precision."""
+    returned = in_double_precision(figure.compute, setting)
+    if not isinstance(returned, Mapping):
+        raise InputFileError(
+            f"{figure.name} must return a dictionary of arrays by name, got "
+            f"{type(returned).__name__}."
+        )
+    arrays = {name: np.asarray(array) for name, array in returned.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc":
+            raise InputFileError(
+                f"{figure.name} must return arrays of numbers, got {array.dtype} for "
+                f"'{name}'."
+            )
+    return arrays
 
 
 def _stored(read: Any, work: Work) -> tuple[Any, str]:
@@ -197,7 +224,7 @@ def _origin(work: Work, began: float) -> Origin:
     setting, seconds = work.setting, round(time.monotonic() - began, 2)
     quick = " --quick" if setting.quick else ""
     protocol = "" if setting.protocol == "exact" else f" --protocol {setting.protocol}"
-    item = f"{work.study.address} {work.item.name}"
+    item = shlex.join([work.study.address, work.item.name])
     command = f"promptlimit reproduce {item}{quick}{protocol} --seed {setting.seed}"
     return Origin(command, setting.to_dict(), seconds, work.digest)
 
@@ -206,13 +233,28 @@ def decide(claim: Claim, setting: Setting) -> ClaimResult:
     """Return a claim with its checks, computed in double precision."""
     if setting.quick and not claim.quick:
         return _result(claim, ())
-    checks = in_double_precision(lambda given: tuple(claim.decide(given)), setting)
+    checks = in_double_precision(lambda given: _as_tuple(claim.decide(given)), setting)
+    for check in checks:
+        if not isinstance(check, Check):
+            raise InputFileError(
+                f"{claim.name} must yield checks or return a list of checks, got "
+                f"{type(check).__name__}. Use at_most or at_least."
+            )
+        if math.isnan(check.value) or math.isnan(check.tolerance):
+            raise InputFileError(
+                f"the check '{check.name}' of {claim.name} must compare two numbers, got "
+                f"{check.value} {check.relation} {check.tolerance}."
+            )
     if not any(check.role == "control" for check in checks):
         raise InputFileError(
             f"the checks of {claim.name} must include a control: a case where the statement is "
             "known to be false."
         )
     return _result(claim, checks)
+
+
+def _as_tuple(returned: object) -> tuple[Any, ...]:
+    return tuple(returned) if isinstance(returned, Iterable) else (returned,)
 
 
 def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:

@@ -87,7 +87,9 @@ def write_results(path: Path, numbers: tuple[int, ...] = (12, 4), study: str = S
             "https://example.org/1",
             "What was found.",
             "gaps",
-            claims=19,
+            address=f"studies/{study}.py",
+            claim_names=tuple(f"claim-of-number-{number}" for number in range(1, 20)),
+            figure_names=("gaps", "more"),
         )
     )
     items: list[StoredClaim | StoredFigure] = [claim(number, study) for number in numbers]

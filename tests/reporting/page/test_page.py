@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from promptlimit.claims import ReportFolder
-from promptlimit.reporting import report_pages
+from promptlimit.reporting import report_pages, unconverted_tex
 from reporting.page.stored_results import STUDY, plot, write_results
 
 OWN = f"{STUDY}/index.html"
@@ -83,7 +83,7 @@ def test_the_pages_hold_every_part(folder: Path, drawing: bytes) -> None:
             (
                 "Nobody, 2026, example.org/1",
                 "What was found.",
-                "17 of the study’s 19 claims are not in this folder",
+                "Not in this folder: claim-of-number-1, claim-of-number-2, claim-of-number-3, ",
                 "The gap falls like L−1 for τ² < 1/2 & more slowly beyond.",
                 "Proposition 3.1 and Figure 1 · see Both gaps against the length",
                 "−0.98 ± 0.012 (must be ≤ −0.9) slope of the gap",
@@ -134,7 +134,8 @@ def test_each_study_has_a_page_and_a_count_of_its_own(folder: Path, drawing: byt
     change(folder / STUDY / "study.json", order=0)
     pages = written(folder, drawing, "another")
     assert list(pages) == ["index.html", OWN, "another/index.html"]  # in their order
-    assert "18 of the study’s 19" in pages["another/index.html"]
+    assert "claim-of-number-4, " in pages["another/index.html"]
+    assert "claim-of-number-1, " not in pages["another/index.html"]
     for study in (STUDY, "another"):
         assert ("href", f"#{study}") in Outline(pages["index.html"]).attributes
 
@@ -220,17 +221,42 @@ def test_parts_that_are_not_there_are_left_out(folder: Path) -> None:
     pages = report_pages(ReportFolder(folder).read(), {})
     assert "verdict-holds" not in pages["index.html"].partition("</style>")[2]
     assert "Made up" in pages["index.html"]
-    assert pages[OWN].count("This figure could not be drawn from what is stored.") == 2
+    assert pages[OWN].count("This figure could not be drawn from its stored arrays.") == 2
     assert 'href="#provenance"' not in pages["index.html"]
 
 
-def test_a_verdict_that_is_not_the_one_on_record_is_shown_as_such(
+def test_what_could_not_be_computed_is_shown_with_the_reason(folder: Path, drawing: bytes) -> None:
+    for name in ("gaps", "claim-of-number-4"):
+        ReportFolder(folder).save_failure(STUDY, name, f"the item {name} raised <b>KeyError</b>")
+    for text in written(folder, drawing).values():
+        for name in ("gaps", "claim-of-number-4"):
+            assert f"Not computed: the item {name} raised <b>KeyError</b>" in Outline(text).text
+        assert 'id="figure-gaps"' not in text
+        assert 'id="claim-4"' not in text
+
+
+def test_tex_that_is_not_converted_is_named(folder: Path) -> None:
+    file = folder / STUDY / "claims" / "claim-of-number-4.json"
+    assert unconverted_tex(ReportFolder(folder).read()) == []
+    change(file, statement=r"Here $x_{$ is broken.", evidence=r"So is $\nosuch{x}$.")
+    change(folder / STUDY / "figures" / "gaps.json", caption="One $ alone")
+    assert unconverted_tex(ReportFolder(folder).read()) == [
+        f"the {item} of made_up has TeX that the page shows unconverted: {text}"
+        for item, text in (
+            ("claim claim-of-number-4", r"Here $x_{$ is broken."),
+            ("claim claim-of-number-4", r"So is $\nosuch{x}$."),
+            ("figure gaps", "One $ alone"),
+        )
+    ]
+
+
+def test_a_verdict_that_is_not_the_expected_one_is_shown_as_such(
     folder: Path, drawing: bytes
 ) -> None:
     change(folder / STUDY / "claims" / "claim-of-number-4.json", expected="does not hold")
     for text in written(folder, drawing).values():
         assert "does not hold" in Outline(text).text
-        assert "the verdict on record is: does not hold" in Outline(text).text
+        assert "the expected verdict is: does not hold" in Outline(text).text
 
 
 def test_a_number_that_could_not_be_computed_is_shown_as_none(folder: Path, drawing: bytes) -> None:
@@ -241,6 +267,7 @@ def test_a_number_that_could_not_be_computed_is_shown_as_none(folder: Path, draw
 
 
 def test_a_name_no_address_can_hold_is_quoted(folder: Path, drawing: bytes) -> None:
+    change(folder / STUDY / "study.json", figure_names=['a "b#\udcff'])
     for path in sorted((folder / STUDY / "figures").glob("gaps.*")):
         path.rename(path.with_name(f'a "b#\udcff{path.suffix}'))
     text = written(folder, drawing)[OWN]

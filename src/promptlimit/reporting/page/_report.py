@@ -12,12 +12,14 @@ from markupsafe import Markup
 
 from promptlimit.claims import (
     StoredClaim,
+    StoredFailure,
     StoredFigure,
     StoredReport,
     StoredStudy,
     Verdict,
     figure_numbers,
 )
+from promptlimit.reporting.page._numbers import formula
 from promptlimit.reporting.page._svg import inline
 from promptlimit.reporting.page._templates import (
     Entry,
@@ -49,6 +51,22 @@ def report_pages(report: StoredReport, drawings: Drawings) -> dict[str, str]:
     studies = [Study(study, report.of_study(study.name), drawings) for study in report.studies]
     pages = {study.page: _study_page(study) for study in studies}
     return {"index.html": _first_page(report, studies), **pages}
+
+
+def unconverted_tex(report: StoredReport) -> list[str]:
+    """Return a sentence for each text with a formula that is not converted to MathML."""
+    texts = [(f"the summary of {study.name}", study.summary) for study in report.studies]
+    for claim in report.claims:
+        result = claim.result
+        words = [text for check in result.checks for text in (check.name, check.basis)]
+        item = f"the claim {claim.name} of {claim.study}"
+        texts += [(item, text) for text in (result.statement, result.evidence, *words)]
+    texts += [(f"the figure {f.name} of {f.study}", f.caption) for f in report.figures]
+    return [
+        f"{item} has TeX that the page shows unconverted: {text}"
+        for item, text in texts
+        if {"$", "\\"} & set(formula(text))
+    ]
 
 
 def _first_page(report: StoredReport, studies: "list[Study]") -> str:
@@ -115,6 +133,18 @@ class Study:
         return self.results.claims
 
     @property
+    def failures(self) -> tuple[StoredFailure, ...]:
+        """The claims and figures of the study that could not be computed."""
+        return self.results.failures
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the claims and figures that the folder does not contain."""
+        results = self.results
+        found = {item.name for item in (*results.claims, *results.figures, *results.failures)}
+        return [name for name in self.about.item_names if name not in found]
+
+    @property
     def figures(self) -> list[StoredFigure]:
         """The figures of the paper."""
         return [figure for figure in self.results.figures if figure.section == "paper"]
@@ -142,7 +172,7 @@ class Study:
 
     @property
     def differing(self) -> list[StoredClaim]:
-        """The claims whose verdict is not the one on record."""
+        """The claims whose verdict is not the expected one."""
         return [claim for claim in self.claims if not claim.result.as_expected]
 
     @property
