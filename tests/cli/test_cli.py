@@ -313,7 +313,7 @@ def test_reproduce_tells_each_claim_with_its_verdict(
     monkeypatch.setattr("promptlimit.studies._work.time.monotonic", lambda: 0.0)
     monkeypatch.setattr("promptlimit.studies._reproduce.usable_cores", lambda: 1)
     plan = "2 claims, quick, exact protocol, into r"
-    verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}
+    verdicts = {"sound": "holds", "odd": "does not hold, expected holds"}
     for end in ("", ", stored"):
         done = here("reproduce", "large_prompt", "1", "2", "--quick", "--out", "r", "--json")
         assert done.returncode == 1
@@ -321,8 +321,8 @@ def test_reproduce_tells_each_claim_with_its_verdict(
         assert ended_items(done, plan) == {name: f"{v}{end}" for name, v in verdicts.items()}
     printed = here("reproduce", "large_prompt", "1", "2", "--quick", "--out", "r")
     assert printed.returncode == 1
-    assert "large_prompt  2  odd    does not hold (on record: holds)  2 <= 1" in printed.stdout
-    tally = "holds: 1, does not hold: 1; 1 of 2 verdicts as on record"
+    assert "large_prompt  2  odd    does not hold (expected: holds)  2 <= 1" in printed.stdout
+    tally = "holds: 1, does not hold: 1; 1 of 2 verdicts as expected"
     assert tally in printed.stdout
 
 
@@ -377,8 +377,8 @@ def test_train_leaves_no_record_behind_when_it_is_refused(here: Here, tmp_path: 
 
 def test_the_options_of_a_file_are_those_of_the_command_line(here: Here, tmp_path: Path) -> None:
     for text, words in (
-        ("steps = 1.5", "--steps"),
-        ("seeds = true", "--seeds"),
+        ("steps = 1.5", "some.toml: --steps must be a whole number of at least 1, got '1.5'"),
+        ("seeds = true", "some.toml: --seeds must be a whole number of at least 1, got 'True'"),
         ("lengths = [0]", "--lengths must be whole numbers"),
         ("rate = 0", "--rate must be positive and finite, got 0"),
     ):

@@ -40,8 +40,8 @@ def explore(
 ) -> None:
     """Write an HTML page with sliders for sharpness, length, dimension and tolerance.
 
-    The page shows the exact gap, effective tokens, the phase diagram and the required length. They
-    are computed in the browser, as accurately as in the library, without a network.
+    The page shows the exact gap, effective tokens, the phase diagram and the required length. The
+    browser computes these numbers without a network, as accurately as the library.
     """
     if out.suffix != ".html":
         raise UsageError(f"--out must end in .html, got '{out}'", "--out explorer.html")

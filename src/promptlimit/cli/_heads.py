@@ -99,7 +99,9 @@ def heads(
     ] = 128,
     replace: Annotated[
         bool,
-        typer.Option("--replace/--no-replace", help="Replace heads by their limits and compare."),
+        typer.Option(
+            "--replace/--no-replace", help="Replace heads by their limits and compare the models."
+        ),
     ] = True,
     out: Annotated[Path | None, out_option("Write tables, maps, figures and a page there.")] = None,
     seed: SeedOption = 0,

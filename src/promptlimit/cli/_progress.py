@@ -15,8 +15,9 @@ from rich.text import Text
 from promptlimit.cli._console import ERR
 
 _FIRST, _SHORTEST, _LONGEST = 5.0, 10.0, 60.0
-"""Seconds without output after which a log gets a line on the current state: at the start and after
-an item. During a long item the time doubles after each line, up to the last value."""
+"""A log gets a line on the current state after this many seconds without output: `_FIRST` at the
+start, `_SHORTEST` after an item. In a long item the time doubles with each line, up to `_LONGEST`.
+"""
 
 _MEASURED = 1.0
 """The time left is estimated from the measured speed after this many seconds of measurement."""

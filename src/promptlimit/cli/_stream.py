@@ -33,8 +33,8 @@ def stream(
             "--tokens",
             metavar="FILE",
             parser=input_path,
-            help="Read the tokens, [L, d], from a .npy file, which is mapped, or from another file "
-            "or a pipe, which is read into memory.",
+            help="Read the tokens, [L, d], from a .npy file, which is memory-mapped, or from "
+            "another file or a pipe, which is read into memory.",
         ),
     ] = None,
     length: Annotated[

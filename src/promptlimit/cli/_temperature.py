@@ -57,8 +57,8 @@ def temperature(
 ) -> None:
     """Print the effect of temperature rules on a head as prompts grow, exactly.
 
-    A rule multiplies the scores by a factor that depends on the length. Rows are rules in use. The
-    last two rows are the factors that keep the weight of a needle or the entropy constant.
+    A rule multiplies the scores by a factor that depends on the length. The first rows are rules in
+    use; the last two are the factors that keep the weight of a needle and the entropy constant.
     """
     if lengths <= base:
         raise UsageError(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _BETWEEN_RISKS = 60.0  # seconds between computations of the risk that the progress shows
 _OVERHEAD = 30.0
-"""The part of the time of a step that does not depend on the length, in times of one token."""
+"""The time of a step over prompts without tokens, divided by the additional time per token."""
 
 _clock = time.monotonic
 

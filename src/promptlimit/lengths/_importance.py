@@ -32,9 +32,9 @@ def importance_sampling(
         proposal: $N(m,S)$, from which the draws come.
         target: $N(m_p,P)$.
         lengths: n, the number of draws: whole numbers from 2 to 1e30, one or a list.
-        functions: the coefficients of each f as a linear combination of $(x,x_ix_j)_{i\le j}$,
-            shape `[f, k + k (k + 1) / 2]` for x of dimension k. The default is the coordinates of
-            x. `GaussianQuadratic.tilt(b, B)` returns coefficients in this order.
+        functions: one row per function f, with its coefficients as a linear combination of
+            $(x,x_ix_j)_{i\le j}$; `[f, k + k (k + 1) / 2]` for x of dimension k. The default is
+            the coordinates of x. `GaussianQuadratic.tilt(b, B)` returns coefficients in this order.
 
     >>> import promptlimit as pl
     >>> found = importance_sampling(pl.Gaussian([0.0], [[2.25]]), pl.Gaussian([0.5], [[1.0]]), 100)
