@@ -50,6 +50,7 @@ def test_a_refusal_carries_the_name_that_its_message_begins_with(argument, refus
         pl.KindUnavailableError("kind", "must be 'estimate'."),
         pl.errors.OutsideDomainError("tilt", "must be small."),
         pl.errors.LawMismatchError("law", "must agree."),
+        pl.errors.TaskMismatchError("closed_risk", "must agree."),
         NotAnalyticError("its transform is real"),
         pl.errors.AccuracyError("too few points.", argument="points"),
     ],

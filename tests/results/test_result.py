@@ -227,6 +227,9 @@ EXAMPLES = {
     "StackReport": stack_report,
     "StreamReport": stream_report,
     "StreamedAttention": streamed,
+    "TaskReport": lambda: pl.tasks.check_task(
+        TASK, LINEAR, [10, 100], key=jax.random.key(0), samples=1024
+    ),
     "TemperatureTable": lambda: pl.lengths.temperature_table(2.0, 8192, [16384, 131072]),
     "TrainTestRisk": lambda: pl.tasks.train_test_risk(TASK, [10, 100], LENGTHS, kernel="linear"),
     "Training": runs,

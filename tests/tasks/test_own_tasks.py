@@ -4,6 +4,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -131,6 +132,14 @@ WIDE = pl.Gaussian(np.zeros(3), np.eye(3))
         ("closed_risk", lambda self, attention, length: attention.value, "number, got an array"),
         ("closed_risk", lambda self, attention, length: (0.5, 0.0), r"got \(float, float\)"),
         ("closed_risk", lambda self, attention, length: "0.5", "one real number, got str"),
+        (
+            "closed_risk",
+            lambda self, attention, length: float(length),
+            "jax can trace, got Concret",
+        ),
+        ("closed_risk", lambda self, attention, length: np.sin(length), "trace, got TracerArray"),
+        ("loss", lambda self, output, token: float(output[0]), "jax can trace, got Concretization"),
+        ("draw", lambda self, *, key: [NORMAL] * int(jax.random.normal(key)), "jax can trace"),
         ("token_dim", 2.0, r"a whole number of at least 1, got 2\.0"),
         ("token_dim", "2", "a whole number of at least 1, got '2'"),
     ],
@@ -139,3 +148,65 @@ def test_errors_state_what_a_method_must_return(monkeypatch, method, replacement
     monkeypatch.setattr(Plain, method, replacement)
     with pytest.raises(pl.errors.ArgumentError, match=f"^`{method}` of Plain must .*{message}"):
         pl.risk(HEAD, Plain(SCATTER), 3, key=KEY, samples=4)
+
+
+class Listed(Plain):
+    """A task whose field is a list, without a converter."""
+
+    scatter: list  # ty: ignore[incompatible-attribute-override]
+
+
+def test_an_error_names_a_field_that_is_a_list():
+    message = "`scatter` of Listed must be an array for its method `token_dim`, got list. "
+    with pytest.raises(pl.errors.ArgumentError, match=f"^{re.escape(message)}"):
+        pl.risk(HEAD, Listed(SCATTER.tolist()), 3, key=KEY, samples=4)
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement"),
+    [
+        ("loss", lambda self, output, token: jnp.nan * output[0]),
+        (
+            "draw",
+            lambda self, *, key: (pl.Gaussian(jax.random.normal(key, (2,)), -self.scatter),) * 2,
+        ),
+    ],
+)
+def test_a_loss_that_is_nan_is_an_error(method, replacement):
+    task = type("Plain", (HiddenMean,), {method: replacement})(SCATTER)
+    message = (
+        "`task` must give finite losses and outputs, got NaN or infinity from Plain over prompts "
+        "of 3 tokens. Check its methods `draw` and `loss`."
+    )
+    for quantity in (pl.risk, pl.risk_gradient):
+        with pytest.raises(pl.errors.ArgumentError, match=f"^{re.escape(message)}$"):
+            quantity(HEAD, task, 3, key=KEY, samples=4)
+
+
+def test_check_task_accepts_formulas_that_agree_with_simulated_prompts():
+    report = pl.tasks.check_task(KnownMean(SCATTER), HEAD, LENGTHS[1:], key=KEY)
+    assert_allclose(report.risk, RISKS[1:], rtol=1e-6)
+    assert np.all(abs(report.risk - report.simulated) < 6 * report.error)
+    assert np.all(report.gradient_deviation < 6)
+    assert np.all(report.bayes_risk < report.simulated)
+    with pytest.raises(pl.errors.ArgumentError, match=r"^`task` must have a formula"):
+        pl.tasks.check_task(HiddenMean(SCATTER), HEAD, 7, key=KEY, samples=4)
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement", "message"),
+    [
+        ("closed_risk", lambda self, attention, length: 1.0, "the mean loss, got 1 at length 7, "),
+        (
+            "closed_risk",
+            lambda self, attention, length: jnp.asarray(textbook(VALUE, 7)[0]),
+            "a risk whose gradient in 'value' is that of the mean loss, got 0 at length 7, ",
+        ),
+        ("bayes_risk", lambda self, length: 0.5, "at most the mean loss of any attention, got 0.5"),
+    ],
+)
+def test_check_task_names_a_wrong_formula(method, replacement, message):
+    task = type("Checked", (KnownMean,), {method: replacement})(SCATTER)
+    words = f"^`{method}` of Checked must return {re.escape(message)}"
+    with pytest.raises(pl.errors.TaskMismatchError, match=words):
+        pl.tasks.check_task(task, HEAD, 7, key=KEY)

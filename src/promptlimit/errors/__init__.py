@@ -40,7 +40,7 @@ class ArgumentError(ValueError):
 
 
 class KindUnavailableError(ArgumentError):
-    """The requested kind of result is not available for a problem; other kinds may be."""
+    """The requested kind of result is not available for a problem; other kinds may be available."""
 
 
 class NotAnalyticError(KindUnavailableError):
@@ -62,6 +62,10 @@ class OutsideDomainError(ArgumentError):
 
 class LawMismatchError(ArgumentError):
     """The methods of a law contradict each other; the message names the check that failed."""
+
+
+class TaskMismatchError(ArgumentError):
+    """A formula of a task differs from simulated prompts; the message names the method."""
 
 
 class AccuracyError(ArithmeticError):

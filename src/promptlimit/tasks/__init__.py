@@ -61,6 +61,8 @@ from promptlimit.tasks.regression import train_test_risk as train_test_risk
 
 # isort: split
 # Rules for all tasks are registered after those of the tasks above, and are tried last.
+from promptlimit.tasks._check_task import TaskReport as TaskReport
+from promptlimit.tasks._check_task import check_task as check_task
 from promptlimit.tasks._denoising_report import denoising_report as denoising_report
 from promptlimit.tasks._risk import bayes_excess as bayes_excess
 from promptlimit.tasks._risk import bayes_risk as bayes_risk

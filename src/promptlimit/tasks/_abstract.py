@@ -1,6 +1,9 @@
 """In-context tasks as data: the law of prompts, queries and labels, and the loss."""
 
 import abc
+import contextlib
+import dataclasses
+from collections.abc import Generator
 from numbers import Real
 
 import equinox as eqx
@@ -51,7 +54,8 @@ class AbstractTask(eqx.Module):
     estimate True
 
     **Optional methods** return None by default. If a task defines `closed_risk`, its risks, their
-    gradients, flows and the risks recorded by `sgd` are exact:
+    gradients, flows and the risks recorded by `sgd` are exact. `tasks.check_task` compares such a
+    formula with simulated prompts.
 
     >>> class HiddenMeanWithRisk(HiddenMean):
     ...     def closed_risk(self, attention, length):
@@ -73,9 +77,11 @@ class AbstractTask(eqx.Module):
     @property
     def query_dim(self) -> int:
         """The dimension of the vector that `query_of` returns."""
-        dim = require_dimension(self, "token_dim")
+        with calling(self, "token_dim"):
+            dim = require_dimension(self, "token_dim")
         token = jax.ShapeDtypeStruct((dim,), jnp.result_type(float))
-        query = jax.eval_shape(self.query_of, token)
+        with calling(self, "query_of"):
+            query = jax.eval_shape(self.query_of, token)
         if len(getattr(query, "shape", ())) != 1:
             raise _wrong_return(self, "query_of", "a vector, the query of a token", query)
         return query.shape[0]
@@ -137,9 +143,42 @@ class AbstractTask(eqx.Module):
         return None
 
 
+@contextlib.contextmanager
+def calling(task: AbstractTask, method: str) -> Generator[None]:
+    """Raise an `ArgumentError` for two common mistakes in a method of a task that is called here.
+
+    These are operations that jax cannot trace, and a field that is a list instead of an array.
+    """
+    name = type(task).__name__
+    try:
+        yield
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        raise ArgumentError(
+            method,
+            f"of {name} must be a function that jax can trace, got {type(error).__name__}. Use "
+            "jax.numpy instead of NumPy, float(...) and `if` on values.",
+        ) from error
+    except AttributeError as error:
+        fields = [field.name for field in dataclasses.fields(task)]
+        lists = [one for one in fields if isinstance(getattr(task, one, None), list | tuple)]
+        field = next((one for one in lists if getattr(task, one) is error.obj), None)
+        if field is None:
+            raise
+        raise ArgumentError(
+            field,
+            f"of {name} must be an array for its method `{method}`, got {type(error.obj).__name__}."
+            " Declare the field with `eqx.field(converter=jnp.asarray)`.",
+        ) from error
+
+
 def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
     """Return the result of `task.draw`, or raise an error if it is invalid."""
-    laws = task.draw(key=key)
+    with calling(task, "draw"):
+        laws = task.draw(key=key)
     pair = isinstance(laws, tuple | list) and len(laws) == 2
     if not pair or not all(isinstance(law, AbstractMeasure) for law in laws):
         raise _wrong_return(
@@ -167,7 +206,8 @@ def loss_of(
     task: AbstractTask, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
 ) -> Float[Array, ""]:
     """Return the result of `task.loss`, or raise an error if it is not one real number."""
-    loss = task.loss(output, token)
+    with calling(task, "loss"):
+        loss = task.loss(output, token)
     require_real_number(task, "loss", loss)
     return jnp.asarray(loss)
 

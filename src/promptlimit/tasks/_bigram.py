@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from scipy.special import gammaincinv, roots_jacobi
 
 from promptlimit._arrays import Array as HostArray
-from promptlimit._arrays import ArrayLike, Number, as_float64
+from promptlimit._arrays import ArrayLike, Number, as_float64, real_number
 from promptlimit._inputs import to_device
 from promptlimit._quadrature import sobol_sets, standard_error
 from promptlimit.attention import AbstractAttention
@@ -72,7 +72,8 @@ class InductionHead(AbstractAttention):
     sink: Float[Array | np.ndarray, ""]
 
     def __init__(self, symbols: int, inverse_temperature: ArrayLike, sink: ArrayLike):
-        beta, weight = as_float64(inverse_temperature).item(), as_float64(sink).item()
+        beta = real_number("inverse_temperature", inverse_temperature)
+        weight = real_number("sink", sink)
         if not beta > 0.0:
             raise ArgumentError("inverse_temperature", f"must be positive, got {beta}.")
         if not (0.0 <= weight < math.inf) or (weight == 0.0 and math.isinf(beta)):
@@ -148,7 +149,8 @@ class InContextBigram(AbstractTask):
             raise ArgumentError(
                 "symbols", f"must be a whole number of at least 2, got {symbols!r}."
             )
-        self.symbols, self.concentration = int(symbols), float(concentration)
+        self.symbols = int(symbols)
+        self.concentration = real_number("concentration", concentration)
         if not 0.0 < self.concentration < math.inf:
             raise ArgumentError(
                 "concentration", f"must be positive and finite, got {concentration}."
@@ -167,7 +169,7 @@ class InContextBigram(AbstractTask):
 
     @property
     def bayes_sink(self) -> float:
-        r"""The weight $n\alpha$ of the sink for which the head is the posterior mean."""
+        r"""The sink weight $n\alpha$: with it, the head at $\beta=\infty$ is the posterior mean."""
         return self.symbols * self.concentration
 
     def head(
@@ -181,9 +183,10 @@ class InContextBigram(AbstractTask):
             sink: the weight $\kappa$ of the sink relative to a match. None means `bayes_sink` if
                 $\beta$ is infinite, and no sink otherwise.
         """
+        beta = real_number("inverse_temperature", inverse_temperature)
         if sink is None:
-            sink = self.bayes_sink if math.isinf(float(inverse_temperature)) else 0.0
-        return InductionHead(self.symbols, float(inverse_temperature), float(sink))
+            sink = self.bayes_sink if math.isinf(beta) else 0.0
+        return InductionHead(self.symbols, beta, sink)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Empirical, Empirical]:
         """Return the law of a token of an infinite prompt, and that of the target token."""
@@ -260,8 +263,8 @@ def _other_head(problem: RiskProblem) -> str | None:
 
 
 _METHOD = (
-    "sum over Gauss points for P with two symbols and at most 256 of them in the prompt, or given "
-    "transitions; otherwise an average over Sobol' points"
+    "for one given P, without an average; for two symbols and prompts of at most 256, a sum over "
+    "Gauss points for P; otherwise an average over Sobol' points"
 )
 
 
@@ -439,7 +442,7 @@ def _product(left: HostArray, right: HostArray) -> HostArray:
 
 
 def _powered(row: _Jet, matrix: _Jet, count: int) -> _Jet:
-    """Return the row times the power `count` of the matrix, the faster way."""
+    """Return the row times the power `count` of the matrix, by the faster of two methods."""
     size = len(matrix[0])
     if count <= 2 * size * math.log2(count + 1):
         for _ in range(count):

@@ -152,7 +152,8 @@ def to_tolerance(
 
     Args:
         mean: a function of the number of points.
-        effort: the relative error to reach or, if it is not None, the fixed number of points.
+        effort: its `tolerance` is the relative error to reach; its `points`, if given, are the
+            fixed number of points.
         first: the first number of points.
         largest: the number of points at which to stop.
         floor: the absolute error at which to stop.

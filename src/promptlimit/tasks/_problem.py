@@ -16,7 +16,7 @@ from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
-from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._abstract import AbstractTask, calling
 from promptlimit.tasks._objectives import ArrayMoments, Estimate, Objectives
 
 USUAL_POINTS = 4096
@@ -35,7 +35,8 @@ BatchGradient: TypeAlias = Callable[
     ],
     tuple[Array, Array],
 ]
-r"""The gradients in $U$ and $V$ of twice the mean loss over a batch, from the step, $U$ and $V$."""
+r"""A function of a step, $U$ and $V$ that returns the gradients of twice the mean loss over the
+batch of the step in $U$ and $V$."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +228,7 @@ def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Ris
             f"a rule must return a list with one `Estimate` per length ({lengths.size}), got "
             f"{risks!r:.80}"
         )
-    if kind != "estimate" and any(math.isnan(risk.value) for risk in risks):
+    if any(math.isnan(risk.value) for risk in risks):
         raise AccuracyError("The risk must be a number, but the rule that computes it gave NaN.")
     value, error, samples = (
         np.array(column).reshape(lengths.shape) for column in zip(*risks, strict=True)
@@ -250,10 +251,7 @@ def as_head(attention: AbstractAttention) -> AbstractHead:
 
 def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
     """Return prompt lengths as an array of floats of the same shape, or raise an error."""
-    tokens = checked_lengths(lengths, name="lengths")
-    if tokens.size == 0:
-        raise ArgumentError("lengths", "must hold at least one number, got none.")
-    return tokens
+    return checked_lengths(lengths, name="lengths")
 
 
 def require_task(task: object) -> None:
@@ -270,9 +268,10 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
     """Raise an error if an attention does not fit the tokens and queries of a task."""
     if not isinstance(attention, AbstractAttention):
         raise ArgumentError(name, f"must be an attention, got {type_name(attention)}.")
-    for owner in (attention, task):
-        for dimension in ("token_dim", "query_dim"):
-            require_dimension(owner, dimension)
+    with calling(task, "token_dim"):
+        for owner in (attention, task):
+            for dimension in ("token_dim", "query_dim"):
+                require_dimension(owner, dimension)
     if attention.token_dim != task.token_dim:
         raise ArgumentError(
             name,

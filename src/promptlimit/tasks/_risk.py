@@ -4,17 +4,18 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import numpy_only
+from promptlimit._arrays import numpy_only, real_number
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
-from promptlimit.errors import ArgumentError
+from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
-from promptlimit.tasks._abstract import AbstractTask, require_real_number
+from promptlimit.tasks._abstract import AbstractTask, calling, require_real_number
 from promptlimit.tasks._objectives import (
     ArrayMoments,
     Estimate,
@@ -84,11 +85,9 @@ def risk(
     >>> print(pl.risk(head, task, [10, 100]).mse.round(3))
     [0.709 0.379]
     """
-    if not 0.0 < rtol < 1.0:
-        raise ArgumentError("rtol", f"must be between 0 and 1, got {rtol}. It is a relative error.")
     tokens = require_lengths(lengths)
     count = None if points is None else require_points(points)
-    effort = Effort(key, samples, tolerance=rtol, points=count)
+    effort = Effort(key, samples, tolerance=_require_tolerance(rtol), points=count)
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         return _at_lengths(RISK, problem, tokens, kind, effort)
@@ -133,6 +132,8 @@ def risk_gradient(
         rule, gradients = RISK_GRADIENT.compute(rule, problem, kind, effort)
     shape, names = tokens.shape, array_names(problem.attention)
     moments, counts = zip(*gradients, strict=True)
+    if any(np.isnan(array).any() for means, _ in moments for array in means):
+        raise AccuracyError("The gradient must be finite, but the rule that computes it gave NaN.")
     value, error = (
         {
             name: np.stack(arrays).reshape(shape + arrays[0].shape)
@@ -203,10 +204,18 @@ def bayes_excess(
     """
     tokens = require_lengths(lengths)
     count = None if points is None else require_points(points)
-    effort = Effort(tolerance=rtol, points=count)
+    effort = Effort(tolerance=_require_tolerance(rtol), points=count)
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         return _at_lengths(BAYES_EXCESS, problem, tokens, "auto", effort)
+
+
+def _require_tolerance(rtol: float) -> float:
+    """Return a relative error, or raise an error if it is not between 0 and 1."""
+    tolerance = real_number("rtol", rtol)
+    if not 0.0 < tolerance < 1.0:
+        raise ArgumentError("rtol", f"must be between 0 and 1, got {rtol}. It is a relative error.")
+    return tolerance
 
 
 def _at_lengths(
@@ -233,7 +242,7 @@ def _closed_risk(
             "or at none, got None. Register a rule of `tasks.OBJECTIVE` that depends on the "
             "length.",
         )
-    return risk
+    return jnp.asarray(risk)
 
 
 def _no_formula(problem: RiskProblem) -> str | None:
@@ -241,7 +250,8 @@ def _no_formula(problem: RiskProblem) -> str | None:
     if type(task).closed_risk is AbstractTask.closed_risk:
         return OutOfScope(f"{name} does not define `closed_risk`")
     length = to_device(float(problem.lengths[0]))
-    risk = eqx.filter_eval_shape(task.closed_risk, problem.attention, length)
+    with calling(task, "closed_risk"):
+        risk = eqx.filter_eval_shape(task.closed_risk, problem.attention, length)
     if risk is None:
         return f"`closed_risk` of {name} returns None for this attention"
     require_real_number(task, "closed_risk", risk)
@@ -298,8 +308,11 @@ def _no_bayes_formula(problem: BayesProblem) -> str | None:
     task = problem.task
     if type(task).bayes_risk is AbstractTask.bayes_risk:
         return OutOfScope(f"{type(task).__name__} does not define a method `bayes_risk`")
-    if any(task.bayes_risk(length) is None for length in problem.lengths.tolist()):
+    risks = [task.bayes_risk(length) for length in problem.lengths.tolist()]
+    if any(risk is None for risk in risks):
         return f"`bayes_risk` of {type(task).__name__} returns None at some length"
+    for risk in risks:
+        require_real_number(task, "bayes_risk", risk)
     return None
 
 

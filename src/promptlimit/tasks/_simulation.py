@@ -122,12 +122,19 @@ def _over_prompts(
             sums[i] = sums[i] + (column - origin[i]).sum(axis=0)
             squares[i] = squares[i] + ((column - origin[i]) ** 2).sum(axis=0)
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
-    if math.isinf(length) and not all(np.isfinite(mean).all() for mean in means):
-        raise OutsideDomainError(
-            "attention",
-            "must produce tilts inside the domain of the log-Laplace transform of every prompt of "
-            f"{type(problem.task).__name__}, got a loss that is not finite. Scale its key-query "
-            "matrix down, or pass finite lengths.",
+    if not all(np.isfinite(mean).all() for mean in means):
+        name = type(problem.task).__name__
+        if math.isinf(length):
+            raise OutsideDomainError(
+                "attention",
+                "must produce tilts inside the domain of the log-Laplace transform of every prompt "
+                f"of {name}, got a loss that is not finite. Scale its key-query matrix down, pass "
+                f"finite lengths, or check `draw` and `loss` of {name}.",
+            )
+        raise ArgumentError(
+            "task",
+            f"must give finite losses and outputs, got NaN or infinity from {name} over prompts "
+            f"of {length:g} tokens. Check its methods `draw` and `loss`.",
         )
     widened = student_factor(samples) / math.sqrt(samples)
     errors = [

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from promptlimit._arrays import Array as HostArray
-from promptlimit._arrays import Number
+from promptlimit._arrays import Number, real_number
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import Empirical, Gaussian
@@ -51,7 +51,7 @@ class SingleLocation(AbstractTask):
     signal: float
 
     def __init__(self, signal: float):
-        self.signal = float(signal)
+        self.signal = real_number("signal", signal)
         if not 0.0 < self.signal <= _LARGEST**2:
             raise ArgumentError(
                 "signal", f"must be positive and at most {_LARGEST**2:g}, got {signal}."
@@ -68,7 +68,8 @@ class SingleLocation(AbstractTask):
         Args:
             inverse_temperature: the inverse temperature $\beta$.
         """
-        return SoftmaxAttention([[float(inverse_temperature)], [0.0]], [[0.0, 1.0]])
+        beta = real_number("inverse_temperature", inverse_temperature)
+        return SoftmaxAttention([[beta], [0.0]], [[0.0, 1.0]])
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002  # one law
         """Return the law of the other tokens, and the law of the relevant token."""

@@ -252,7 +252,7 @@ def mean_over_queries(
         attention: one softmax head.
         loss: the function that returns the mean loss at one query and its error.
         points: the number of queries in one set. If it is None, a lattice is used in one and two
-            dimensions, and a default in more.
+            dimensions, and a default number in more.
         edge: the distance, in standard deviations of a query, over which the predicted class
             changes.
         light: the total weight of the light queries, whose loss may be approximate.

@@ -59,7 +59,7 @@ _GRIDS = (6, 5), (9, 8), (13, 12)
 
 _FIRST_RADII = 6
 _COARSE = 1e-4
-"""The tolerance from which the coarse rule for pairs of heads is accurate enough."""
+"""The smallest tolerance for which the coarse rule for pairs of heads is accurate enough."""
 
 _SEED = 20_261_118
 
@@ -82,7 +82,7 @@ class _Heads:
 
     @staticmethod
     def of(problem: RiskProblem) -> "_Heads":
-        """Return the heads of a problem; heads with equal $A_h$ are added up."""
+        """Return the heads of a problem; heads with equal $A_h$ are merged."""
         dim, combined = problem.task.token_dim - 1, {}
         for head in unwrap(problem.heads):
             scores = as_float64(head.key_query)[:dim, :dim] + 0.0  # -0.0 is 0.0

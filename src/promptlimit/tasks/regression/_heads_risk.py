@@ -146,7 +146,7 @@ class HeadsObjective(AbstractObjective):
         return 0.5 * self.task.label_dim * float(self.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness, scaled from the range of pair tables to that of flows."""
+        """Return the largest sharpness, times the range of flow tables over that of pair tables."""
         largest = _sharpness(self.task, self.nodes, attention)
         return largest * SHARPNESS_RANGES[0] / _USUAL_RANGE
 

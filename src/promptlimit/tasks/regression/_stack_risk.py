@@ -13,7 +13,7 @@ a mean over w and, if L is finite, over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamm
 The mean has a closed form if every layer has the residual $\mathrm{diag}(\rho I,\rho')$ and heads
 $U=\mathrm{diag}(uI,0)$, $V=\mathrm{diag}(\alpha I,b)$. All matrices are then functions of the
 second moment S of the covariates. At an eigenvalue $\lambda$ of S, the layers multiply the
-covariates by g and the labels by t, and the prediction is f times the exact answer. Starting from
+covariates by g and the labels by t, and the prediction is f times the exact label. Starting from
 $g=t=1$ and $f=0$, each layer updates these factors by
 
 $$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
