@@ -1,10 +1,15 @@
 """Gaps between two risks on a ball of parameters."""
 
+from collections.abc import Iterator
+
+import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import promptlimit as pl
 from promptlimit.dynamics._comparison import _ball_gaps
 from promptlimit.tasks import AbstractObjective
 
@@ -26,3 +31,38 @@ def test_gaps_on_a_ball_read_key_query_and_value_row_off_a_vector():
     assert_allclose(risk, 2.5 * row**2, rtol=1e-12)
     assert_allclose(gradient, 5.0 * row, rtol=1e-12)
     assert_allclose(curvature, 2.0, rtol=1e-12)
+
+
+REGRESSION = pl.LinearRegression(np.eye(2))
+BIGRAM = pl.tasks.InContextBigram(2)
+HEAD = pl.dynamics.block_start(REGRESSION, 0.5, kernel="linear")
+OPTIONS = {
+    "alpha": lambda bad: pl.dynamics.block_start(REGRESSION, bad),
+    "alpha of the limit": lambda bad: pl.dynamics.block_limit(REGRESSION, bad),
+    "rtol": lambda bad: pl.risk(HEAD, REGRESSION, 3, rtol=bad),
+    "rtol of the excess": lambda bad: pl.bayes_excess(HEAD, REGRESSION, 3, rtol=bad),
+    "learning_rate": lambda bad: pl.dynamics.flow_time(3, bad),
+    "dim": lambda bad: pl.dynamics.uniform_factors(bad, key=jax.random.key(0)),
+    "excess": lambda bad: pl.dynamics.smallest_length(HEAD, REGRESSION, bad),
+    "ratio": lambda bad: pl.dynamics.smallest_length(HEAD, REGRESSION, 0.1, ratio=bad),
+    "radius": lambda bad: pl.dynamics.ball_gap(REGRESSION, 9, bad, key=jax.random.key(0)),
+    "signal": pl.tasks.SingleLocation,
+    "concentration": lambda bad: pl.tasks.InContextBigram(2, bad),
+    "inverse_temperature": BIGRAM.head,
+}
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Call functions as users do, without the type checks of the tests."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("bad", ["a", [0.1, 0.2], 1j])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_are_not_numbers_are_named(name, bad):
+    with pytest.raises(pl.errors.ArgumentError, match=f"^`{name.split()[0]}` must "):
+        OPTIONS[name](bad)

@@ -151,3 +151,15 @@ def test_an_attention_of_ones_own_trains_by_the_chain_rule():
     assert_allclose(half, 4 * whole, atol=1e-6)
     assert_allclose(runs[0].value_matrix, runs[1].value_matrix, atol=1e-6)
     assert runs[0].kind == "exact"
+
+
+class NanLoss(HiddenMean):
+    def loss(self, output, token):
+        return jnp.nan * output[0]
+
+
+def test_a_flow_of_a_loss_that_is_nan_is_an_error():
+    plan = pl.dynamics.FlowPlan([0.0, 1.0], samples=16)
+    message = r"^`start` must have a finite risk and gradient, .*methods of NanLoss"
+    with pytest.raises(pl.errors.ArgumentError, match=message):
+        pl.gradient_flow(START, NanLoss(SCATTER), 3, plan, key=KEY)

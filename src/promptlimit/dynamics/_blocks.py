@@ -13,7 +13,7 @@ import warnings
 import jax
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, Number
+from promptlimit._arrays import Array, ArrayLike, Number, real_number
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.errors import ArgumentError, OutsideTheoremWarning
@@ -52,6 +52,7 @@ def block_start(
     """
     require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
+    alpha = real_number("alpha", alpha)
     if not math.isfinite(alpha):
         raise ArgumentError("alpha", f"must be finite, got {alpha}.")
     square = _unit_square(task, theta)
@@ -135,6 +136,7 @@ def block_limit(
     """
     require_regression(task)
     _require_one_image(task)
+    alpha = real_number("alpha", alpha)
     S, P = task.covariance, _unit_square(task, theta)
     inverse = np.linalg.pinv(S, rcond=_RANK, hermitian=True)
     image = inverse @ S

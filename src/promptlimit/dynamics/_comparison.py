@@ -16,10 +16,16 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, Number, increasing_lengths, with_numpy_defaults
+from promptlimit._arrays import (
+    ArrayLike,
+    Number,
+    increasing_lengths,
+    real_number,
+    with_numpy_defaults,
+)
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
-from promptlimit.dynamics._plan import FlowPlan
+from promptlimit.dynamics._plan import FlowPlan, require_count, require_positive
 from promptlimit.errors import ArgumentError
 from promptlimit.results import FlowReport, OfOneHead, Result, Trajectory, axis, variable
 from promptlimit.tasks import (
@@ -29,6 +35,8 @@ from promptlimit.tasks import (
     RiskProblem,
     exact_objectives,
     require_lengths,
+    require_points,
+    require_task,
 )
 
 _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
@@ -152,7 +160,7 @@ def ball_gap(
     draws: int = 64,
     points: int = 1024,
 ) -> BallGap:
-    r"""Return the largest differences of $R_L$ and $R_\infty$ and of their gradients on a ball.
+    r"""Return the largest differences of $R_L$ and $R_\infty$ at random points of a ball.
 
     Args:
         task: a task with an exact risk, such as `LinearRegression`.
@@ -162,6 +170,10 @@ def ball_gap(
         draws: the number of random parameters.
         points: the number of quadrature points for the risk.
     """
+    require_task(task)
+    require_positive(radius=radius)
+    require_count(draws=draws)
+    require_points(points)
     dim = task.token_dim
     with jax.enable_x64(True):
         directions = jax.random.normal(key, (draws, dim * dim + dim))
@@ -300,7 +312,8 @@ def smallest_length(
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """
-    if not excess > 0.0:
+    ratio = real_number("ratio", ratio)
+    if not real_number("excess", excess) > 0.0:
         raise ArgumentError(
             "excess", f"must be positive, got {excess}. No finite prompt reaches the limit."
         )

@@ -103,7 +103,7 @@ def gradient_flow(
     points for softmax heads at finite L. If no rule applies, the risk is the mean loss over
     simulated prompts, drawn once from `key`.
 
-    The flow stops when the gradient norm falls below `arrival` of the plan. Recorded states at
+    The flow stops on arrival (see `FlowPlan`), when the gradient norm is small. Recorded states at
     later times are equal to the state at which it stopped.
 
     Args:
@@ -203,6 +203,8 @@ def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) ->
         if run is not None and there:
             flows.append(load_flow(run))
             continue
+        if run is not None:
+            run.create()  # so that an error comes before the computation
         risk = dataclasses.replace(request.risk, together=to_do)
         flows.append(flow := _solution(dataclasses.replace(request, risk=risk)))
         if run is not None:
@@ -319,6 +321,15 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
         )
     in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
     if not (bool(descent.finished) and in_time):
+        start = np.asarray(state_of(request.risk.start))[None]
+        slope = state_moments(request.risk.on_set(0, attempt.max_sharpness), start).gradient_norm[0]
+        if not np.isfinite(slope):
+            name = type(request.risk.task).__name__
+            raise ArgumentError(
+                "start",
+                f"must have a finite risk and gradient, got a gradient of norm {slope}. Check the "
+                f"methods of {name}, such as `draw` and `loss`.",
+            )
         raise ArithmeticError(
             f"the flow must end within {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
             f"stopped at time {end:.4g} with parameters of norm "

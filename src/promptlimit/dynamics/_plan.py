@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from promptlimit._arrays import (
     ArrayLike,
     Number,
+    real_number,
     real_numbers,
     require_readable,
     require_unmasked,
@@ -107,7 +108,7 @@ class TrainingPlan:
 
     @property
     def rule_name(self) -> str:
-        """The name of the optimiser: its label, "sgd" for plain gradient descent, or "given"."""
+        """The label of the optimiser, "given" without a label, or "sgd" for plain descent."""
         if self.label is not None:
             return self.label
         return "sgd" if self.optimiser is None else "given"
@@ -179,13 +180,14 @@ def flow_time(steps: Number, learning_rate: float) -> float:
     >>> flow_time(300_000, 1e-3)
     600.0
     """
-    if steps < 0 or learning_rate <= 0:
+    count, rate = real_number("steps", steps), real_number("learning_rate", learning_rate)
+    if not (count >= 0.0 and rate > 0.0):
         raise ArgumentError(
             "steps",
             "must not be negative, and `learning_rate` must be positive, "
             f"got {steps} and {learning_rate}.",
         )
-    return 2.0 * steps * learning_rate
+    return 2.0 * count * rate
 
 
 def require_count(**counts: int) -> None:

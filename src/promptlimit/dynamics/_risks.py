@@ -1,8 +1,8 @@
 """The risk and its gradient as functions of the trained parameters of an attention.
 
 A state is the vector of all trained arrays. For one head, U is the score matrix and V the value
-matrix. A set is one set of quadrature points or one set of simulated prompts. The error of a risk
-is estimated from several independent sets.
+matrix. A set consists of quadrature points or of simulated prompts. The error of a risk is
+estimated from several independent sets.
 """
 
 import dataclasses

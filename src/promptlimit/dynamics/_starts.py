@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from promptlimit._arrays import require_whole
 from promptlimit.attention import (
     AbstractAttention,
     Factored,
@@ -51,8 +52,7 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
     >>> print(start.output_dim, start.token_dim, f"{start.scale**2:.4f}")
     1 6 0.1667
     """
-    if dim < 1:
-        raise ArgumentError("dim", f"must be at least 1, got {dim}.")
+    require_whole("dim", dim, 1)
     with jax.enable_x64(True):
         size = dim + 1
         bound = 1.0 / math.sqrt(size)
