@@ -21,6 +21,7 @@ from promptlimit._arrays import (
     require_readable,
     require_unmasked,
     require_whole,
+    shown,
     with_numpy_defaults,
 )
 from promptlimit.errors import ArgumentError
@@ -103,13 +104,17 @@ def in_double(module: ModuleT) -> ModuleT:
 
     Call this function inside `jax.enable_x64(True)`.
     """
+    return in_precision(module, jnp.float64)
 
-    def doubled(array: Array | np.ndarray) -> Array | np.ndarray:
-        is_numpy = isinstance(array, np.ndarray)
-        return array.astype(np.float64) if is_numpy else cast(array, jnp.float64)
+
+def in_precision(module: ModuleT, dtype: DTypeLike) -> ModuleT:
+    """Return the module with its arrays in this precision, which jax must have enabled."""
+
+    def converted(array: Array | np.ndarray) -> Array | np.ndarray:
+        return array.astype(dtype) if isinstance(array, np.ndarray) else cast(array, dtype)
 
     arrays, rest = eqx.partition(module, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.map(doubled, arrays), rest)
+    return eqx.combine(jax.tree.map(converted, arrays), rest)
 
 
 @with_numpy_defaults
@@ -159,7 +164,9 @@ def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
 def _type_words(value: object, host: np.ndarray) -> str:
     if host.dtype.kind in "SU":
         return "text" if host.ndim == 0 else "an array of text"
-    return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type_name(value)
+    if isinstance(value, np.ndarray):
+        return f"dtype {host.dtype}"
+    return shown(value) if isinstance(value, list | tuple) else type_name(value)
 
 
 def require_rank(name: str, array: Array, rank: int) -> None:
@@ -223,6 +230,13 @@ def require_random_key(key: object) -> None:
             "key",
             f"must be one random key, got an array of keys with shape {batch}. Pass one of them.",
         )
+
+
+def require_key(key: object) -> None:
+    """Raise an error unless the value is a single random key of jax."""
+    require_random_key(key)
+    if key is None:
+        raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
 
 
 def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:

@@ -453,7 +453,7 @@ WRONG_TYPES = {
     "pl.risk(pl.SoftmaxAttention, pl.LinearRegression(np.eye(2)), 3)": "`attention` must be an "
     "attention, got the class SoftmaxAttention instead of an instance.",
     "HEAD(pl.Rademacher, [0.0, 0.0])": "`prompt` must be a measure, got the class Rademacher "
-    "instead of an instance. Wrap an array of tokens as promptlimit.Empirical(tokens).",
+    "instead of an instance. Pass Rademacher(...) with its parameters.",
     "HEAD(pl.Rademacher([1.0, 1.0]), ['a', 'b'])": "`query` must hold real numbers, got an array "
     "of text. Pass an array of floats.",
     "pl.Stack([HEAD, 2])": "`layers[1]` must be a layer, got int. Pass promptlimit.Layer(heads).",

@@ -13,11 +13,36 @@ from promptlimit.errors import ArgumentError
 
 EYE = [[1.0, 0.0], [0.0, 1.0]]
 
+
+class Fixed(pl.AbstractMeasure):
+    dim = 1
+
+    def log_laplace(self, tilt):
+        return 0.5 * tilt @ tilt
+
+    def sample(self, length, *, key):
+        return jax.random.normal(key, (length, 1))
+
+
+class Shaped(Fixed):
+    def log_laplace(self, tilt):
+        return 0.5 * tilt**2
+
+
+class InNumPy(Fixed):
+    def log_laplace(self, tilt):
+        return -np.log(1.0 - tilt[0] ** 2)
+
+
+def _sampled(law, length, key):
+    return law.sample(length, key=key)
+
+
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "covariance not symmetric": (
         lambda: pl.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.25, 1.0]]),
         "`cov` must be symmetric, got 0.5 at (0, 1) and 0.25 at (1, 0). "
-        "If they differ only by rounding, pass (cov + cov.T) / 2.",
+        "If they differ only by rounding, take the average of the matrix and its transpose.",
     ),
     "covariance not positive": (
         lambda: pl.Gaussian([0.0, 0.0], [[1.0, 2.0], [2.0, 1.0]]),
@@ -31,6 +56,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "covariance a vector": (
         lambda: pl.Gaussian([0.0, 0.0], [1.0, 1.0]),
         "`cov` must be a matrix, got shape (2,).",
+    ),
+    "mean a complex list": (
+        lambda: pl.Gaussian([0, 1j], EYE),
+        "`mean` must hold real numbers, got [0, 1j]. Pass an array of floats.",
     ),
     "mean a number": (lambda: pl.Gaussian(0.0, EYE), "`mean` must be a vector, got shape ()."),
     "mean empty": (
@@ -134,6 +163,40 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pl.Rademacher([1.0]).tilted_mean(jnp.zeros(2)),
         "`tilt` must have shape (1,) (the measure's dimension), got (2,).",
     ),
+    "negative length": (
+        lambda: _sampled(pl.Gaussian([0.0], [[1.0]]), -3, jax.random.key(0)),
+        "`length` must be a whole number of at least 0, got -3.",
+    ),
+    "fractional length": (
+        lambda: _sampled(pl.UniformSphere(2), 2.5, jax.random.key(0)),
+        "`length` must be a whole number of at least 0, got 2.5.",
+    ),
+    "length a text": (
+        lambda: _sampled(Fixed(), "x", jax.random.key(0)),
+        "`length` must be a whole number of at least 0, got 'x'.",
+    ),
+    "number as a key": (
+        lambda: _sampled(pl.Rademacher([1.0]), 3, 0),
+        "`key` must be a random key, got int. Pass jax.random.key(0).",
+    ),
+    "no key": (
+        lambda: _sampled(Fixed(), 3, None),
+        "`key` must be a random key, got None. Pass jax.random.key(0).",
+    ),
+    "transform with a shape": (
+        lambda: Shaped().tilted_mean(jnp.ones(1)),
+        "`log_laplace` of Shaped must return a number, got shape (1,). Sum over the coordinates.",
+    ),
+    "transform in NumPy": (
+        lambda: pl.check_law(InNumPy(), key=jax.random.key(0)),
+        "`log_laplace` of InNumPy must use functions of jax.numpy, got one of NumPy, which jax "
+        "cannot differentiate. Replace it by the function of jax.numpy with the same name.",
+    ),
+    "class in place of a law": (
+        lambda: pl.measures.require_measure("law", pl.Gaussian),
+        "`law` must be a measure, got the class Gaussian instead of an instance. "
+        "Pass Gaussian(...) with its parameters.",
+    ),
 }
 
 
@@ -148,6 +211,19 @@ def test_rounding_is_not_taken_for_a_bad_covariance(precision: str) -> None:
     factor = np.random.default_rng(0).normal(size=(8, 5)).astype(precision)
     covariance = factor @ factor.T  # singular, symmetric and positive up to rounding
     assert pl.Gaussian(np.zeros(8, precision), covariance).dim == 8
+
+
+@pytest.mark.parametrize("indefinite", [[[-1.0, 0.0], [0.0, -1.0]], [[1.0, 2.0], [2.0, 1.0]]])
+def test_an_indefinite_covariance_is_nan_while_tracing(indefinite: list) -> None:
+    @jax.jit
+    def results(cov: jax.Array) -> tuple[jax.Array, ...]:
+        law = pl.Gaussian(jnp.zeros(2), cov)
+        return law.cov, law.log_laplace(jnp.ones(2)), law.sample(3, key=jax.random.key(0))
+
+    for result in results(jnp.array(indefinite)):
+        assert np.isnan(result).all()
+    for cov in (np.zeros((2, 2)), [[1.0, 1.0], [1.0, 1.0]], [[1e-30, 0.0], [0.0, 1.0]]):
+        np.testing.assert_array_equal(results(jnp.array(cov))[0], jnp.array(cov))
 
 
 def test_values_are_not_checked_while_tracing() -> None:
@@ -312,16 +388,6 @@ def test_a_new_shape_compiles_nothing() -> None:
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert programs == []
-
-
-class Fixed(pl.AbstractMeasure):
-    dim = 1
-
-    def log_laplace(self, tilt):
-        return 0.5 * tilt @ tilt
-
-    def sample(self, length, *, key):
-        return jax.random.normal(key, (length, 1))
 
 
 class Passing(pl.AbstractAttention):

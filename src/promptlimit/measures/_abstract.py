@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import equinox as eqx
@@ -11,16 +12,17 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike
+from promptlimit._arrays import ArrayLike, require_whole
 from promptlimit._inputs import (
     cast,
     float_array,
     is_traced,
     promoted,
+    require_key,
     require_shape,
     to_device,
 )
-from promptlimit.errors import OutsideDomainError
+from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
@@ -88,6 +90,11 @@ class AbstractMeasure(eqx.Module):
     >>> print(attention(prompt, jnp.log(jnp.array([1.0, 2.0, 4.0]))).round(3))
     [0.25 0.25 0.5 ]
     """
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if "sample" in cls.__dict__:
+            cls.sample = _with_checked_arguments(cls.sample)  # ty: ignore[invalid-assignment]  # same signature
 
     @property
     @abc.abstractmethod
@@ -194,23 +201,54 @@ class AbstractMeasure(eqx.Module):
         return cast(array, promoted(array.dtype, *self._dtypes()))
 
 
+def _with_checked_arguments(sample: Callable[..., Array]) -> Callable[..., Array]:
+    """Return the method `sample` of a measure with checks of its arguments."""
+
+    @wraps(sample)
+    def checked(self: AbstractMeasure, length: object, *, key: object) -> Array:
+        require_key(key)
+        return sample(self, require_whole("length", length, 0), key=key)
+
+    return checked
+
+
+def _value(measure: AbstractMeasure, tilt: Array) -> Array:
+    """Return the transform, after checking that a user-defined `log_laplace` returns a number."""
+    name = type(measure).__name__
+    try:
+        transform = measure.log_laplace(tilt)
+    except jax.errors.TracerArrayConversionError as error:
+        raise ArgumentError(
+            "log_laplace",
+            f"of {name} must use functions of jax.numpy, got one of NumPy, which jax cannot "
+            "differentiate. Replace it by the function of jax.numpy with the same name.",
+        ) from error
+    if jnp.shape(transform) != ():
+        raise ArgumentError(
+            "log_laplace",
+            f"of {name} must return a number, got shape {jnp.shape(transform)}. Sum over the "
+            "coordinates.",
+        )
+    return transform
+
+
 @compiled
 def _gradient(measure: AbstractMeasure, tilt: Array) -> Array:
-    transform, slope = jax.value_and_grad(measure.log_laplace)(tilt)
+    transform, slope = jax.value_and_grad(partial(_value, measure))(tilt)
     return slope if measure.finite_everywhere else slope * _one_or_nan(transform)
 
 
 @compiled
 def _hessian(measure: AbstractMeasure, tilt: Array) -> Array:
-    curvature = jax.hessian(measure.log_laplace)(tilt)
+    curvature = jax.hessian(partial(_value, measure))(tilt)
     if measure.finite_everywhere:
         return curvature
-    return curvature * _one_or_nan(measure.log_laplace(tilt))
+    return curvature * _one_or_nan(_value(measure, tilt))
 
 
 @compiled
 def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
-    return measure.log_laplace(tilt)
+    return _value(measure, tilt)
 
 
 def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:

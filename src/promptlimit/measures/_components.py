@@ -24,9 +24,9 @@ def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractM
 def require_measure(name: str, value: object) -> AbstractMeasure:
     """Return the value if it is a measure; otherwise raise an error."""
     if not isinstance(value, AbstractMeasure):
-        raise ArgumentError(
-            name,
-            f"must be a measure, got {type_name(value)}. "
-            "Wrap an array of tokens as promptlimit.Empirical(tokens).",
-        )
+        is_class = isinstance(value, type) and issubclass(value, AbstractMeasure)
+        hint = "Wrap an array of tokens as promptlimit.Empirical(tokens)."
+        if is_class:
+            hint = f"Pass {value.__name__}(...) with its parameters."
+        raise ArgumentError(name, f"must be a measure, got {type_name(value)}. {hint}")
     return value

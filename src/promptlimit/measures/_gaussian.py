@@ -14,6 +14,9 @@ from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
+_ROUNDING = 1e3
+"""Rounding errors of a covariance, in units of the machine precision times its largest entry."""
+
 
 class Gaussian(AbstractMeasure):
     r"""The Gaussian measure $N(m,\Gamma)$: $\Lambda(t) = \langle m,t\rangle + t^\top\Gamma t/2$.
@@ -22,7 +25,8 @@ class Gaussian(AbstractMeasure):
 
     Args:
         mean: the mean $m$, shape `[d]`.
-        cov: the covariance $\Gamma$, shape `[d, d]`, symmetric and positive semi-definite.
+        cov: the covariance $\Gamma$, shape `[d, d]`, symmetric and positive semi-definite. In code
+            that jax traces, a matrix with a clearly negative eigenvalue becomes NaN.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> prompt = pl.Gaussian(mean=[1.0, 0.0], cov=[[2.0, 1.0], [1.0, 1.0]])
@@ -45,7 +49,7 @@ class Gaussian(AbstractMeasure):
         require_finite("cov", covariance)
         require_covariance("cov", covariance)
         self.location = location
-        self.covariance = covariance
+        self.covariance = _semidefinite_or_nan(covariance) if is_traced(covariance) else covariance
 
     @property
     def dim(self) -> int:
@@ -89,20 +93,32 @@ def _sample(law: Gaussian, length: int, key: PRNGKeyArray) -> Array:
     return law.location[None] + normals @ root
 
 
+def _semidefinite_or_nan(covariance: Array) -> Array:
+    """Return a covariance, or NaN if an eigenvalue is negative by more than rounding errors.
+
+    A Cholesky factor exists for the sum of the covariance and a small multiple of the identity.
+    """
+    symmetric = jax.lax.stop_gradient(0.5 * (covariance + covariance.T))
+    rounding = len(covariance) * _ROUNDING * jnp.finfo(covariance.dtype).eps
+    shift = rounding * jnp.abs(symmetric).max() + jnp.finfo(covariance.dtype).tiny
+    factor = jnp.linalg.cholesky(symmetric + shift * jnp.eye(len(covariance), dtype=shift.dtype))
+    return jnp.where(jnp.isfinite(factor).all(), covariance, jnp.nan)
+
+
 def require_covariance(name: str, covariance: Array) -> None:
     """Raise an error for a matrix that is not symmetric positive semi-definite, up to rounding."""
     if is_traced(covariance):
         return
     host = np.asarray(covariance, dtype=np.float64)
-    rounding = 1e3 * float(jnp.finfo(covariance.dtype).eps) * np.abs(host).max()
+    rounding = _ROUNDING * float(jnp.finfo(covariance.dtype).eps) * np.abs(host).max()
     asymmetry = np.abs(host - host.T)
     if asymmetry.max() > rounding:
         i, j = np.unravel_index(int(asymmetry.argmax()), host.shape)
         raise ArgumentError(
             name,
             f"must be symmetric, got {host[i, j]} at ({i}, {j}) and "
-            f"{host[j, i]} at ({j}, {i}). If they differ only by rounding, pass "
-            f"({name} + {name}.T) / 2.",
+            f"{host[j, i]} at ({j}, {i}). If they differ only by rounding, "
+            "take the average of the matrix and its transpose.",
         )
     smallest = np.linalg.eigvalsh((host + host.T) / 2).min()
     if smallest < -rounding:
