@@ -490,6 +490,23 @@ def test_the_measured_error_covers_the_true_one(monkeypatch, scale):
         moments_on_the_ray(**mixture, lengths=lengths)
 
 
+@pytest.mark.parametrize(
+    ("mse", "limit", "message"),
+    [
+        (
+            -12.0,
+            1e-9,
+            r"^moments must be exact to a relative 1e-09, got 1\.0e\+00 .*`check_law`",
+        ),
+        (-1e-17, 1.0, r"a mean squared distance of at most 1\.2e-17 .*Choose shorter prompts\.$"),
+    ],
+)
+def test_a_negative_mean_square_is_an_error_and_not_a_distance(mse, limit, message):
+    rows = (np.array([number]) for number in (2e-18, mse, 10.0, limit))
+    with pytest.raises(AccuracyError, match=message):
+        _softmax_moments.require_accurate(*rows)
+
+
 def test_scores_too_far_apart_are_refused():
     message = r"^the law of the scores must be narrow enough .*: scores lie hundreds apart, or"
     with pytest.raises(AccuracyError, match=message):

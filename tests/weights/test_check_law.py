@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import zeta
 
 import promptlimit as pl
 from measures.cases import CASES, MIXED_SPHERE
@@ -135,6 +136,34 @@ class Infinite(Normal):
         return jax.random.normal(key, (length, 1)).at[0].set(jnp.inf)
 
 
+class Logistic(Normal):
+    r"""Logistic tokens, $-\log\operatorname{sinc}t$, with a power series for |t| below `near`."""
+
+    near: float = 0.0
+
+    def log_laplace(self, tilt):
+        t = tilt[0]
+        is_near = jnp.abs(t) < self.near
+        series = sum(float(zeta(2 * k)) / k * t ** (2 * k) for k in range(1, 13))
+        far = -jnp.log(jnp.sinc(jnp.where(is_near, 0.5, t)))
+        inside = jnp.abs(jnp.real(t)) < 1
+        return jnp.where(inside, jnp.where(is_near, series, far), jnp.nan)
+
+    def sample(self, length, *, key):
+        return jax.random.logistic(key, (length, 1))
+
+
+class Quotient(Normal):
+    """Uniform tokens on [-1, 1], with a quotient whose derivatives at zero are NaN."""
+
+    def log_laplace(self, tilt):
+        t = tilt[0]
+        return jnp.where(t == 0, 0.0, jnp.log(jnp.sinh(t) / t))
+
+    def sample(self, length, *, key):
+        return jax.random.uniform(key, (length, 1), minval=-1.0)
+
+
 ALONG = "standard deviations along coordinate 0"
 DIFFER = (
     r"`log_laplace` gives {} and the samples differ by {}\d* \(\d+\.?\d* standard errors, at most "
@@ -143,6 +172,11 @@ DIFFER = (
 WRONG = {
     "mean": (Normal(shift=0.05), "mean", r"coordinate 0, " + DIFFER.format(0, r"\+0\.0")),
     "scaled sampler": (Normal(scale=1.03), "covariance", DIFFER.format(1, r"\+0\.0")),
+    "units of the tokens": (
+        pl.Affine(Normal(scale=1.03), [[10.0]], [0.0]),
+        "covariance",
+        DIFFER.format(100, r"\+[5-7]\.\d"),
+    ),
     "covariance of two coordinates": (Correlated(), "covariance", DIFFER.format(1, r"\+0\.0")),
     "tail": (Normal(straight=0.8), "transform", f"{ALONG}, " + DIFFER.format(1, r"\+0\.0")),
     "zero": (Normal(offset=0.01), "domain", "`log_laplace` is 0.01 at zero, not 0"),
@@ -156,6 +190,18 @@ WRONG = {
         "derivatives",
         f"`tilted_cov` is 1.0072 at 0.6 {ALONG}, where differences of `log_laplace` give 1",
     ),
+    "digits near zero": (
+        Logistic(),
+        "digits near zero",
+        rf"`tilted_cov` is 3\.\d+ in float64 at -?1e-0[678] {ALONG}, where `mean` and `cov` give "
+        r"3\.28987\. The derivatives of `log_laplace` lose digits near zero",
+    ),
+    "digits near zero in single precision": (
+        Logistic(near=1e-5),
+        "digits near zero",
+        rf"`tilted_cov` is .* in float32 at -?0\.001 {ALONG}",
+    ),
+    "not differentiable at zero": (Quotient(), "digits near zero", "`mean` and `cov` give nan"),
     "end of the domain": (
         Bounded(),
         "domain",
@@ -202,6 +248,15 @@ def test_a_law_that_contradicts_itself_is_refused_by_the_check_that_finds_it(cas
         pl.errors.LawMismatchError, match=rf"^`law` must .* the check '{check}': .*{message}"
     ):
         pl.check_law(law, key=KEY)
+    assert not jax.config.read("jax_enable_x64")
+
+
+def test_a_power_series_keeps_digits_near_zero(precision: str) -> None:
+    assert pl.check_law(Logistic(near=0.25), key=KEY)["digits near zero"].largest < 0.1
+    for tilt in (1e-2, 1e-5, 1e-9):
+        truth = np.pi**2 / 3 * tilt * (1.0 + np.pi**2 / 15 * tilt**2)
+        got = Logistic(near=0.25).tilted_mean(jnp.array([tilt], precision))
+        np.testing.assert_allclose(got, [truth], rtol=3e-7)
 
 
 class Scaled(Normal):

@@ -446,11 +446,15 @@ def _near_zero(subject: _Subject) -> Iterator[_Finding]:
     few = subject.directions[:2] + subject.directions[2:][-2:]
     bounded = [(one, one.third_derivative_bound()) for one in few]
     for dtype in subject.precisions:
-        with jax.enable_x64(dtype == np.float64):
+        with jax.enable_x64(dtype == np.float64):  # a `yield` inside could leave it open
             law = in_precision(subject.law, dtype)
-            for direction, bound in bounded:
-                if math.isfinite(bound):
-                    yield from _lost_digits(law, direction, bound, subject.size)
+            findings = [
+                finding
+                for direction, bound in bounded
+                if math.isfinite(bound)
+                for finding in _lost_digits(law, direction, bound, subject.size)
+            ]
+        yield from findings
 
 
 def _lost_digits(
