@@ -1,6 +1,7 @@
 """Laws of the score of a free token: a mixture of Gaussians, or a list.
 
-A prompt has L free tokens, whose scores are independent, and fixed tokens with given scores.
+A prompt has L free tokens, whose scores are independent, and fixed tokens, which are in every
+prompt with the same scores.
 """
 
 import abc
@@ -30,7 +31,7 @@ class AbstractScores(abc.ABC):
     @property
     @abc.abstractmethod
     def law(self) -> AbstractScoreLaw:
-        """The transforms of one score, for integrals over prompts."""
+        """The law of one score, with its transforms for integrals over prompts."""
 
     def mean_and_variance(self) -> tuple[float, float]:
         """Return the mean and the variance of one score."""
@@ -100,7 +101,7 @@ class ListedScores(AbstractScores):
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one free score at nodes u for the integrals over n prompts.
+    """Return means over one free score, at the nodes u of integrals over n prompts.
 
     Args:
         law: the law of a free score.

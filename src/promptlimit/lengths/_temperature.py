@@ -79,10 +79,10 @@ def inverse_temperature(
         base: a length; the value of the quantity at this length and b = 1 is kept.
 
     Returns:
-        The exact factors are `value`; they are NaN if no b keeps the quantity (for
-        every `keep` but "freezing", a closed form: no b with $b\sigma\le40$).
-        The factors `annealed` follow from a formula in which the sum Z of $e^s$ is replaced by its
-        mean. It is accurate far from freezing, and may be NaN where an exact factor exists.
+        `value` contains the exact factors. A factor is NaN if no b with $b\sigma\le40$ keeps the
+        quantity; for "freezing" the factor is a closed form without this limit. `annealed` contains
+        the factors from a formula in which the sum Z of $e^s$ is replaced by its mean. The formula
+        is accurate far from freezing, and may be NaN where an exact factor exists.
 
     >>> kept = inverse_temperature(1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5)
     >>> print(kept.value.round(6), kept.annealed.round(6))
@@ -129,7 +129,7 @@ def inverse_temperature(
 
 
 def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
-    r"""Return the margin of a needle with a given mean weight among L scores $N(0,\sigma^2)$.
+    r"""Return the margin of a needle whose mean weight among L scores $N(0,\sigma^2)$ is `weight`.
 
     Args:
         sharpness: $\sigma$ from 0 to 40.

@@ -202,8 +202,7 @@ def _arrays(figure: Figure, setting: Setting) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         if array.dtype.kind not in "biufc":
             raise InputFileError(
-                f"{figure.name} must return arrays of numbers, got {array.dtype} for "
-                f"'{name}'."
+                f"{figure.name} must return arrays of numbers, got {array.dtype} for '{name}'."
             )
     return arrays
 
