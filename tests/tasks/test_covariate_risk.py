@@ -48,7 +48,7 @@ def test_the_best_two_heads_beat_linear_attention_with_one_token_fewer(
             pl.MultiHead([block(score, b), block(-score, -b)]),
             TASK,
             length,
-            rtol=10.0**-digits,
+            rtol=10.0 ** (1 - digits),
         ).mse
         - at_zero
         for b in (gain, 2.0 * gain)

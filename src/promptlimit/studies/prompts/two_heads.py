@@ -35,7 +35,7 @@ def _two_heads(length: int, score: float) -> float:
         scores, values = np.diag([1.0] * _DIM + [0.0]), np.diag([0.0] * _DIM + [1.0])
         with jax.enable_x64(True):
             heads = [SoftmaxAttention(sign * score * scores, sign * b * values) for sign in (1, -1)]
-            return float(risk(MultiHead(heads), _TASK, length, rtol=2e-9).mse) - at_zero
+            return float(risk(MultiHead(heads), _TASK, length, rtol=1e-7).mse) - at_zero
 
     once, twice = above(gain), above(2.0 * gain)
     square, slope = (twice - 2.0 * once) / 2.0, (4.0 * once - twice) / 2.0

@@ -178,9 +178,10 @@ def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
             break
     if not is_accurate and effort.points is None:
         worst = max(risk.error / risk.value for risk in risks)
+        advice = "; raise `points` to reduce it" if (spread > numerical).any() else ""
         warnings.warn(
-            f"The queries reach a relative error of {worst:.2g}, not the requested "
-            f"{effort.tolerance:g}. It is reported; raise `points` to reduce it.",
+            f"The risk has a relative error of {worst:.2g}, not the requested "
+            f"{effort.tolerance:g}. It is reported{advice}.",
             UnreliableErrorWarning,
             stacklevel=2,
         )

@@ -164,7 +164,7 @@ def _not_heads(problem: RiskProblem) -> str | None:
     if problem.heads is None:
         return "it does not implement `as_heads`"
     if problem.kernels != {"softmax"}:
-        return "not all heads are softmax heads"
+        return "softmax heads next to linear ones need the joint law of both"
     return other_queries(problem)
 
 
