@@ -162,7 +162,7 @@ def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     task, heads = problem.task, _Heads.of(problem)
     law, queries = _covariates(task)
     mean_squares = _MeanSquares(task, law, heads, problem.lengths, effort.tolerance)
-    risks, is_accurate = [], False
+    risks, is_accurate, advice = [], False, ""
     for sets in _query_sets(task, law, queries, heads, effort):
         rows = np.stack([mean_squares.over(one) for one in sets])
         values, numerical = rows[:, 0].mean(axis=0), rows[:, 1].mean(axis=0)
@@ -176,9 +176,9 @@ def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
         risks = [Estimate(0.5 * v, 0.5 * e, count) for v, e in zip(values, errors, strict=True)]
         if is_accurate := bool((errors <= effort.tolerance * values).all()):
             break
+        advice = "; raise `points` to reduce it" if (spread > numerical).any() else ""
     if not is_accurate and effort.points is None:
         worst = max(risk.error / risk.value for risk in risks)
-        advice = "; raise `points` to reduce it" if (spread > numerical).any() else ""
         warnings.warn(
             f"The risk has a relative error of {worst:.2g}, not the requested "
             f"{effort.tolerance:g}. It is reported{advice}.",
