@@ -110,6 +110,19 @@ def test_a_place_that_cannot_be_written_names_the_option(
     assert "error: --out must be a place that can be written, got " in done.stderr
 
 
+@pytest.mark.parametrize("place", [None, 3, "standard output", "head.npz"])
+def test_an_error_elsewhere_is_not_blamed_on_the_option(
+    here: Here, monkeypatch: pytest.MonkeyPatch, place: object
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EPIPE, "Broken pipe", place)
+
+    monkeypatch.setattr("promptlimit.storage.write_bytes", broken)
+    done = here("limit", "--example", "shifted", "--out", ".")
+    assert "--out" not in done.stderr
+    assert "bug" not in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_a_permission_error(here: Here, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)

@@ -189,7 +189,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "transform in NumPy": (
         lambda: pl.check_law(InNumPy(), key=jax.random.key(0)),
-        "`log_laplace` of InNumPy must use functions of jax.numpy, got one of NumPy, which jax "
+        "`log_laplace` of InNumPy, or of a law inside it, must use functions of "
+        "jax.numpy, got one of NumPy, which jax "
         "cannot differentiate. Replace it by the function of jax.numpy with the same name.",
     ),
     "class in place of a law": (
@@ -416,3 +417,15 @@ def test_an_attention_must_return_a_vector_of_its_dimension(monkeypatch):
         match=r"^`attend` of Passing must return an array of shape \(2,\), .* got shape \(1,\)",
     ):
         Passing()(pl.Gaussian([0.0], [[1.0]]), jnp.ones(1))
+
+
+def test_a_user_defined_law_chooses_the_form_of_the_arguments_of_sample():
+    class Point(Fixed):
+        def sample(self, n, key):
+            return jnp.zeros((n, 1))
+
+    key = jax.random.key(0)
+    for call in (lambda: Point().sample(3, key), lambda: Point().sample(n=3, key=key)):
+        assert call().shape == (3, 1)
+    with pytest.raises(ValueError, match="`length` must be a whole number of at least 0"):
+        Point().sample(-1, key)

@@ -112,6 +112,9 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
         "line, if this is one."
     )
     assert refused("a.csv", "1,2\n1,x").endswith("but it holds 'x', which is not a number.")
+    assert refused("a.csv", "1,2\n1,\x1b[31m" + 200 * "x").endswith(
+        f"but it holds '\\x1b[31m{31 * 'x'}, which is not a number."
+    )
     assert refused("a.csv", "1,nan", "q={}") == (
         "FILE must be readable as .csv, but 'a' holds nan, which is not a finite number."
     )

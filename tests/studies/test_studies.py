@@ -257,12 +257,18 @@ def words(setting):
     '''A figure.'''
     return {"heads": "many"}
 
+@STUDY.figure("Complex numbers")
+def complex(setting):
+    '''A figure.'''
+    return {"heads": [1j]}
+
 @STUDY.figure("A number")
 def drawn(setting):
     '''A figure.'''
     return {"heads": [1.0]}
 
 @drawn.drawing
+@complex.drawing
 @words.drawing
 @listed.drawing
 def draw(arrays):
@@ -284,7 +290,8 @@ def test_wrong_returns_and_nan_are_failures_that_name_the_item(coins: Path) -> N
         ("single", "the checks of single must include a control"),
         ("undefined", "the check 'the ratio' of undefined must compare two numbers, got nan <= 1."),
         ("listed", f"the figure listed of coins failed: listed must {figure} by name, got list."),
-        ("words", "words must return arrays of numbers, got <U4 for 'heads'."),
+        ("words", "words must return arrays of real numbers, got <U4 for 'heads'."),
+        ("complex", "complex must return arrays of real numbers, got complex128 for 'heads'."),
         ("drawn", "the drawing of drawn must return a Matplotlib figure, got int."),
     ):
         assert words in failures.pop(name)

@@ -190,7 +190,9 @@ def test_check_task_accepts_formulas_that_agree_with_simulated_prompts():
     assert np.all(report.gradient_deviation < 6)
     assert np.all(report.bayes_risk < report.simulated)
     with pytest.raises(pl.errors.ArgumentError, match=r"^`task` must have a formula"):
-        pl.tasks.check_task(HiddenMean(SCATTER), HEAD, 7, key=KEY, samples=4)
+        pl.tasks.check_task(HiddenMean(SCATTER), HEAD, 7, key=KEY)
+    with pytest.raises(pl.errors.ArgumentError, match=r"^`samples` must be a whole number of at l"):
+        pl.tasks.check_task(KnownMean(SCATTER), HEAD, 7, key=KEY, samples=64)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,11 @@ def test_check_task_accepts_formulas_that_agree_with_simulated_prompts():
             "closed_risk",
             lambda self, attention, length: jnp.asarray(textbook(VALUE, 7)[0]),
             "a risk whose gradient in 'value' is that of the mean loss, got 0 at length 7, ",
+        ),
+        (
+            "bayes_risk",
+            lambda self, length: math.inf,
+            "at most the mean loss of any attention, got i",
         ),
         ("bayes_risk", lambda self, length: 0.5, "at most the mean loss of any attention, got 0.5"),
     ],

@@ -437,7 +437,8 @@ def _as_input_error(path: Path, must: str) -> Generator[None]:
             again = _run_again(path.parent)
         else:
             again = _run_again(path.parents[1], path.stem)
-        raise InputFileError(f"{path} must {must}, but {problem}. {again}") from None
+        reason = str(problem).rstrip(".")
+        raise InputFileError(f"{path} must {must}, but {reason}. {again}") from None
 
 
 def _run_again(folder: Path, *names: str) -> str:

@@ -152,14 +152,26 @@ def _wrapped(command: Command, *, resumes: bool) -> Command:
             except AccuracyError as problem:
                 raise CommandError(_in_flags(str(problem), flags)) from problem
             except OSError as problem:
-                place = Path(os.fsdecode(problem.filename or ""))
-                if isinstance(out, Path) and place.is_relative_to(out):
+                if _is_inside(problem.filename, out):
                     words = "--out must be a place that can be written, got "
                     raise _as_file_error(problem, words) from problem
                 raise
 
     setattr(wrapped, "__signature__", inspect.Signature(parameters))  # noqa: B010  # for ty
     return wrapped
+
+
+def _is_inside(place: object, out: object) -> bool:
+    """Return whether a file name is that of --out or of a file in this folder.
+
+    The current folder may also contain inputs, so it does not count.
+    """
+    return (
+        isinstance(out, Path)
+        and out.parts != ()
+        and isinstance(place, str)
+        and Path(place).is_relative_to(out)
+    )
 
 
 def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
@@ -196,7 +208,7 @@ def _in_names_of_options(problem: ArgumentError, flags: dict[str, str]) -> Comma
             "--samples 512",
         )
     if problem.argument not in flags:
-        return CommandError(str(problem))
+        return CommandError(_in_flags(str(problem), flags))
     return UsageError(f"{flags[problem.argument]} {_in_flags(problem.requirement, flags)}")
 
 

@@ -64,6 +64,8 @@ def _read_config(ctx, value):  # typer passes its context to a parameter without
             options[name].process_value(ctx, text)
         except CommandError as problem:
             raise type(problem)(f"{file}: {problem.message}", problem.hint) from None
+        except typer.BadParameter as problem:
+            raise UsageError(f"{file}: {problem.format_message()}") from None
         ctx.default_map[options[name].name] = text
     return file
 

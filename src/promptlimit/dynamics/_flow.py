@@ -204,7 +204,7 @@ def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) ->
             flows.append(load_flow(run))
             continue
         if run is not None:
-            run.create()  # so that an error comes before the computation
+            run.require_writable()
         risk = dataclasses.replace(request.risk, together=to_do)
         flows.append(flow := _solution(dataclasses.replace(request, risk=risk)))
         if run is not None:

@@ -1,6 +1,7 @@
 """The base class of measures: a log-Laplace transform, its derivatives, and samples."""
 
 import abc
+import inspect
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -93,7 +94,7 @@ class AbstractMeasure(eqx.Module):
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
-        if "sample" in cls.__dict__:
+        if inspect.isfunction(cls.__dict__.get("sample")):
             cls.sample = _with_checked_arguments(cls.sample)  # ty: ignore[invalid-assignment]  # same signature
 
     @property
@@ -203,11 +204,16 @@ class AbstractMeasure(eqx.Module):
 
 def _with_checked_arguments(sample: Callable[..., Array]) -> Callable[..., Array]:
     """Return the method `sample` of a measure with checks of its arguments."""
+    signature = inspect.signature(sample)
+    name = list(signature.parameters)[1]
 
     @wraps(sample)
-    def checked(self: AbstractMeasure, length: object, *, key: object) -> Array:
-        require_key(key)
-        return sample(self, require_whole("length", length, 0), key=key)
+    def checked(*values: object, **named: object) -> Array:
+        bound = signature.bind(*values, **named)
+        bound.arguments[name] = require_whole("length", bound.arguments[name], 0)
+        if "key" in bound.arguments:
+            require_key(bound.arguments["key"])
+        return sample(*bound.args, **bound.kwargs)
 
     return checked
 
@@ -220,8 +226,9 @@ def _value(measure: AbstractMeasure, tilt: Array) -> Array:
     except jax.errors.TracerArrayConversionError as error:
         raise ArgumentError(
             "log_laplace",
-            f"of {name} must use functions of jax.numpy, got one of NumPy, which jax cannot "
-            "differentiate. Replace it by the function of jax.numpy with the same name.",
+            f"of {name}, or of a law inside it, must use functions of jax.numpy, got one of NumPy, "
+            "which jax cannot differentiate. Replace it by the function of jax.numpy with the same "
+            "name.",
         ) from error
     if jnp.shape(transform) != ():
         raise ArgumentError(

@@ -98,7 +98,7 @@ def _semidefinite_or_nan(covariance: Array) -> Array:
 
     A Cholesky factor exists for the sum of the covariance and a small multiple of the identity.
     """
-    symmetric = jax.lax.stop_gradient(0.5 * (covariance + covariance.T))
+    symmetric = jax.lax.stop_gradient(0.5 * covariance + 0.5 * covariance.T)
     rounding = len(covariance) * _ROUNDING * jnp.finfo(covariance.dtype).eps
     shift = rounding * jnp.abs(symmetric).max() + jnp.finfo(covariance.dtype).tiny
     factor = jnp.linalg.cholesky(symmetric + shift * jnp.eye(len(covariance), dtype=shift.dtype))

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from promptlimit._arrays import shown
 from promptlimit.errors import InputFileError
 from promptlimit.storage._files import reason_of
 
@@ -204,7 +205,7 @@ def _number(entry: str, is_first: bool) -> float:
         return float(entry)
     except ValueError:
         advice = ". Remove the header line, if this is one" if is_first else ""
-        raise ValueError(f"it holds '{entry}', which is not a number{advice}") from None
+        raise ValueError(f"it holds {shown(entry)}, which is not a number{advice}") from None
 
 
 def _read_json(_: str, file: BinaryFile, *__: object) -> dict[str, np.ndarray | str]:

@@ -93,6 +93,11 @@ class RunFolder:
         with writing_to("folder", self.path.parent):
             self.path.mkdir(parents=True, exist_ok=True)
 
+    def require_writable(self) -> None:
+        """Raise an error if the folder cannot be created; creates the folder that contains it."""
+        with writing_to("folder", self.path.parent):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
         """Lock the folder against other processes, until the context or this process ends."""

@@ -229,7 +229,7 @@ def _length(prompt: Any) -> int:
             "lengths",
             f"must be given for an iterable of blocks, got None for a {type(prompt).__name__}.",
         )
-    return len(np.asarray(prompt))
+    return len(np.atleast_1d(np.asarray(prompt)))
 
 
 def _two_per_decade(length: int) -> np.ndarray:

@@ -200,9 +200,9 @@ def _arrays(figure: Figure, setting: Setting) -> dict[str, np.ndarray]:
         )
     arrays = {name: np.asarray(array) for name, array in returned.items()}
     for name, array in arrays.items():
-        if array.dtype.kind not in "biufc":
+        if array.dtype.kind not in "biuf":
             raise InputFileError(
-                f"{figure.name} must return arrays of numbers, got {array.dtype} for '{name}'."
+                f"{figure.name} must return arrays of real numbers, got {array.dtype} for '{name}'."
             )
     return arrays
 

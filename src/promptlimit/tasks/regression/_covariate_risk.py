@@ -174,9 +174,10 @@ def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
         count = 0 if len(sets) == 1 else sum(len(one.points) for one in sets)
         errors = spread + numerical
         risks = [Estimate(0.5 * v, 0.5 * e, count) for v, e in zip(values, errors, strict=True)]
-        if is_accurate := bool((errors <= effort.tolerance * values).all()):
+        failing = ~(errors <= effort.tolerance * values)
+        if is_accurate := not failing.any():
             break
-        advice = "; raise `points` to reduce it" if (spread > numerical).any() else ""
+        advice = "; raise `points` to reduce it" if (spread > numerical)[failing].any() else ""
     if not is_accurate and effort.points is None:
         worst = max(risk.error / risk.value for risk in risks)
         warnings.warn(

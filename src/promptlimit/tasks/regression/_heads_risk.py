@@ -163,7 +163,9 @@ def _sharpness(task: LinearRegression, nodes: Nodes, attention: AbstractAttentio
 def _not_heads(problem: RiskProblem) -> str | None:
     if problem.heads is None:
         return "it does not implement `as_heads`"
-    if problem.kernels != {"softmax"}:
+    if "softmax" not in problem.kernels:
+        return "not all heads are softmax heads"
+    if "linear" in problem.kernels:
         return "softmax heads next to linear ones need the joint law of both"
     return other_queries(problem)
 
