@@ -421,7 +421,7 @@ def test_an_attention_must_return_a_vector_of_its_dimension(monkeypatch):
 
 def test_a_user_defined_law_chooses_the_form_of_the_arguments_of_sample():
     class Point(Fixed):
-        def sample(self, n, key):
+        def sample(self, n, key):  # ty: ignore[lost-keyword-for-regular-parameter]  # a form in use
             return jnp.zeros((n, 1))
 
     key = jax.random.key(0)
