@@ -34,8 +34,8 @@ class Check:
         error: the standard error of a simulated value; None for other values.
         basis: the reason for the tolerance: theory, rounding error, a significance level or a
             stated margin.
-        false_alarm: the probability that this check fails by chance although the statement is
-            true; 0 for a deterministic check.
+        false_alarm: an upper bound of the probability that this check fails by chance although the
+            statement is true; 0 for a deterministic check.
     """
 
     name: str
@@ -168,7 +168,7 @@ class ClaimResult:
         Without checks it is "not decided in quick mode". If a control fails, or if no check has the
         role "statement", it is "not decidable here". Otherwise the claim "holds" if all checks of
         the statement pass, and "holds with a change" if there are amended checks and all of them
-        pass.
+        pass. In all other cases it "does not hold".
         """
         if not self.checks:
             return "not decided in quick mode"
@@ -186,10 +186,10 @@ class ClaimResult:
 
     @property
     def deciding(self) -> Check | None:
-        """The check that determines the verdict; None for a claim that was not decided.
+        """The check that determines the verdict; None if there is none, as in quick mode.
 
-        Of several checks that pass it is the one closest to its tolerance; of several that fail,
-        the one farthest from its tolerance.
+        If several checks pass, it is the check closest to its tolerance; if several fail, the check
+        farthest from its tolerance.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -235,8 +235,8 @@ class Origin:
         command: the command; empty if the stored file of the result does not contain it.
         setting: the options of the reproduction, such as the seed, by name.
         seconds: the duration of the computation, if known.
-        digest: the hash of everything that determines the result; empty if the stored file does
-            not contain it.
+        digest: the hash of the code and the settings that determine the result; empty if the
+            stored file does not contain it.
     """
 
     command: str = ""
@@ -250,7 +250,7 @@ class StoredStudy:
     """The description of a study in a report.
 
     Attributes:
-        name: the name of its folder.
+        name: the name of the study, and of its folder in the report.
         title: the title of the study.
         citation: authors, place and year.
         link: the address of the paper.
@@ -259,7 +259,8 @@ class StoredStudy:
         order: the sort key of studies in a report; lower numbers come first.
         address: the argument of `promptlimit reproduce` that finds the study; empty if unknown.
         claim_names: the names of its claims; a report shows no other claims.
-        figure_names: the names of its figures, likewise. If both are empty, the names are unknown.
+        figure_names: the names of its figures; a report shows no other figures. If `claim_names`
+            and `figure_names` are both empty, a report shows all stored results.
     """
 
     name: str
@@ -275,7 +276,7 @@ class StoredStudy:
 
     @property
     def item_names(self) -> tuple[str, ...]:
-        """The names of its claims and figures."""
+        """The names of the study's claims and figures."""
         return (*self.claim_names, *self.figure_names)
 
 
@@ -299,15 +300,15 @@ class StoredFigure:
 
     Attributes:
         study: the name of its study.
-        name: the name of its files, without their endings.
+        name: the name of the figure, and of its files without their endings.
         title: the title above the figure.
         caption: the text below the figure.
         reference: the figure of the paper, or the result that the figure illustrates; may be empty.
         section: "paper" if the paper contains the figure, otherwise "beyond".
         arrays: the numbers that the figure shows, by name.
         origin: the origin of the arrays.
-        drawn_by: the hash of the code that drew the pictures; empty without pictures.
-        pictures: the file endings of the pictures.
+        drawn_by: the hash of the code that drew the pictures; empty if none were drawn.
+        pictures: the endings of the picture files, such as "svg".
     """
 
     study: str
@@ -349,12 +350,12 @@ class StoredReport:
 
     Attributes:
         studies: the studies, in the order of the report.
-        claims: the claims, by study and number.
-        figures: the figures, by study and reference.
-        failures: the claims and figures that could not be computed, by study and name. They replace
-            earlier results of the same name.
+        claims: the claims, sorted by study and number.
+        figures: the figures, sorted by study and reference.
+        failures: the claims and figures that could not be computed, sorted by study and name. They
+            replace earlier results of the same name.
         provenance: the versions, the machine and the date of the report.
-        left_out: for each stored result that its study no longer has, a sentence.
+        left_out: one sentence per stored result that is no longer part of its study.
     """
 
     studies: tuple[StoredStudy, ...]

@@ -55,14 +55,14 @@ _BEGINNINGS = {"png": b"\x89PNG\r\n", "svg": b"<?xml "}
 
 
 class ReportFolder:
-    """A folder that stores the results of studies."""
+    """The report folder at `path`, which stores the results of studies."""
 
     def __init__(self, path: Path):
         self.path = path
         self._provenance = path / "provenance.json"
 
     def runs(self, engine: str) -> Path:
-        """Return the folder of runs computed by code with the hash `engine`, from `engine_hash`."""
+        """Return the folder of runs by code with the hash `engine`, from `studies.engine_hash`."""
         return self.path / "runs" / engine
 
     def save_study(self, study: StoredStudy) -> None:
@@ -86,10 +86,10 @@ class ReportFolder:
     def save_pictures(
         self, figure: StoredFigure, pictures: Mapping[str, bytes], drawn_by: str
     ) -> StoredFigure:
-        """Write the pictures of a stored figure, by file ending; return the figure with them.
+        """Write the pictures of a stored figure; return the figure with their file endings.
 
-        Pictures with other endings belong to an earlier drawing and are deleted. `drawn_by` is the
-        hash of the code that drew the pictures.
+        `pictures` contains bytes by file ending. Pictures with other endings belong to an earlier
+        drawing and are deleted. `drawn_by` is the hash of the code that drew the pictures.
         """
         file = self._file(figure.study, "figures", figure.name)
         for ending in set(_PICTURES) - set(pictures):
@@ -106,7 +106,7 @@ class ReportFolder:
         write_json(self._file(figure.study, "figures", figure.name), content)
 
     def save_failure(self, study: str, name: str, problem: str) -> None:
-        """Write the reason why a claim or figure failed; remove it if `problem` is empty."""
+        """Write why a claim or figure failed; if `problem` is empty, delete the stored reason."""
         file = self._file(study, "failures", name)
         if problem:
             write_json(file, {"problem": problem})
@@ -157,7 +157,8 @@ class ReportFolder:
     def read(self) -> StoredReport:
         """Return the stored results of each study; raise an error that names all damaged files.
 
-        Results that a study no longer has, or whose last computation failed, are left out.
+        Results that are no longer part of their study, or whose last computation failed, are left
+        out.
         """
         if not self.path.is_dir():
             raise InputFileError(
@@ -227,14 +228,14 @@ class ReportFolder:
         *,
         whole: bool,
     ) -> Path:
-        """Write `provenance.json`, unless the stored one is up to date.
+        """Write `provenance.json`, unless it is up to date, and return its path.
 
         Args:
             items: all claims and figures of the run.
             fresh: the items that the run computed rather than read from disk.
             facts: the date, the machine and the versions.
-            whole: whether the run reproduces all studies. A later, partial run adds its provenance
-                to that of the complete run.
+            whole: whether the run covers all studies in the folder completely. A partial run keeps
+                a stored provenance, and adds the date and machine of each item in `fresh`.
         """
         name = run_name({"items": sorted(item.origin.digest for item in items)})
         try:

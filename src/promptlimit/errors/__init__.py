@@ -28,7 +28,7 @@ class ArgumentError(ValueError):
         return f"`{self.argument}` {self.requirement}"
 
     def renamed(self, **names: str) -> "ArgumentError":
-        """Return the error with other names of arguments, given as `old=new`.
+        """Return an `ArgumentError` with other names of arguments, given as `old=new`.
 
         >>> print(ArgumentError("cov", "must fit `mean`.").renamed(cov="query_cov", mean="centre"))
         `query_cov` must fit `centre`.
@@ -85,7 +85,7 @@ class InputFileError(ValueError):
 
 
 class ConfigurationError(ValueError):
-    """A folder belongs to another configuration; the message names the differences."""
+    """The folder of a run has another configuration; the message names the differences."""
 
 
 class RunBusyError(OSError):
@@ -97,7 +97,7 @@ class MissingPackageError(ImportError):
 
 
 class JoinError(RuntimeError):
-    """The processes of a run could not connect to each other."""
+    """A process could not join a run of several processes."""
 
 
 class PeerLostError(RuntimeError):
@@ -105,7 +105,7 @@ class PeerLostError(RuntimeError):
 
 
 class WriterError(RuntimeError):
-    """The first process of a run stopped with an error; raised in the other processes."""
+    """Process 0 of a run stopped with an error; raised in the other processes."""
 
 
 class NoLimitWarning(UserWarning):
@@ -113,7 +113,7 @@ class NoLimitWarning(UserWarning):
 
 
 class SlowExpansionWarning(UserWarning):
-    """The leading order in 1/L is not accurate at a length; the result at this length is NaN."""
+    """The leading order in 1/L may be inaccurate at a length; the result at this length is NaN."""
 
 
 class UnreliableErrorWarning(UserWarning):

@@ -23,7 +23,7 @@ def draw_curve(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, **style: An
 
 
 def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) -> None:
-    """Draw simulated values with bars of two standard errors, cut off above zero."""
+    """Draw simulated values with bars of two standard errors, whose lower ends stay positive."""
     shown = np.isfinite(y) & (y > 0.0)
     if not shown.any():
         return
@@ -33,7 +33,7 @@ def draw_estimates(axis: Axes, x: np.ndarray, y: np.ndarray, error: np.ndarray) 
 
 
 def draw_slope(axis: Axes, x: np.ndarray, y: np.ndarray, exponent: float) -> None:
-    """Draw a line proportional to $L^{-exponent}$ below the second half of a curve."""
+    """Draw a line proportional to $L^{-exponent}$ below the second half of a curve over L = `x`."""
     shown = np.isfinite(x) & np.isfinite(y) & (y > 0.0)
     if not np.isfinite(exponent) or shown.sum() < 2:
         return

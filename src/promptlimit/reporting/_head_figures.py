@@ -1,8 +1,8 @@
 r"""Figures of the heads of a model, one function per figure.
 
 The arrays come from an atlas (`promptlimit heads`) and have the axes [layer, head]. The sharpness
-$\sigma$ is the standard deviation of a head's scores. The $R^2$ of a limit is the fraction of the
-variance of a head's output over queries that the limit explains.
+$\sigma$ is the standard deviation of a head's scores. The output of a head varies over queries; the
+$R^2$ of a limit is the fraction of this variance that the limit explains.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ from promptlimit.reporting._theme import (
 )
 
 _LOWEST = -0.5
-"""The lower end of axes of $R^2$; smaller values are drawn there."""
+"""The lower end of axes of $R^2$; smaller values are drawn at this end."""
 _LEAST_SHOWN = 1e-3
-"""The lower end of the axis of sharpness."""
+"""Heads with a sharpness below about this value are not shown."""
 _COLOURS = ListedColormap(shades(256))
 _REGIMES = ("#0072b2", "#b8930b", "#d55e00")
 """Colours of the three regimes of weights, drawn almost transparent."""
@@ -134,9 +134,10 @@ _MOST_WRITTEN = 240
 def heads_map(data: Mapping[str, np.ndarray]) -> Figure:
     """Draw one heat map per statistic of the heads, with a row per layer and a column per head.
 
-    The first map shows the sharpness. The other maps show the $R^2$ of the Gaussian limit, or for a
-    causal model: the share of the variance of scores between bands (groups of tokens at similar
-    distances from the query), and the total weights of the first and of the last tokens.
+    The first map shows the sharpness. For an encoder, the other map shows the $R^2$ of the Gaussian
+    limit. For a causal model, the other maps show the share of the variance of scores between bands
+    (groups of tokens at similar distances from the query), the total weight of the first tokens,
+    and that of the last tokens.
     """
     layers, heads = data["value"].shape
     titles = _titles(data)
@@ -222,7 +223,8 @@ def _write(
 def heads_error(data: Mapping[str, np.ndarray]) -> Figure:
     """Draw measured values of each head against values predicted from the moments of its tokens.
 
-    The left panel shows the effective tokens, the right panel the unexplained share $1-R^2$.
+    The left panel shows the effective tokens, the right panel the share $1-R^2$ that the Gaussian
+    limit does not explain.
     """
     figure = Figure(figsize=(8.6, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -277,9 +279,10 @@ _REPLACEMENTS = {
 
 
 def heads_replacement(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the quality of a model against the percentage of heads that are replaced by a limit.
+    """Draw the quality of a model against the percentage of heads replaced by an approximation.
 
-    There is one curve per limit and order of replacement, with the range over prompts.
+    For each approximation and each order of replacement, a curve shows the mean over prompts and a
+    band the range.
     """
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
@@ -314,9 +317,10 @@ _WAYS = {
 
 
 def causal_far(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the $R^2$ of each head of a causal model, with far tokens as moments against dropped.
+    """Draw each head's $R^2$ with far tokens replaced by moments, against $R^2$ without far tokens.
 
-    There is one panel per method of replacing far tokens by their moments.
+    The model is causal. Without far tokens, the head keeps additional recent tokens that use as
+    much memory as the moments. There is one panel per method of replacement.
     """
     figure = Figure(figsize=(10.6, 4.0), layout="constrained")
     axes = figure.subplots(1, len(_WAYS), sharey=True)

@@ -19,7 +19,7 @@ _GAP_LINES = {
 
 
 def gap_curve(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw a gap against the length, in every kind in the data, and the predicted slope."""
+    """Draw a gap against the length, one curve per kind in the data, and the predicted slope."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     for kind, (label, style) in _GAP_LINES.items():
@@ -63,7 +63,7 @@ def stack_curve(data: Mapping[str, np.ndarray]) -> Figure:
 def _stack_curve(
     data: Mapping[str, np.ndarray], kind: str, name: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lengths, the distance or the size of the bias, and the errors of these values."""
+    """Return the lengths, the values of `name` (a key of `_STACK_PANELS`), and their errors."""
     start = f"curves.{kind}"
     lengths = data[f"{start}.lengths"]
     if name == "bias":
@@ -82,7 +82,7 @@ _DENOISERS = {
 
 
 def denoise_curve(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the distance of each predictor from the Bayes denoiser, and the Bayes layer's slope."""
+    """Draw each predictor's distance from the Bayes denoiser, and the slope of the Bayes layer."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
     for name, (label, color) in _DENOISERS.items():
@@ -98,7 +98,7 @@ def denoise_curve(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def flow(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the errors of flows at several lengths, and their distances from the infinite flow.
+    """Draw mean squared errors of flows at several lengths, and distances from the infinite flow.
 
     The last flow in the data is the infinite flow.
     """
@@ -118,7 +118,7 @@ def flow(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def training(data: Mapping[str, np.ndarray], starts: Sequence[str]) -> Figure:
-    """Draw the errors of runs of gradient descent at several lengths, one panel per start."""
+    """Draw mean squared errors of gradient descent at several lengths, one panel per start."""
     figure = Figure(figsize=(4.2 * len(starts), 3.6), layout="constrained")
     panels = figure.subplots(1, len(starts), sharex=True, sharey=True, squeeze=False)[0]
     for place, (axis, start) in enumerate(zip(panels, starts, strict=True)):

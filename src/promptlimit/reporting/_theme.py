@@ -26,10 +26,10 @@ THIRD, FOURTH = "#009e73", "#cc79a7"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 SERIES = "series:"
-"""The prefix of the ids of series that readers of a page can hide; their labels follow."""
+"""The prefix of the id of a series that readers of a page can hide; its label follows."""
 
 PAINTED = "painted"
-"""The id of artists that keep their colours on a dark page; other artists are drawn light."""
+"""The id of artists that keep their colours on a dark page, which lightens other artists."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,

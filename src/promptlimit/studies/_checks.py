@@ -18,7 +18,7 @@ from promptlimit.claims import control_at_least as control_at_least  # noqa: PLC
 from promptlimit.claims import control_at_most as control_at_most  # noqa: PLC0414
 
 LEVEL = 1e-6
-"""The probability that a check of simulated numbers fails although the statement is true."""
+"""The largest probability that a check of simulated numbers fails if the statement is true."""
 
 LEVEL_FORMULA = f"$10^{{{math.log10(LEVEL):.0f}}}$"
 
@@ -76,8 +76,8 @@ def within_errors(name: str, distances: ArrayLike) -> Check:
 def beyond_errors(name: str, distance: float | np.ndarray) -> Check:
     """Return a control that passes if a wrong value is at least twice the critical distance away.
 
-    The distance has a standard deviation of about one, so the factor of two makes a failure by
-    chance far less likely than `LEVEL`.
+    The distance has a standard deviation of about one. If its expectation is at least three times
+    the critical distance, a failure by chance is less likely than `LEVEL`.
 
     Args:
         name: a description of the comparison.
@@ -101,7 +101,7 @@ def share_at_least(name: str, successes: ArrayLike, share: float) -> Check:
     probability at which at most this number of successes occurs with probability `LEVEL`.
 
     Args:
-        name: a description of the trials that count as a success.
+        name: a description of what counts as a success.
         successes: whether each of several independent trials succeeded.
         share: the smallest probability of success according to the claim.
     """
@@ -117,7 +117,7 @@ def share_at_least(name: str, successes: ArrayLike, share: float) -> Check:
 
 
 def rejected(check: Check) -> Check:
-    """Return a control that passes if a check of a share fails.
+    """Return a control that passes if the check from `share_at_least` fails.
 
     Args:
         check: the result of `share_at_least` in a case whose share is known to be smaller.

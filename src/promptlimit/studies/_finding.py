@@ -16,7 +16,7 @@ _GROUP = "promptlimit.studies"
 
 
 def studies() -> tuple[Study, ...]:
-    """Return the studies of this library and of installed packages, by order and then by name.
+    """Return the studies of this library and of installed packages, sorted by `order` and name.
 
     A package provides a study through an entry point of the group `promptlimit.studies`, such as
     `coins = "my_package.coins:STUDY"`. An entry point that cannot be loaded is skipped with a
@@ -95,7 +95,7 @@ def study_at(path: str | Path) -> Study:
 
 
 def _is_free(name: str, file: Path) -> bool:
-    """Return whether the name belongs to no study of this library and to no other module."""
+    """Return whether no study of this library, and no module other than `file`, has this name."""
     if importlib.util.find_spec(f"{_GROUP}.{name}") is not None:
         return False
     spec = importlib.util.find_spec(name)

@@ -35,7 +35,7 @@ class Listener(Protocol):
         """Receive a description of the current computation."""
 
     def end(self, *items: str, outcome: str, seconds: float | None, stored: bool) -> None:
-        """Receive the end of one or more items."""
+        """Receive the end of one or more items; `stored` is True if they were read from disk."""
 
 
 def reproduce(
@@ -55,7 +55,7 @@ def reproduce(
         setting: the setting of all claims and figures.
         folder: the report folder in which results are stored.
         listener: the object that receives the progress.
-        whole: whether the parts of a study are computed first, in parallel.
+        whole: whether to compute the parts of a study first, if a missing item uses them.
     """
     for study, _ in chosen:
         study.require_complete()
@@ -102,7 +102,7 @@ def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
 def _run_in_parallel(
     order: Sequence[Work], folder: ReportFolder, listener: Listener, cores: int
 ) -> dict[tuple[str, str, str], Outcome]:
-    """Return all outcomes by key, computed on several cores; work starts after its parts."""
+    """Return all outcomes by key, computed on several cores; work waits for the parts it needs."""
     outcomes: dict[tuple[str, str, str], Outcome] = {}
     waiting = sorted(order, key=lambda work: work.kind != "part")
     running: dict[Future[Outcome], Work] = {}
@@ -181,7 +181,7 @@ class SeedVerdicts:
 
     @property
     def decided(self) -> bool:
-        """Whether the claim was decided at any seed; quick mode skips some claims."""
+        """False if quick mode skipped the claim at every seed."""
         return set(self.verdicts.values()) != {"not decided in quick mode"}
 
 

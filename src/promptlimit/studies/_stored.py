@@ -2,11 +2,12 @@
 
 The hash of a result covers every file of its study except functions decorated with `.drawing`, and
 all code of this library except the command line, `reporting` and other studies. After a change of a
-drawing function, the figure is drawn again from its stored arrays. The hash includes helpers that a
-drawing function calls. It does not include versions of jax and other libraries, which change
-results by rounding only; `environment.json` and `provenance.json` record them.
+drawing function, the figure is drawn again from its stored arrays. The hash includes the study's
+helpers without this decorator, even if only drawing functions call them. It does not include
+versions of jax and other libraries, which change results by rounding only; `environment.json` and
+`provenance.json` record them.
 
-This module does not import jax. It imports a study only to draw one of its figures again.
+This module does not import jax. It imports studies only to draw a figure again.
 """
 
 import ast
@@ -35,14 +36,17 @@ _LIBRARY = Path(__file__).parents[1]
 
 
 def item_hash(study: Study, kind: str, name: str, setting: Setting) -> str:
-    """Return the hash of a claim or figure: its name, the setting and the code."""
+    """Return the hash of an item: its name, the setting and the code.
+
+    `kind` is "claim", "figure" or "part".
+    """
     code = [_library_hash(studies_too=True), _study_hash(study.source, with_drawings=False)]
     what = {"what": kind, "study": study.name, "name": name, "code": code}
     return run_name({**what, **setting.to_dict()})
 
 
 def drawing_hash(study: Study) -> str:
-    """Return the hash of the code that draws stored arrays."""
+    """Return the hash of the code, and of the Matplotlib version, that draw stored arrays."""
     code = [
         _study_hash(_LIBRARY / "reporting", with_drawings=True),
         _study_hash(study.source, with_drawings=True),
@@ -145,8 +149,8 @@ def write_pages(
 
     Args:
         folder: the folder of the results. Its files are read and validated again.
-        known: studies given by a path, in addition to those that `studies()` finds. Studies redraw
-            figures whose stored SVG is missing or not valid.
+        known: studies given by a path, in addition to those that `studies()` finds. A study draws
+            its figures again if their stored SVG is missing or not valid.
         drawings: the SVG of each figure that was just drawn, by study and name.
     """
     report = folder.read()

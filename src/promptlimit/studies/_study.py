@@ -126,7 +126,7 @@ class Figure:
         caption: a description of what the figure shows.
         compute: a function that returns the arrays.
         section: "paper" if the paper contains this figure, "beyond" if it does not.
-        reference: the number of the figure in the paper, or the place that defines the quantity.
+        reference: the number of the figure in the paper, or the place that defines what it shows.
         after_parts: whether the figure uses results of the parts of the study (see `Part`).
         draw: a function of the arrays that returns a Matplotlib figure.
     """
@@ -222,7 +222,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The last part of the name of its module."""
+        """The last part of the name of the study's module."""
         return self.module.rpartition(".")[2]
 
     @property
@@ -302,12 +302,13 @@ class Study:
     ) -> Callable[[Callable[[Setting], Arrays]], Figure]:
         """Return a decorator that registers a function of a `Setting` as a figure.
 
-        The function returns the arrays of the figure, by name. Decorate the function that draws
-        them with `NAME.drawing`, where NAME is the name of the decorated function.
+        The function returns the arrays of the figure, by name. If it is called NAME, decorate the
+        function that draws the arrays with `NAME.drawing`.
 
         Args:
             title: the subject of the figure; `Figure` describes all arguments.
-            reference: the number of the figure in the paper, or where the quantity is defined.
+            reference: the number of the figure in the paper, or the place that defines what the
+                figure shows.
             section: "paper" if the paper contains the figure, otherwise "beyond".
             after_parts: whether the figure uses results of the parts of the study.
             name: the name for the command line; by default that of the function.
@@ -330,7 +331,7 @@ class Study:
         return function
 
     def list_parts(self, setting: Setting) -> tuple[Part, ...]:
-        """Return the parts of the study, in the order in which they should start."""
+        """Return the parts of the study, in the order that the decorated function returns."""
         self._import_all()
         return () if self._parts is None else tuple(self._parts(setting))
 
@@ -349,7 +350,7 @@ class Study:
         )
 
     def draw(self, name: str, arrays: Arrays) -> "matplotlib.figure.Figure":
-        """Return a figure, drawn from its arrays."""
+        """Return the figure called `name`, drawn from its arrays."""
         from matplotlib.figure import Figure  # noqa: PLC0415  # loaded when it is needed
 
         from promptlimit.reporting import theme  # noqa: PLC0415  # as above
@@ -415,7 +416,7 @@ class Study:
 
 
 def import_for_study(name: str, place: Path) -> ModuleType:
-    """Import and return a module; raise `InputFileError` that names `place` if the import fails."""
+    """Import and return a module; if this fails, raise an `InputFileError` that names `place`."""
     try:
         return importlib.import_module(name)
     except InputFileError:

@@ -1,4 +1,4 @@
-"""Read each claim, figure or part of a reproduction from disk, or compute it."""
+"""Read a claim or figure of a reproduction from disk, or compute it; compute parts."""
 
 import math
 import shlex
@@ -24,8 +24,8 @@ from promptlimit.studies._study import Claim, Figure, Item, Part, Setting, Study
 class Work:
     """A claim, figure or part to compute in a setting.
 
-    Pickling stores the names of the study and the item, which worker processes look up, because
-    decorated functions cannot be pickled.
+    Decorated functions cannot be pickled. Pickling therefore stores the address of the study and
+    the name of the item, which worker processes look up.
 
     Attributes:
         study: the study.
@@ -95,7 +95,7 @@ class Outcome:
     Attributes:
         stored: the stored claim or figure; None for a part or a failure.
         fresh: whether the result was computed rather than read from disk.
-        redrawn: whether a figure was drawn from arrays that were read from disk.
+        redrawn: whether the pictures of a figure were drawn rather than read from disk.
         seconds: the duration.
         svg: the drawing of a figure, for the page.
         note: the reason why a damaged file was computed again; usually empty.
@@ -128,7 +128,7 @@ def outcome(work: Work, folder: ReportFolder) -> Outcome:
     """Return the outcome of a piece of work: read from disk if it is stored, otherwise computed.
 
     An exception in the code of a study is reported in `Outcome.problem`, stored for the report, and
-    does not stop other work.
+    does not stop other work. Only an `OSError` or `MemoryError` is raised.
     """
     item = f"the {work.kind} {work.item.name} of {work.study.name}"
     began = time.monotonic()
@@ -210,7 +210,7 @@ def _arrays(figure: Figure, setting: Setting) -> dict[str, np.ndarray]:
 def _stored(read: Any, work: Work) -> tuple[Any, str]:
     """Return the stored item or None, and a note if its file is damaged.
 
-    The item is None if it is not stored or has another hash than the work.
+    The item is None if it is not stored, or if its hash differs from that of the work.
     """
     try:
         item = read(work.study.name, work.item.name)

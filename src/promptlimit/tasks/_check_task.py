@@ -17,29 +17,29 @@ from promptlimit.tasks._problem import Lengths, require_lengths
 from promptlimit.tasks._risk import bayes_risk, risk, risk_gradient
 
 _ALLOWED = 6.0
-"""The largest deviation of a formula from the simulation, in standard errors."""
+"""The largest accepted deviation of a formula from the simulation, in standard errors."""
 
 _FEWEST = 1024
-"""The smallest number of samples; errors of fewer are too uncertain."""
+"""The smallest number of samples; with fewer, standard errors are too uncertain."""
 
 _DIGITS = 1e-6
-"""The relative rounding error that is added to standard errors."""
+"""Rounding error relative to the largest simulated value; it is added to standard errors."""
 
 _SMALLEST = 1e-300
 
 
 class TaskReport(Result):
-    """The formulas of a task that agree with simulated prompts.
+    """Values from the formulas of a task, and from simulated prompts.
 
     Attributes:
         lengths: the lengths of the prompts, [n].
         simulated: the mean loss over simulated prompts, [n].
         error: the standard error of `simulated`, [n].
         samples: the number of simulated prompts at each length.
-        risk: the risk by a formula, [n]; None without a formula.
-        gradient_deviation: the largest deviation of an entry of the gradient of this formula from
-            the simulated gradient, in standard errors, [n]; None without a formula.
-        bayes_risk: the Bayes risk by a formula, [n]; None without a formula.
+        risk: the risk from a formula, [n]; None without a formula.
+        gradient_deviation: the largest difference between an entry of the gradient of this formula
+            and of the simulated gradient, in standard errors, [n]; None without a formula.
+        bayes_risk: the Bayes risk from a formula, [n]; None without a formula.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -65,15 +65,15 @@ def check_task(
 
     Call this function once in the tests of a user-defined task, with an attention whose matrices
     have no special form. Exact results use `closed_risk` without a comparison with `draw` and
-    `loss`. Three deviations may be at most six standard errors:
+    `loss`. Three deviations must be at most six standard errors:
 
     - of the risk by `closed_risk`, or by a rule of kind "exact", from the mean loss;
     - of each entry of the gradient of this risk from the mean gradient of the loss;
-    - of the Bayes risk by `bayes_risk`, or by a rule, above the mean loss: no attention has a
-      smaller risk.
+    - of the Bayes risk by `bayes_risk`, or by a rule, from the mean loss, if the Bayes risk is
+      larger: no attention has a smaller risk.
 
     With the default `samples` a correct task practically never fails, unless rare prompts dominate
-    the mean loss. A formula that a registered rule replaces is not used, and not checked.
+    the mean loss. If a registered rule replaces a formula, the formula is not checked.
 
     Args:
         task: the task, with at least one formula.
@@ -84,6 +84,7 @@ def check_task(
 
     Raises:
         TaskMismatchError: a formula and the simulation differ. The error names the method.
+        ArgumentError: the task has no formula for this attention.
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)

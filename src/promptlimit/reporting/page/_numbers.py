@@ -38,7 +38,9 @@ def measured(value: float, error: float | None) -> Markup:
 
 
 def number(value: float, digits: int = 3, least: float = 1e-3) -> Markup:
-    """Return a number with this many digits, using a power of ten below `least` and from 1e5 on.
+    """Return a number with `digits` significant digits.
+
+    Absolute values below `least` or from 1e5 on are written with a power of ten.
 
     >>> number(0.0123), number(1.2e-7), number(-3e12)
     (Markup('0.0123'), Markup('1.2 × 10<sup>−7</sup>'), Markup('−3 × 10<sup>12</sup>'))

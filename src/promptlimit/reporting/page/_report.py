@@ -204,11 +204,11 @@ class Study:
         return quote(os.fsencode(f"figures/{figure.name}.{ending}"))
 
     def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:
-        """Return the figures that belong to a claim."""
+        """Return the figures that refer to the same figure or result of the paper as a claim."""
         return [figure for figure in self.results.figures if _belong(claim, figure)]
 
     def beside_figure(self, figure: StoredFigure) -> list[StoredClaim]:
-        """Return the claims that belong to a figure."""
+        """Return the claims that refer to the same figure or result of the paper as a figure."""
         return [claim for claim in self.claims if _belong(claim, figure)]
 
 

@@ -127,7 +127,7 @@ def _mark_paper(root: ET.Element) -> None:
 
 
 def _declare(node: ET.Element) -> None:
-    """Replace the style of an element by attributes, and the font by its properties."""
+    """Replace the style of an element by attributes, with one attribute per property of a font."""
     for declaration in node.attrib.pop("style", "").split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font" and (font := _FONT.fullmatch(value)):
