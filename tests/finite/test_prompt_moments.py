@@ -437,7 +437,8 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
         (
             (SOFTMAX, NORMAL, [1.0], 5),
             {"samples": 1},
-            "`samples` must be a whole number of at least 2, got 1. It counts prompts.",
+            "`samples` must be a whole number of at least 2, got 1. This is the number of "
+            "simulated prompts.",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], 1e10),

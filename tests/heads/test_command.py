@@ -68,14 +68,22 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     assert page.count("<svg") == 4
 
 
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIR").mkdir()
+
+
+@pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize(
     ("model_dir", "texts", "example", "message", "hint"),
     [
+        ("gone", [], False, "MODEL_DIR must be a folder or a file, but gone does not", ""),
         (None, [], False, "either MODEL_DIR or --example must be given", "heads --example"),
         ("DIR", [], True, "either MODEL_DIR or --example must be given", "heads --example"),
         ("DIR", [], False, "--text must name a file", "promptlimit heads MODEL_DIR --text FILE"),
         ("DIR", ["gone"], False, "got gone: No such file or directory", "name a UTF-8 text file"),
-        ("DIR", [__file__], False, "DIR must be a folder with config.json", ""),
+        ("DIR", [__file__], False, "DIR must hold config.json, but it does not", ""),
         ("DIR", [__file__] * 2, False, "must have different names, got test_command", "rename one"),
     ],
 )

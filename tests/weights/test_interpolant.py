@@ -167,7 +167,7 @@ def test_bad_arguments_are_named():
         ({"statistics": ()}, f"`statistics` must name some of {known}, got none."),
         ({"max_sharpness": 41.0}, "`max_sharpness` must be above 0 and at most 40, got 41.0."),
         ({"max_sharpness": 0.0}, "`max_sharpness` must be above 0 and at most 40, got 0.0."),
-        ({"length": ()}, "`length` must contain at least one number, got none."),
+        ({"length": ()}, "`length` must hold at least one number, got none."),
         (
             {"length": 0},
             "`length` must be a whole number from 1 to 1e30 or math.inf, got 0.0. "

@@ -166,8 +166,6 @@ def weight_interpolant(
         )
     scalar = np.ndim(length) == 0
     lengths = tuple(float(one) for one in np.ravel(checked_lengths(length)))
-    if not lengths:
-        raise ArgumentError("length", "must contain at least one number, got none.")
     smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
     table = interpolation_table(smooth, lengths, float(max_sharpness))
     return WeightInterpolant(
