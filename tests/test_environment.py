@@ -265,7 +265,9 @@ def test_a_variance_is_one_number(variance: Any) -> None:
             lambda: pl.Denoising(means, shares, within_variance=variance, noise_variance=1.0),
         ),
     ):
-        with pytest.raises(ArgumentError, match=f"^`{name}` must (be a number|hold numbers), got"):
+        with pytest.raises(
+            ArgumentError, match=f"^`{name}` must (be a number|hold real numbers), got"
+        ):
             call()
 
 

@@ -103,6 +103,6 @@ def test_an_output_matrix_after_the_heads(x64):
 
 def test_a_stack_has_no_matrix_to_differentiate():
     stack = pl.Stack([pl.Layer(SUMMED)] * 2)
-    message = "`wrt` must name a matrix, which a Stack does not have, got 'value'. Pass one of its"
+    message = "`wrt` must name a matrix of the attention, got 'value' for a Stack, which has none"
     with pytest.raises(ValueError, match=message):
         pl.gradient_gap(stack, NORMAL, NORMAL, [10], wrt="value")

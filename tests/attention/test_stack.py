@@ -418,8 +418,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "the gradient in a matrix": (
         lambda: PAIR.jacobian(pl.Empirical([[0.0, 1.0]]), [0.0, 0.0], wrt="value"),
-        "`wrt` must name a matrix, which a Stack does not have, got 'value'. Pass one of its "
-        "heads or layers.",
+        "`wrt` must name a matrix of the attention, got 'value' for a Stack, which has none. Use "
+        "one of its heads or layers instead.",
     ),
 }
 

@@ -301,8 +301,8 @@ def require_matrix(attention: AbstractAttention, wrt: str) -> None:
     if not (matrices := attention.matrices()):
         raise ArgumentError(
             "wrt",
-            f"must name a matrix of the attention, got {wrt!r}, and a "
-            f"{type(attention).__name__} has none. Use one of its heads or layers instead.",
+            f"must name a matrix of the attention, got {wrt!r} for a {type(attention).__name__}, "
+            "which has none. Use one of its heads or layers instead.",
         )
     require_choice("wrt", wrt, matrices)
 
