@@ -41,6 +41,14 @@ def x64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Call functions as users do, without checks of annotations."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture(params=["float32", "float64"])
 def precision(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run one test in each precision, with the dtype's name."""

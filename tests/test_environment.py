@@ -2,12 +2,11 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -23,13 +22,7 @@ START = pl.dynamics.block_start(TASK, 0.3)
 KEYS = jax.random.split(jax.random.key(0), 3)
 SHARP = pl.SoftmaxAttention(8.0 * np.eye(2), np.eye(2))
 
-
-@pytest.fixture(autouse=True)
-def unchecked() -> Iterator[None]:
-    """Call functions as users do, without checks of annotations."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 def sgd(key: Any = KEYS[0]) -> pl.results.Training:

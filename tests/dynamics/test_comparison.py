@@ -1,10 +1,7 @@
 """Gaps between two risks on a ball of parameters."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -50,14 +47,6 @@ OPTIONS = {
     "concentration": lambda bad: pl.tasks.InContextBigram(2, bad),
     "inverse_temperature": BIGRAM.head,
 }
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Call functions as users do, without the type checks of the tests."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -2,10 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator
 
 import jax
-import jaxtyping
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -130,14 +128,6 @@ def test_large_tilts_keep_the_differences_of_scores():
     rest = np.sum((1.0 - weights)[:, None] * tokens, axis=0) / 3.0
     outputs = rest + weights.mean() * np.array([1.0, 2.0])
     assert np.abs(found.mean - outputs).max() < 5.0 * found.bias_error.max()
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Call functions as users do, without the type checks of the tests."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked")
