@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkab
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._text import shown
 from promptlimit.errors import ArgumentError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -156,15 +157,6 @@ def _is_of_numpy_or_jax(value: object) -> bool:
     return isinstance(value, np.ndarray | np.generic) or (
         jax is not None and isinstance(value, jax.Array)
     )
-
-
-def shown(value: object) -> str:
-    """Return a value for messages, at most 40 characters; text is in quotes.
-
-    >>> print(shown("1%"), shown(2.0))
-    '1%' 2.0
-    """
-    return " ".join((repr(value) if isinstance(value, str) else str(value)).split())[:40]
 
 
 def require_whole(

@@ -21,9 +21,9 @@ from promptlimit._arrays import (
     require_readable,
     require_unmasked,
     require_whole,
-    shown,
     with_numpy_defaults,
 )
+from promptlimit._text import shown
 from promptlimit.errors import ArgumentError
 
 Choice = TypeVar("Choice", bound=str)

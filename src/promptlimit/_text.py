@@ -1,4 +1,4 @@
-"""Tables as plain text, for terminals."""
+"""Tables and values as plain text, for terminals and messages."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,9 +37,18 @@ def aligned(
     lines = []
     for row in (headings, *rows):
         cells = zip(row, widths, sides, strict=True)
-        shown = [cell.ljust(width) if side else cell.rjust(width) for cell, width, side in cells]
-        lines.append("  ".join(shown).rstrip())
+        padded = [cell.ljust(width) if side else cell.rjust(width) for cell, width, side in cells]
+        lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """Return a value for messages, at most 40 characters; text is in quotes.
+
+    >>> print(shown("1%"), shown(2.0))
+    '1%' 2.0
+    """
+    return " ".join((repr(value) if isinstance(value, str) else str(value)).split())[:40]
 
 
 def _cell(value: Any, name: str) -> str:

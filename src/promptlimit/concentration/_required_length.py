@@ -7,7 +7,8 @@ from numbers import Real
 
 import numpy as np
 
-from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only, shown
+from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
+from promptlimit._text import shown
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
 from promptlimit.errors import ArgumentError, KindUnavailableError

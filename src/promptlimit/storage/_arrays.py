@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import shown
+from promptlimit._text import shown
 from promptlimit.errors import InputFileError
 from promptlimit.storage._files import reason_of
 
