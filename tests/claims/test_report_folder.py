@@ -88,7 +88,7 @@ def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path:
         folder.figure(STUDY, "more")
     assert str(caught.value) == (
         f"{arrays} must contain the arrays of a figure, but it does not exist. Run "
-        f"promptlimit reproduce studies/made_up.py more --out {path} again."
+        f"promptlimit reproduce studies/made_up.py more --quick --seed 3 --out {path} again."
     )
 
 
@@ -99,7 +99,7 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     assert refusal(path) == (
         f"{file} must contain a claim, but its verdict is 'holds', and the verdict of its checks "
         "is 'does not hold'. Run promptlimit reproduce studies/made_up.py claim-of-number-4 "
-        f"--out {path} again."
+        f"--quick --seed 3 --out {path} again."
     )
 
 
@@ -176,7 +176,7 @@ def test_two_claims_of_one_number_are_refused(path: Path) -> None:
     ReportFolder(path).save_claim(claim(4))
     assert refusal(path).endswith(
         "'claim-of-number-4' and 'claim-of-number-5' both have number 4. Run promptlimit reproduce "
-        f"studies/made_up.py --out {path} again."
+        f"studies/made_up.py --quick --seed 3 --out {path} again."
     )
     file.with_name("claim-of-number-5.json").rename(file.with_name("claim-of-number-6.json"))
     assert "-6.json must contain a claim, but its 'name' is 'claim-of-number-5'" in refusal(path)

@@ -631,6 +631,33 @@ def test_an_attention_is_told_what_it_does_not_say_of_itself():
     np.testing.assert_array_equal(spoken.value, head.value)
 
 
+class Doubled(pl.SoftmaxAttention):
+    """A head with twice the gradients."""
+
+    def gradient_structure(self, wrt):
+        structure = super().gradient_structure(wrt)
+        assert structure is not None
+        return dataclasses.replace(structure, constant=4.0 * structure.constant)
+
+
+@pytest.mark.parametrize("wrt", ["key_query", "value"])
+@pytest.mark.parametrize("kind", ["exact", "asymptotic", "bound"])
+def test_the_constant_of_a_gradient_multiplies_gaps_and_moments(x64, wrt, kind):
+    tokens, queries, head, _ = random_case(3)
+    doubled = Doubled(head.key_query, head.value)
+    plain, found = (
+        pl.gradient_gap(attention, tokens, queries, [3, 50], wrt=wrt, kind=kind).value
+        for attention in (head, doubled)
+    )
+    np.testing.assert_allclose(found, 4.0 * plain, rtol=1e-12)
+    query = np.asarray(queries.sample(1, key=jax.random.key(1)))[0]
+    plain, found = (
+        pl.gradient_moments(attention, tokens, query, [3, 50], wrt=wrt).value
+        for attention in (head, doubled)
+    )
+    np.testing.assert_allclose(found, 4.0 * plain, rtol=1e-12)
+
+
 def test_an_estimate_is_relative_to_the_limit_over_gaussian_queries(x64):
     """Tokens uniform on [-1, 1] tilted by z have the mean coth z - 1/z."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)

@@ -39,6 +39,8 @@ OPTIONS = {
     "rtol": lambda bad: pl.risk(HEAD, REGRESSION, 3, rtol=bad),
     "rtol of the excess": lambda bad: pl.bayes_excess(HEAD, REGRESSION, 3, rtol=bad),
     "learning_rate": lambda bad: pl.dynamics.flow_time(3, bad),
+    "steps": lambda bad: pl.dynamics.flow_time(bad, 0.1),
+    "solver": lambda bad: pl.dynamics.FlowPlan([1.0], solver=bad),
     "dim": lambda bad: pl.dynamics.uniform_factors(bad, key=jax.random.key(0)),
     "excess": lambda bad: pl.dynamics.smallest_length(HEAD, REGRESSION, bad),
     "ratio": lambda bad: pl.dynamics.smallest_length(HEAD, REGRESSION, 0.1, ratio=bad),
@@ -55,3 +57,9 @@ OPTIONS = {
 def test_options_that_are_not_numbers_are_named(name, bad):
     with pytest.raises(pl.errors.ArgumentError, match=f"^`{name.split()[0]}` must "):
         OPTIONS[name](bad)
+
+
+@pytest.mark.parametrize("bad", [0.5, float("nan")])
+def test_the_ratio_of_a_search_is_at_least_one(bad):
+    with pytest.raises(pl.errors.ArgumentError, match=r"^`ratio` must be at least 1, got"):
+        pl.dynamics.smallest_length(HEAD, REGRESSION, 0.1, ratio=bad)

@@ -30,11 +30,11 @@ class Check:
         tolerance: the number with which the value is compared.
         role: "statement" for a check of the claim as the paper states it; "amended" for a check of
             a corrected statement, which counts if the original fails; "control" for a case in which
-            the statement is known to be false: the check passes if the test detects this.
+            the statement is known to be false. A control passes if the test finds it false.
         error: the standard error of a simulated value; None for other values.
         basis: the reason for the tolerance: theory, rounding error, a significance level or a
             stated margin.
-        false_alarm: an upper bound of the probability that this check fails by chance although the
+        false_alarm: an upper bound on the probability that this check fails by chance although the
             statement is true; 0 for a deterministic check.
     """
 
@@ -110,8 +110,8 @@ def at_least(
 def control_at_most(name: str, value: float, bound: float, *, basis: str = "") -> Check:
     """Return a negative control that passes if the value is at most the bound.
 
-    The value comes from a case in which the statement is known to be false. The control passes if
-    the test detects this.
+    The value comes from a case in which the statement is known to be false. Choose the bound so
+    that the control passes if the test finds the statement false in this case.
 
     >>> control_at_most("share of heads of a loaded coin", 0.1, 0.4).role
     'control'
@@ -188,8 +188,10 @@ class ClaimResult:
     def deciding(self) -> Check | None:
         """The check that determines the verdict; None if there is none, as in quick mode.
 
-        If several checks pass, it is the check closest to its tolerance; if several fail, the check
-        farthest from its tolerance.
+        If the claim holds, it is the check of the statement that is closest to its tolerance; if
+        the claim holds with a change, the closest amended check. If the claim does not hold, it is
+        the failed check of the statement that is farthest from its tolerance; if the claim is not
+        decidable, the farthest failed control.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -255,7 +257,7 @@ class StoredStudy:
         citation: authors, place and year.
         link: the address of the paper.
         summary: the findings, in a few sentences.
-        key_figure: the name of the figure that represents the study on the first page.
+        key_figure: the name of the figure that represents the study on the report's first page.
         order: the sort key of studies in a report; lower numbers come first.
         address: the argument of `promptlimit reproduce` that finds the study; empty if unknown.
         claim_names: the names of its claims; a report shows no other claims.
@@ -366,7 +368,7 @@ class StoredReport:
     left_out: tuple[str, ...] = ()
 
     def of_study(self, name: str) -> "StoredReport":
-        """Return the results of one study, without the provenance."""
+        """Return the results of one study, without `provenance` and `left_out`."""
         return StoredReport(
             tuple(study for study in self.studies if study.name == name),
             tuple(claim for claim in self.claims if claim.study == name),

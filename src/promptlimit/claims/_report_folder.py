@@ -62,7 +62,7 @@ class ReportFolder:
         self._provenance = path / "provenance.json"
 
     def runs(self, engine: str) -> Path:
-        """Return the folder of runs by code with the hash `engine`, from `studies.engine_hash`."""
+        """Return the folder of the runs of code whose `studies.engine_hash` is `engine`."""
         return self.path / "runs" / engine
 
     def save_study(self, study: StoredStudy) -> None:
@@ -86,10 +86,11 @@ class ReportFolder:
     def save_pictures(
         self, figure: StoredFigure, pictures: Mapping[str, bytes], drawn_by: str
     ) -> StoredFigure:
-        """Write the pictures of a stored figure; return the figure with their file endings.
+        """Write the pictures of a stored figure; return it with new `pictures` and `drawn_by`.
 
-        `pictures` contains bytes by file ending. Pictures with other endings belong to an earlier
-        drawing and are deleted. `drawn_by` is the hash of the code that drew the pictures.
+        The argument `pictures` contains the bytes of each file by its ending. Pictures with other
+        endings belong to an earlier drawing and are deleted. `drawn_by` is the hash of the code
+        that drew the pictures.
         """
         file = self._file(figure.study, "figures", figure.name)
         for ending in set(_PICTURES) - set(pictures):
@@ -106,7 +107,7 @@ class ReportFolder:
         write_json(self._file(figure.study, "figures", figure.name), content)
 
     def save_failure(self, study: str, name: str, problem: str) -> None:
-        """Write why a claim or figure failed; if `problem` is empty, delete the stored reason."""
+        """Write the reason for a failure; if `problem` is empty, delete the stored reason."""
         file = self._file(study, "failures", name)
         if problem:
             write_json(file, {"problem": problem})
@@ -157,13 +158,14 @@ class ReportFolder:
     def read(self) -> StoredReport:
         """Return the stored results of each study; raise an error that names all damaged files.
 
-        Results that are no longer part of their study, or whose last computation failed, are left
-        out.
+        A result that is no longer part of its study is not returned, and `left_out` has a sentence
+        about it. A failure replaces the result of the same name.
         """
         if not self.path.is_dir():
+            advice = f"Create it with promptlimit reproduce --out {self.path}"
             raise InputFileError(
-                f"{self.path} must be a folder of results, but it does not exist. "
-                f"Create it with promptlimit reproduce --out {self.path}"
+                f"{self.path} must be a folder of results, but it "
+                + ("is a file." if self.path.exists() else f"does not exist. {advice}")
             )
         self.require_layout()
         problems: list[str] = []
@@ -234,8 +236,8 @@ class ReportFolder:
             items: all claims and figures of the run.
             fresh: the items that the run computed rather than read from disk.
             facts: the date, the machine and the versions.
-            whole: whether the run covers all studies in the folder completely. A partial run keeps
-                a stored provenance, and adds the date and machine of each item in `fresh`.
+            whole: whether the run covers all items of all studies in the folder. A partial run
+                keeps a stored provenance and adds the date and machine of each item in `fresh`.
         """
         name = run_name({"items": sorted(item.origin.digest for item in items)})
         try:
@@ -448,8 +450,29 @@ def _run_again(folder: Path, *names: str) -> str:
         address = text_of(json_object(folder / "study.json"), "address") or folder.name
     except ValueError:
         address = folder.name
-    command = shlex.join(["promptlimit", "reproduce", address, *names, "--out", str(folder.parent)])
+    options = _options_of(folder.parent / "provenance.json")
+    command = shlex.join(
+        ["promptlimit", "reproduce", address, *names, *options, "--out", str(folder.parent)]
+    )
     return f"Run {command} again."
+
+
+def _options_of(provenance: Path) -> list[str]:
+    """Return the options of the command that wrote a provenance, without those by default."""
+    try:
+        setting = json_object(provenance).get("setting")
+    except ValueError:
+        return []
+    options: list[str] = []
+    if isinstance(setting, Mapping):
+        if setting.get("quick") is True:
+            options.append("--quick")
+        if setting.get("protocol") == "full":
+            options.extend(["--protocol", "full"])
+        seed = setting.get("seed")
+        if isinstance(seed, int) and seed:
+            options.extend(["--seed", str(seed)])
+    return options
 
 
 def _read_object(path: Path) -> dict[str, Any]:

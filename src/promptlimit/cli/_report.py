@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from promptlimit.cli._console import CommandError, JsonOption, print_json, print_note
-from promptlimit.errors import InputFileError
+from promptlimit.cli._console import JsonOption, print_json, print_note
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,8 @@ def report(
     from promptlimit.claims import ReportFolder
     from promptlimit.studies import study_at, write_pages
 
-    try:
-        own = [study_at(Path(place)) for place in studies or []]
-        page, stored, problems = write_pages(ReportFolder(folder), own)
-    except InputFileError as problem:
-        raise CommandError(
-            str(problem), "promptlimit reproduce --list names what can be made"
-        ) from problem
+    own = [study_at(Path(place)) for place in studies or []]
+    page, stored, problems = write_pages(ReportFolder(folder), own)
     for problem in problems:
         print_note(problem)
     if as_json:

@@ -112,7 +112,7 @@ def _reduced(problem: Problem) -> _Reduced:
     return _Reduced(
         dim=max(1, int(np.linalg.matrix_rank(root))),
         transform=root @ read.key_query,
-        scale=read.constant * scale,
+        scale=scale,
         size=() if read.factor is None else (read.factor.T @ read.factor,),
         of_covariance=read.left is not None,
     )

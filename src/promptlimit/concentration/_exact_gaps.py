@@ -78,16 +78,15 @@ def gaussian_gap(problem: Problem) -> GaussianGap:
     if read.left is not None:
         return _spread_gap(transform, size, read.left @ root, outer)
     total, along = float(np.sum(outer**2)), _square(outer @ transform)
-    scale = read.constant
     return GaussianGap(
         transform,
         products=(size, (*size, along)),
         orders=(0, 1),
         terms={
-            "score_error": ((scale, 1),),
-            "participation": ((scale * total, 0), (-scale, 1)),
+            "score_error": ((1.0, 1),),
+            "participation": ((total, 0), (-1.0, 1)),
         },
-        leading=((scale * total, size), (scale, (*size, along))),
+        leading=((total, size), (1.0, (*size, along))),
     )
 
 

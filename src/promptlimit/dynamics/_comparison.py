@@ -313,6 +313,8 @@ def smallest_length(
         points: as in `FlowPlan`.
     """
     ratio = real_number("ratio", ratio)
+    if not ratio >= 1.0:
+        raise ArgumentError("ratio", f"must be at least 1, got {ratio}.")
     if not real_number("excess", excess) > 0.0:
         raise ArgumentError(
             "excess", f"must be positive, got {excess}. No finite prompt reaches the limit."

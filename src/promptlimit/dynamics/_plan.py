@@ -159,6 +159,10 @@ class FlowPlan:
         require_points(self.points)
         require_whole("replicate", self.replicate, 0)
         require_samples(self.samples)
+        if not (self.solver is None or isinstance(self.solver, diffrax.AbstractSolver)):
+            raise ArgumentError(
+                "solver", f"must be a diffrax solver or None, got {type(self.solver).__name__}."
+            )
 
 
 @functools.cache
@@ -180,13 +184,11 @@ def flow_time(steps: Number, learning_rate: float) -> float:
     >>> flow_time(300_000, 1e-3)
     600.0
     """
-    count, rate = real_number("steps", steps), real_number("learning_rate", learning_rate)
-    if not (count >= 0.0 and rate > 0.0):
-        raise ArgumentError(
-            "steps",
-            "must not be negative, and `learning_rate` must be positive, "
-            f"got {steps} and {learning_rate}.",
-        )
+    count = real_number("steps", steps)
+    if not count >= 0.0:
+        raise ArgumentError("steps", f"must not be negative, got {steps}.")
+    rate = real_number("learning_rate", learning_rate)
+    require_positive(learning_rate=rate)
     return 2.0 * count * rate
 
 

@@ -1,4 +1,4 @@
-"""Moments and laws of the output of an attention over finite prompts."""
+"""Moments and laws of the output and the gradient of an attention over finite prompts."""
 
 import lazy_loader
 

@@ -1,9 +1,10 @@
 r"""The mean squared change of a parameter gradient that a finite prompt causes.
 
-Let r be the kernel of a head at the tilt t, and $C=\partial r/\partial t$: the tilted mean and
-covariance of a token z (softmax), or $E[z\langle z,t\rangle]$ and $E\,zz^\top$ (linear). The
-gradient in a value matrix depends on the prompt through r only, and the gradient in a score matrix
-through C only. `HeadProblem` defines the factor between their squared changes and those of r or C.
+At the tilt t, let r be the kernel of a head and $C=\partial r/\partial t$. For softmax, r and C are
+the tilted mean and covariance of a token z. For linear attention, they are $E[z\langle z,t\rangle]$
+and $E\,zz^\top$. The gradient with respect to a value matrix depends on the prompt only through r,
+and the gradient with respect to a score matrix only through C. `HeadProblem` expresses the squared
+change of each gradient by the change of r or C.
 """
 
 import dataclasses
@@ -54,14 +55,15 @@ def gradient_moments(
 ) -> GradientMoments:
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
-    The mean is over prompts, and the sum over all outputs i. For the value matrix the result is
-    `output_dim` times $E|\hat m-m|^2$, where $\hat m$ and m are the tilted means of a token over
-    the finite and the infinite prompt. For `key_query` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$ with
-    the tilted covariances $\hat C$ and C. Derived in docs/finite.md.
+    The mean is over prompts, and the sum over all outputs i. For a softmax head with value matrix
+    V, let $\hat m$ and $\hat C$ be the tilted mean and covariance of a token over the finite
+    prompt, and m and C their limits. For `wrt="value"` the result is `output_dim` times
+    $E|\hat m-m|^2$. For `wrt="key_query"` it is $|z|^2E\|(\hat C-C)V^\top\|_F^2$. Derived in
+    docs/finite.md.
 
-    The result is exact for linear heads over any measure. For a softmax head, the gradient in a
-    value matrix is exact if `prompt_moments` is, and the gradient in a score matrix is exact over
-    Gaussian tokens, with the query inside or outside the prompt.
+    Results are exact for linear heads over any measure. For a softmax head, the gradient with
+    respect to a value matrix is exact if `prompt_moments` is exact. The gradient with respect to a
+    score matrix is exact over Gaussian tokens, even if the query is a token of its prompt.
 
     Args:
         attention: $T$.
@@ -163,9 +165,9 @@ def _zero(problem: Problem, _effort: Effort) -> GradientRows:
 def _spread(
     error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
 ) -> GradientRows:
-    r"""Return $wE\|K(\hat C-C)V^\top\|_F^2$ and its error, with w of `HeadProblem`.
+    r"""Return $wE\|K(\hat C-C)V^\top\|_F^2$ and its error, with K, V and w of `HeadProblem`.
 
-    `error_of` returns both for w = 1.
+    `error_of` returns the value and the error for w = 1.
     """
     reading = unwrap(problem.compared_head)
     value, error = error_of(problem, unwrap(reading.left))

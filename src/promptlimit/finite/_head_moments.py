@@ -30,7 +30,10 @@ from promptlimit.weights import weight_statistics
 
 @dataclasses.dataclass(frozen=True)
 class MomentRows:
-    r"""Moments of $T_L$ and of its deviation from $T$ for n lengths, named as in `PromptMoments`.
+    r"""Moments of $T_L$ and of its deviation from $T$, named as in `PromptMoments`.
+
+    n is the number of lengths, e the dimension of the output, and k the number of known tokens and
+    sinks.
 
     Attributes:
         limit: $T$, [e].
@@ -65,7 +68,7 @@ class MomentRows:
 
     @staticmethod
     def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
-        """Return the rows of infinite prompts; `known` known tokens and sinks have weight zero."""
+        """Return moments for `count` infinite lengths; all `known` weights of known tokens are 0."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         zeros = (np.zeros(shape) for shape in shapes)
@@ -112,8 +115,9 @@ def gaussian_spread_error(
 ) -> tuple[Array, Array]:
     r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ with K = `left`, and its numerical error.
 
-    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$ is the covariance of the tokens under the softmax weights.
-    The result is $\mathrm{tr}(DP)$ with $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$,
+    Under the softmax weights, x has the covariance M, and a token has the covariance
+    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$. The mean is $\mathrm{tr}(DP)$ with
+    $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$,
     $P=\Gamma^{1/2}V^\top V\Gamma^{1/2}$ and $D=E[(M-I)N(M-I)]$.
     """
     statistics = weight_statistics(tokens.sharpness, length)
@@ -126,7 +130,8 @@ def gaussian_spread_error(
 def spread_products(inner: Array, outer: Array, direction: Array) -> dict[str, float]:
     r"""Return the factor of each field of `WeightStatistics` in $\mathrm{tr}(DP)$, by name.
 
-    `gaussian_spread_error` defines D; N is `inner`, P is `outer`, and e is `direction`.
+    D is defined in `gaussian_spread_error`. N is `inner`, P is `outer`, and `direction` is the
+    vector e of `spread_terms`.
     """
     both = outer @ inner
     p, n, x = (float(direction @ matrix @ direction) for matrix in (outer, inner, both))
@@ -164,9 +169,10 @@ def spread_terms(
 def linear_rows(
     head: TiltedHead, measure: AbstractMeasure, length: Array, known: Array
 ) -> MomentRows:
-    """Return the exact moments of a linear head, with k known tokens f, the rows of `known`.
+    """Return the exact moments of a linear head over L random tokens and k known tokens.
 
-    The weight of every token is 1 / (L + k), and
+    The rows of `known` are the known tokens f, with the values Y_f. The weight of every token is
+    1 / (L + k), and
 
         E T_L - T = sum_f (Y_f - T) / (L + k),    Cov T_L = L Cov Y / (L + k)^2.
     """
@@ -290,7 +296,7 @@ def asymptotic_spread_error(
     r"""Return the leading order of $E\|K(\hat C-C)V^\top\|_F^2$ with K = `left`.
 
     Let $C=\nabla^2\Lambda(t)$, $M=\nabla^2\Lambda(2t)+ww'$ and $y=z-\nabla\Lambda(t)$, with F and w
-    of `leading_of_law`. L times the mean tends to
+    of `leading_of_law`. L times the result tends to
     $F\{E_{2t}|Ky|^2|Vy|^2-2\,\mathrm{tr}(MV'VCK'K)+\|KCV'\|_F^2\}$, where $E_{2t}$ is the mean over
     the law tilted by 2t.
     """

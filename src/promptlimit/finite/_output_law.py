@@ -29,7 +29,7 @@ from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, 
 from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
 _STEP = 0.15
-"""The step between thresholds x, in asinh((x - mean) / standard deviation)."""
+"""The step between thresholds c in the variable asinh((c - mean) / standard deviation)."""
 
 _SHARPEST = 9.0
 """The largest sharpness of a component of the mixture for which tails are computed."""
@@ -101,7 +101,8 @@ def output_law(
         measure: $\mu$, the law of a token, or the law of a prompt.
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
-        thresholds: $c$, increasing; None chooses for each length those that `expectation` needs.
+        thresholds: $c$, increasing. By default they depend on the length and are dense enough for
+            `OutputLaw.expectation`.
         coordinate: the index of the coordinate of the output.
         kind: "auto", "exact", "asymptotic" (a normal law corrected by the third cumulant) or
             "estimate".
@@ -167,7 +168,7 @@ def _thresholds(laws: AbstractScalarLaws, place: int, given: Array | None) -> Ar
 
 
 def _padded(rows: tuple[Array, ...] | list[Array], size: int, shape: tuple[int, ...]) -> Array:
-    """Repeat the last entry of each row up to `size` entries; return the rows in a given shape."""
+    """Return the rows in a given shape; a row with fewer than `size` entries repeats its last."""
     full = [np.concatenate([row, np.repeat(row[-1:], size - row.size)]) for row in rows]
     return np.stack(full).reshape(shape)
 
@@ -199,7 +200,7 @@ class _ExactLaws(AbstractScalarLaws):
         tail, error = map(as_float64, upper_tails(self.tokens, length, thresholds))
         bias, variance, _ = self.moments[place]
         away = thresholds - self.limit - bias
-        far = variance / (variance + away**2)  # Cantelli's inequality: a bound for the tail
+        far = variance / (variance + away**2)  # Cantelli's inequality: a bound on the tail
         beyond = far < error
         return as_float64(np.where(beyond, away < 0.0, tail)), as_float64(
             np.where(beyond, far, error)
@@ -242,7 +243,7 @@ class _SimulatedLaws(AbstractScalarLaws):
     """Empirical laws of simulated prompts.
 
     Attributes:
-        outputs: the coordinate of each prompt, increasing; one array per length.
+        outputs: the coordinate over each simulated prompt, sorted; one array per length.
     """
 
     outputs: list[Array]

@@ -1,4 +1,4 @@
-r"""The gradient in a score matrix over Gaussian tokens, if the query is one more token.
+r"""The gradient with respect to a score matrix over Gaussian tokens, if the query is one of them.
 
 The L other tokens $z_l$ have the law $N(m,\Gamma)$ and the weights $p_l$; the query z has the
 weight $p_0$. At the tilt t let $r=z-m-\Gamma t$ be the query minus the tilted mean,
@@ -8,8 +8,8 @@ softmax covariance $\hat C$ of all tokens satisfies
 $$\hat C-\Gamma=\Gamma^{1/2}J\Gamma^{1/2}+p_0(1-p_0)rr^\top
 -p_0\big(\Gamma^{1/2}ar^\top+ra^\top\Gamma^{1/2}\big).$$
 
-Its mean square is a sum of moments of weights times products of matrices. Derived in
-docs/finite.md.
+The mean square of $\hat C-\Gamma$ is a sum of moments of weights times products of matrices.
+Derived in docs/finite.md.
 """
 
 import itertools
@@ -72,7 +72,7 @@ def own_spread_error(
 def _coefficients(
     matrices: tuple[Array, Array], residuals: tuple[Array, Array]
 ) -> dict[str, float]:
-    r"""Return the coefficients of moments of weights in $E\|K(\hat C-\Gamma)V^\top\|_F^2$, by word.
+    r"""Return the coefficient in $E\|K(\hat C-\Gamma)V^\top\|_F^2$ of the mean of each monomial.
 
     With $G=\Gamma^{1/2}$, $N=GK^\top KG$, $P=GV^\top VG$, $n=GK^\top Kr$ and $k=GV^\top Vr$, the
     squared norm is
@@ -81,8 +81,10 @@ def _coefficients(
         - 2 p0^2(1-p0) (n'a |Vr|^2 + k'a |Kr|^2) + p0^2 (2 n'a k'a + |Kr|^2 a'Pa + |Vr|^2 a'Na).
 
     Given the weights and with $e=Gt/\sigma$, $E\,J=M\,ee'-q(I-ee')$, $E\,a=Be$ and
-    $E\,aa'=B^2ee'+S_2(I-ee')$. M and q are the polynomials `_M` and `_Q`, and B is a letter of
-    `monomial`. The statistics of `tr(JNJP)` are those of `spread_products`.
+    $E\,aa'=B^2ee'+S_2(I-ee')$, where B is a letter of `monomial`, and M and q are the polynomials
+    `_M` and `_Q`. With $h_l=\langle e,x_l\rangle$, the products of J and a also contain
+    $\sum_lp_l^2(h_l-B)$, which is `_THETA`. The statistics of `tr(JNJP)` are those of
+    `spread_products`; its `residual` and `coupling` are `_RHO` and `_COUPLING`.
 
     Args:
         matrices: $KG$ and $VG$, in a basis whose first vector is e.

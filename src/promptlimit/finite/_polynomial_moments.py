@@ -1,10 +1,10 @@
 r"""Moments of low order of tilted tokens, in closed form or by differentiating $\Lambda$.
 
-Over prompts, the second moments of linear attention are moments of a token z up to order four. To
-leading order in 1/L, second moments of the softmax covariance are such moments of a tilted token.
-For mixtures of Gaussians these moments are closed forms. For other measures they are derivatives of
-$e^\Lambda$, with $\Lambda$ the log-Laplace transform. m and $\Gamma$ are the mean and the
-covariance of z.
+The moments of a token z up to order four determine the covariance of linear attention over prompts.
+Under the tilted law, they also determine the leading order in 1/L of the mean squared error of the
+softmax covariance. For mixtures of Gaussians, the moments of a token are closed forms. For other
+measures they are derivatives of $e^\Lambda$, with $\Lambda$ the log-Laplace transform. m and
+$\Gamma$ are the mean and the covariance of z.
 """
 
 import dataclasses
@@ -78,10 +78,10 @@ def central_moments(measure: AbstractMeasure, tilt: Array) -> CentralMoments:
 
 
 def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
-    r"""Return the moments of a mixture as sums over its parts $N(m+d,\Gamma)$.
+    r"""Return the moments of a mixture of mean m as sums over its parts $N(m+d,\Gamma)$.
 
-    In a part of covariance $\Gamma$, with $a=\langle d,t\rangle$, $b=\langle x,t\rangle$,
-    $w=\Gamma t$ and $\sigma^2=t^\top w$,
+    In a part with offset d and covariance $\Gamma$, with $a=\langle d,t\rangle$,
+    $b=\langle x,t\rangle$, $w=\Gamma t$ and $\sigma^2=t^\top w$,
 
         E xx'    = Gamma + dd'
         E xx'b   = a (Gamma + dd') + dw' + wd'
@@ -102,7 +102,10 @@ def _central_of_parts(parts: GaussianParts, tilt: Array) -> CentralMoments:
 
 @eqx.filter_jit
 def _central_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, ...]:
-    r"""Return derivatives of $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$ at 0."""
+    r"""Return the fields of `CentralMoments`.
+
+    They are derivatives of $Ee^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$ at r = 0.
+    """
     origin = jnp.zeros_like(tilt)
     mean = jax.grad(measure.log_laplace)(origin)
     second = jax.hessian(lambda r: jnp.exp(measure.log_laplace(r) - r @ mean))
@@ -178,7 +181,7 @@ def _squares_product_of_parts(
 ) -> float:
     r"""Return $E|Ky|^2|Vy|^2$ as a sum over the parts $N(m,\Gamma)$ of the law of y.
 
-    With $P=K^\top K$, $Q=V^\top V$ and G = Gamma,
+    With $P=K^\top K$, $Q=V^\top V$ and $G=\Gamma$, each part contributes
     `E y'Py y'Qy = (tr PG + m'Pm)(tr QG + m'Qm) + 2 tr(PGQG) + 4 m'PGQm`.
     """
     p, q = left.T @ left, right.T @ right
@@ -197,7 +200,7 @@ def _squares_derivative(
 ) -> JaxArray:
     r"""Return $\sum_{k,v}\partial_k^2\partial_v^2 E e^{\langle r,y\rangle}$ at r = 0.
 
-    k and v are the rows of K and V.
+    The sum is over the rows k of K and v of V, and $\partial_k$ is the derivative along k.
     """
     base = measure.log_laplace(tilt)
 

@@ -6,6 +6,7 @@ return the obstacle, or None if the rule applies.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Generator
 from functools import cached_property
 from numbers import Real
@@ -69,17 +70,16 @@ class TiltedHead:
 class HeadProblem:
     r"""One head whose output, or gradient in a parameter, is compared between two prompts.
 
-    Let r and r' be the kernel of the head over the two prompts, and C and C' its derivatives
-    $\partial r/\partial t$. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output
+    Let r and r' be the kernels of the head over the two prompts at the tilt t, and C and C' their
+    derivatives in t. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output
     or the gradient in a value matrix, and $w\,\|K(C-C')V^\top\|_F^2$ for the gradient in a score
-    matrix. The factor w is `constant` if `factor` is None, and $|Fz|^2$ otherwise.
+    matrix. The factor w is 1 if `factor` is None, and $|Fz|^2$ otherwise.
 
     Attributes:
         kernel: "softmax" or "linear".
         key_query: $U$, [token_dim, query_dim].
-        value: $V$, [output_dim, token_dim]; for some gradients, another matrix in its place.
+        value: $V$, [output_dim, token_dim]; for a gradient, $\sqrt a\,V'$ of `GradientStructure`.
         left: $K$, [k, token_dim], for the gradient in a score matrix; None otherwise.
-        constant: $w$; ignored if `factor` is given.
         factor: $F$, [f, query_dim], if $w=|Fz|^2$; None otherwise.
     """
 
@@ -87,7 +87,6 @@ class HeadProblem:
     key_query: Array
     value: Array
     left: Array | None = None
-    constant: float = 1.0
     factor: Array | None = None
 
     def at(self, query: Array) -> TiltedHead:
@@ -97,7 +96,7 @@ class HeadProblem:
     def factor_at(self, query: Array) -> float:
         """Return the factor w at a query."""
         if self.factor is None:
-            return self.constant
+            return 1.0
         return float(np.sum((self.factor @ query) ** 2))
 
 
@@ -126,7 +125,11 @@ class KnownPart:
         return len(self.tokens) + self.sinks.size
 
     def along(self, law: AbstractScoreLaw, value: Array, limit: Array) -> KnownTokens:
-        """Return tokens, then sinks: scores minus both offsets, and values minus `limit`."""
+        """Return the scores and values of the tokens, then of the sinks, along the tilt of `law`.
+
+        The offsets of `law` and of the random tokens are subtracted from the scores, and `limit`
+        is subtracted from the values.
+        """
         scores = [law.score_of(token) for token in self.tokens]
         scores = np.array([*scores, *(self.sinks - law.offset)]) - self.offset
         sunk = np.zeros((self.sinks.size, limit.size))
@@ -194,7 +197,7 @@ class Problem:
 
     @property
     def known(self) -> KnownPart:
-        """The known tokens and sinks of every prompt, including the query if it is a token."""
+        """The tokens and sinks that are in every prompt, possibly with the query as a token."""
         prompt, dim = self.prompt, self.prompt.dim
         fixed = np.zeros((0, dim)) if prompt.fixed is None else as_float64(prompt.fixed)
         sinks = np.zeros(0) if prompt.sinks is None else as_float64(prompt.sinks)
@@ -221,7 +224,7 @@ class Problem:
 
     @property
     def heads(self) -> tuple[HeadProblem, ...] | None:
-        """The heads, which add up to the output without the residual; None if not known."""
+        """The heads, whose sum is the output without the residual; None if not known."""
         return self._cached("heads", self._compute_heads)
 
     def _compute_heads(self) -> tuple[HeadProblem, ...] | None:
@@ -265,8 +268,9 @@ class Problem:
             None if matrix is None else as_float64(matrix)
             for matrix in (gradient.left, gradient.factor)
         )
-        matrices = as_float64(gradient.head.key_query), as_float64(gradient.head.value)
-        return HeadProblem(gradient.head.kernel, *matrices, left, float(gradient.constant), factor)
+        head = gradient.head
+        value = math.sqrt(float(gradient.constant)) * as_float64(head.value)
+        return HeadProblem(head.kernel, as_float64(head.key_query), value, left, factor)
 
     @property
     def is_linear(self) -> bool:
@@ -297,7 +301,7 @@ class Problem:
         merged: dict[tuple[str, bytes], TiltedHead] = {}
         for head in self.heads or ():
             here = head.at(self.query)
-            place = (here.kernel, (here.tilt + 0.0).tobytes())  # -0.0 is 0.0
+            place = (here.kernel, (here.tilt + 0.0).tobytes())  # + 0.0 turns -0.0 into 0.0
             if place in merged:
                 here = dataclasses.replace(here, value=here.value + merged[place].value)
             merged[place] = here
