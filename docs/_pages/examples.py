@@ -152,7 +152,9 @@ def _run_pages(pages: Mapping[str, list[Block]], files: Mapping[str, Path]) -> N
         _settings_of_pages(),
         ProcessPoolExecutor(usable_cores(), mp_context=spawn, max_tasks_per_child=1) as pool,
     ):
-        running = {pool.submit(run, blocks): name for name, blocks in pages.items()}
+        # Pages with much code take longest. They come first, so that the cores end together.
+        longest = sorted(pages, key=lambda name: -sum(len(code) for *_, code in pages[name]))
+        running = {pool.submit(run, pages[name]): name for name in longest}
         for future in as_completed(running):
             name = running[future]
             try:

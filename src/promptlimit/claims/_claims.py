@@ -199,7 +199,7 @@ class ClaimResult:
             "holds": stated,
             "holds with a change": [check for check in self.checks if check.role == "amended"],
             "does not hold": [check for check in failed if check.role == "statement"],
-            "not decidable here": [check for check in failed if check.role == "control"] or stated,
+            "not decidable here": [check for check in failed if check.role == "control"],
         }
         candidates = by_verdict.get(self.verdict, [])
         worst = self.verdict in ("does not hold", "not decidable here")

@@ -45,8 +45,8 @@ def report_pages(report: StoredReport, drawings: Drawings) -> dict[str, str]:
 
     Args:
         report: the claims and figures.
-        drawings: the content of an SVG file of this library, or of a PNG file, by study and figure;
-            empty bytes if there is no picture.
+        drawings: the content of each figure's SVG or PNG file, by the names of study and figure;
+            empty bytes if there is no picture. `is_drawing` must be true for an SVG file.
     """
     studies = [Study(study, report.of_study(study.name), drawings) for study in report.studies]
     pages = {study.page: _study_page(study) for study in studies}
@@ -156,7 +156,7 @@ class Study:
 
     @property
     def key_figure(self) -> StoredFigure | None:
-        """The figure that represents the study: its `key_figure` if it names one, or the first."""
+        """The figure called `StoredStudy.key_figure` if there is one, otherwise the first."""
         named = [f for f in self.results.figures if f.name == self.about.key_figure]
         return next(iter([*named, *self.results.figures]), None)
 
@@ -203,16 +203,16 @@ class Study:
         """Return the URL of a file of a figure, relative to the page of the study."""
         return quote(os.fsencode(f"figures/{figure.name}.{ending}"))
 
-    def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:
-        """Return the figures that refer to the same figure or result of the paper as a claim."""
-        return [figure for figure in self.results.figures if _belong(claim, figure)]
+    def figures_of_claim(self, claim: StoredClaim) -> list[StoredFigure]:
+        """Return the figures that belong to a claim; see `_same_reference`."""
+        return [figure for figure in self.results.figures if _same_reference(claim, figure)]
 
-    def beside_figure(self, figure: StoredFigure) -> list[StoredClaim]:
-        """Return the claims that refer to the same figure or result of the paper as a figure."""
-        return [claim for claim in self.claims if _belong(claim, figure)]
+    def claims_of_figure(self, figure: StoredFigure) -> list[StoredClaim]:
+        """Return the claims that belong to a figure; see `_same_reference`."""
+        return [claim for claim in self.claims if _same_reference(claim, figure)]
 
 
-def _belong(claim: StoredClaim, figure: StoredFigure) -> bool:
+def _same_reference(claim: StoredClaim, figure: StoredFigure) -> bool:
     """Return whether a claim and a figure refer to the same figure or result of the paper."""
     stated, drawn = claim.result.reference, figure.reference
     if "Figure" in stated and "Figure" in drawn:
