@@ -3,9 +3,8 @@
 A prompt is a probability measure, and attention is the gradient of its log-Laplace transform.
 Therefore the same attention object accepts a list of tokens or the law from which they are drawn.
 
-    import promptlimit as pl
-
-Names load on first use, so that importing the package does not import jax.
+Import the package with `import promptlimit as pl`. Names load on first use, so jax is not imported
+until a name needs it.
 """
 
 import difflib

@@ -25,12 +25,12 @@ class SupportsArray(Protocol):
     def __array__(self) -> Any: ...
 
 
-# In NumPy's ArrayLike, `complex` stands for all numbers; run-time checkers reject an int there.
+# NumPy's ArrayLike lists `complex` for all numbers; run-time type checkers then reject an int.
 ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """Values accepted as an array."""
 
 Number: TypeAlias = float | int | np.number
-"""Values accepted as one number, including int, which run-time checkers reject as a float."""
+"""Values accepted as one number; run-time type checkers would reject an int for `float` alone."""
 
 
 Arguments = ParamSpec("Arguments")
@@ -49,7 +49,7 @@ def is_traced(value: object) -> bool:
 with_numpy_defaults = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
 """A decorator of public functions that restores NumPy's default treatment of floating-point errors.
 
-Without it, intermediate underflow would raise an error after `numpy.seterr(all="raise")`.
+Without this decorator, underflow would raise an error after `numpy.seterr(all="raise")`.
 """
 
 
@@ -59,12 +59,12 @@ def numpy_only(
     """Return a decorator for functions that compute with NumPy and cannot be traced by jax.
 
     The decorated function raises an `ArgumentError` for an argument that `jit`, `vmap` or `grad`
-    traces, and a `TypeError` for a call inside a jitted function. It runs with
-    `with_numpy_defaults`, and `jax.disable_jit` has no effect on the jax code that it calls,
+    traces, and a `TypeError` for a call inside a jitted function. The function runs under
+    `with_numpy_defaults`. The jax code that it calls is compiled even under `jax.disable_jit`,
     because some computations would take minutes without compilation.
 
     Args:
-        instead: a sentence at the end of these errors that suggests an alternative.
+        instead: a sentence that suggests an alternative, at the end of both error messages.
     """
 
     def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
@@ -104,7 +104,7 @@ def numpy_only(
 def require_unmasked(name: str, value: object) -> None:
     """Raise an error for a masked array, also inside lists, because NumPy would drop the mask.
 
-    The error does not depend on whether any entry is masked.
+    The error is raised even if no entry is masked.
     """
     if isinstance(value, list | tuple):
         for part in value:
@@ -120,7 +120,7 @@ def require_unmasked(name: str, value: object) -> None:
 def require_readable(name: str, value: object) -> None:
     """Raise an error for values that NumPy cannot read, also inside lists.
 
-    These are random keys of jax; PyTorch tensors with dtype bfloat16, with gradients or on an
+    Such values are random keys of jax; PyTorch tensors with dtype bfloat16, with gradients or on an
     accelerator; and objects that consist of several arrays, such as a Dataset of xarray.
     """
     if isinstance(value, list | tuple):
@@ -215,9 +215,9 @@ LARGEST_LENGTH = 1e30
 
 
 def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
-    """Return prompt lengths as floats of the same shape; there must be at least one.
+    """Return prompt lengths as an array of floats; raise an error if there are none.
 
-    A length must be `math.inf` or a whole number from 1 to 1e30.
+    Each length must be `math.inf` or a whole number from 1 to 1e30.
     """
     require_unmasked(name, length)
     require_readable(name, length)
@@ -252,7 +252,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
 
 
 def increasing_lengths(lengths: ArrayLike) -> Array:
-    """Return one or several increasing lengths as a vector."""
+    """Return prompt lengths as a vector; raise an error unless they strictly increase."""
     if lengths is None:
         raise ArgumentError("lengths", "must be a list of numbers, got None.")
     values = np.atleast_1d(checked_lengths(lengths, name="lengths"))

@@ -15,10 +15,10 @@ import numpy as np
 from promptlimit.storage import OPAQUE
 
 
-def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of value
+def description(value: object) -> object:  # noqa: PLR0911  # one return per kind of value
     """Return a value as nested dictionaries, lists, numbers and strings.
 
-    A module becomes a dictionary of its type and its fields, and an array a nested list.
+    A module becomes a dictionary of its type and its fields. An array becomes a nested list.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> description(pl.SoftmaxAttention(jnp.eye(1), jnp.eye(1)))

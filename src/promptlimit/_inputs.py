@@ -31,7 +31,7 @@ ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
 ENABLE_DOUBLE = 'Call jax.config.update("jax_enable_x64", True) for double precision.'
 _SMALL = 10_000
-"""The largest number of entries for which an array is cheaper to check on the host."""
+"""Arrays with at most this number of entries are checked and cast on the host, which is faster."""
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
 
@@ -55,7 +55,7 @@ def require_dimension(owner: object, name: str) -> int:
 
 
 def float_arrays(**named: object) -> tuple[Array, ...]:
-    """Return the arguments as jax arrays of one common floating dtype, single or double."""
+    """Return the arguments as jax arrays of one common dtype, float32 or float64."""
     arrays = [_as_array(name, value) for name, value in named.items()]
     dtype = promoted(*(array.dtype for array in arrays))
     return tuple(cast(array, dtype) for array in arrays)
@@ -64,8 +64,8 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
 def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
     """Return the values as a jax array without compiling; the default `dtype` is that of `values`.
 
-    `jnp.asarray` would compile a program for each new shape of a NumPy array. `jax.device_put` may
-    share the memory of a NumPy array, which can change later, so it receives a copy.
+    `jnp.asarray` would compile a program for each new shape of a NumPy array. `jax.device_put`
+    receives a copy, because it may share the memory of a NumPy array, which can change later.
     """
     if isinstance(values, jax.Array):
         return values if dtype is None else cast(values, dtype)
@@ -73,7 +73,7 @@ def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
 
 
 def cast(array: Array, dtype: DTypeLike) -> Array:
-    """Return the array in this dtype; a small array is cast without compiling a program."""
+    """Return the array with this dtype; a small array is cast without compiling a program."""
     if array.dtype == dtype:
         return array
     if is_traced(array) or array.committed or array.size > _SMALL:
@@ -84,8 +84,8 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
     """Return the common dtype of several dtypes under jax's standard promotion rules.
 
-    They apply even if jax is configured to raise an error for mixed dtypes. Without `enable_x64`
-    the result is at most single precision.
+    The standard rules apply even if jax is configured to raise an error for mixed dtypes. Without
+    `enable_x64` the result is at most single precision.
     """
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes))
@@ -108,7 +108,7 @@ def in_double(module: ModuleT) -> ModuleT:
 
 
 def in_precision(module: ModuleT, dtype: DTypeLike) -> ModuleT:
-    """Return the module with its arrays in this precision, which jax must have enabled."""
+    """Return the module with its arrays in this precision, which must be enabled in jax."""
 
     def converted(array: Array | np.ndarray) -> Array | np.ndarray:
         return array.astype(dtype) if isinstance(array, np.ndarray) else cast(array, dtype)
@@ -176,11 +176,11 @@ def require_rank(name: str, array: Array, rank: int) -> None:
 
 
 def require_finite(name: str, array: Array) -> None:
-    """Raise an error for NaN and infinite entries, with the index of the first one."""
+    """Raise an error for NaN and infinite entries; the message gives the index of the first one."""
     if is_traced(array):
         return
     if array.size > _SMALL:
-        # This evaluates the reduction immediately, on the device of the array, inside `jit` too.
+        # The reduction runs immediately on the device of the array, even inside `jit`.
         with jax.ensure_compile_time_eval():
             if bool(jnp.isfinite(array).all()):
                 return
@@ -195,13 +195,13 @@ def require_finite(name: str, array: Array) -> None:
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
-    """Raise an error unless the array has this shape; the message gives the reason for it."""
+    """Raise an error unless the array has this shape; the message states the `reason`."""
     if array.shape != shape:
         raise ArgumentError(name, f"must have shape {shape} ({reason}), got {array.shape}.")
 
 
 def require_weights(name: str, weights: Array) -> None:
-    """Raise an error unless the weights are nonnegative with a sum of one."""
+    """Raise an error unless the weights are nonnegative and sum to one."""
     if is_traced(weights):
         return
     host = np.asarray(weights, dtype=np.float64)
@@ -240,7 +240,7 @@ def require_key(key: object) -> None:
 
 
 def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
-    """Return the value if it is one of `choices`; the error suggests the nearest choice."""
+    """Return the value if it is one of `choices`; otherwise raise an error with a suggestion."""
     known = list(choices)
     for choice in known:
         if choice == value:
@@ -254,6 +254,6 @@ def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
 
 
 def require_samples(samples: object) -> None:
-    """Raise an error unless the value is None or a number of samples of at least two."""
+    """Raise an error unless the value is None or a whole number of at least two."""
     if samples is not None:
         require_whole("samples", samples, 2, note=" This is the number of simulated prompts.")

@@ -1,10 +1,10 @@
 r"""Standard normal numbers as a function of a key and a counter.
 
-The numbers do not depend on the order or the device in which they are drawn. The generator is
-Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), as in `jax.random`. It is written
-out here so that it fuses with the Box-Muller transform: with `jax.random.normal`, a step of `sgd`
-would take 5.6, 2.6 and 3.0 times as long on one core at L = 10, 100 and 1000. Two normals are
-stored as one complex number; otherwise a CPU would run the generator once for each of them.
+The numbers do not depend on the order of the draws or on the device. The generator is Threefry-2x32
+with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), as in `jax.random`. It is written out here so
+that it fuses with the Box-Muller transform: with `jax.random.normal`, a step of `sgd` would take
+5.6, 2.6 and 3.0 times as long on one core for prompts of 10, 100 and 1000 tokens. Two normals are
+stored as one complex number; otherwise a CPU would run the generator once for each normal.
 """
 
 import functools
@@ -65,10 +65,10 @@ def uniform(word: UInt32[Array, "..."]) -> Array:
 
 
 def box_muller(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> tuple[Array, Array]:
-    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$ with $2^{32}(u,v)$ the two words.
+    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$, u = `uniform(first)`.
 
-    The angle is a multiple of a quarter turn plus a rest of at most an eighth of a turn. For the
-    rest, Taylor polynomials are accurate to the last digit or two.
+    The second word is $2^{32}v$. The angle is a multiple of a quarter turn plus a rest of at most
+    an eighth of a turn, for which Taylor polynomials are accurate to the last digit or two.
     """
     radius = jnp.sqrt(np.float32(-2.0) * jnp.log(uniform(first)))
     turned = second + _EIGHTH_OF_A_TURN
@@ -101,8 +101,8 @@ def normal_pairs(
 ) -> Complex64[Array, "..."]:
     """Return two standard normals per counter `(step, index)`, as real and imaginary part.
 
-    On a CPU the rounds are computed in pieces, so that a core can overlap the instructions for
-    neighbouring counters: the instructions of all rounds exceed the window that a core reorders.
+    On a CPU the rounds are computed in pieces. The instructions of one piece, unlike those of all
+    rounds, fit in the window that a core reorders, so a core can overlap neighbouring counters.
     """
     words = _started(key, (jnp.full(index.shape, step), index))
     in_pieces = jax.default_backend() == "cpu" and index.size >= _MANY
@@ -128,10 +128,10 @@ def _cast(array: Array, dtype: type) -> Array:
 
 
 def compute_once(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
-    """Return `make()`, so that the compiler's fusion does not recompute it for each use.
+    """Return `make()`, and prevent the compiler from recomputing it for each use.
 
-    The compiler for the CPU removes optimisation barriers before fusion, but not a conditional with
-    an outcome unknown to it. The condition is always true, since no step has the number 2**32 - 1.
+    The compiler for the CPU removes optimisation barriers before it fuses operations, but it keeps
+    a conditional. The condition here is always true, because no step has the number 2**32 - 1.
     """
     if jax.default_backend() != "cpu":
         return jax.lax.optimization_barrier(make())

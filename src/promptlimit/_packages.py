@@ -13,7 +13,7 @@ _AT_LEAST = ("jax", "jaxlib")  # jaxlib is installed with jax, and has its own v
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of this package and of its requirements; None for a missing package.
+    """Return the versions of this package and of its requirements; a missing package has None.
 
     A source tree that was never installed has no list of requirements. The result then contains
     only this package, jax and jaxlib.
@@ -24,7 +24,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def extra_versions() -> dict[str, dict[str, str | None]]:
-    """Return the versions of the packages of each extra; None for a missing package."""
+    """Return the versions of the packages of each extra; a missing package has None."""
     extras: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
         if extra is not None:
@@ -41,7 +41,7 @@ def installed_version() -> str | None:
 
 
 def _requirements() -> list[tuple[str, str | None]]:
-    """Return the name of each required package and the extra that requires it, or None.
+    """Return the name of each required package and the extra that requires it, if any.
 
     The requirement `tokenizers>=0.23.3; extra == 'heads'` becomes `("tokenizers", "heads")`.
     """

@@ -1,7 +1,7 @@
 r"""Quadrature rules, and the standard error of a mean over independent sets of points.
 
-A rule is a pair of nodes $x_i$ and weights $w_i$ with $E\,h\approx\sum_iw_ih(x_i)$, or with an
-integral in place of the expectation.
+A rule is a pair of nodes $x_i$ and weights $w_i$ such that $\sum_iw_ih(x_i)$ approximates an
+expectation $E\,h$ or an integral of $h$.
 """
 
 import functools
@@ -25,7 +25,7 @@ NORMAL_REACH = 8.5
 _LATTICE_DIM = 2
 _LATTICE_SHIFTS = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
 LATTICE_RADIUS = 8.0
-"""The radius of lattices in standard deviations; its exterior has probability $e^{-32}$ in 2D."""
+"""The radius of lattices in standard deviations; N(0, I) in 2D has mass $e^{-32}$ outside it."""
 
 _SEED = 20_261_001
 _RADIAL_STRETCH = 1.4
@@ -50,8 +50,9 @@ def legendre_gauss(low: float, high: float, count: int) -> Rule:
 def chi2_gauss(freedom: float, count: int) -> Rule:
     r"""Return the Gauss rule for $(\chi^2_f-f)/\sqrt{2f}$, for $f>0$ degrees of freedom.
 
-    Its Jacobi matrix, that of generalised Laguerre polynomials in this variable, is stable for any
-    f. It has $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it.
+    The rule follows from the Jacobi matrix of generalised Laguerre polynomials in this variable,
+    with $2k/\sqrt{f/2}$ on the diagonal, $k\ge0$, and $\sqrt{k(k+f/2-1)/(f/2)}$ next to it,
+    $k\ge1$. These entries stay bounded as f grows.
     """
     half, k = freedom / 2.0, np.arange(count)
     off = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
@@ -67,7 +68,7 @@ def radius_gauss(dim: int, count: int) -> Rule:
 
 
 def product_rule(rules: Sequence[Rule]) -> Rule:
-    """Return the product of rules in one variable: nodes [n, dim] and weights [n]."""
+    """Return the product of `dim` rules in one variable each: nodes [n, dim] and weights [n]."""
     weights = functools.reduce(np.multiply.outer, (rule[1] for rule in rules))
     return _grid([rule[0] for rule in rules]), weights.ravel()
 
@@ -77,7 +78,7 @@ def fejer_weights(level: int) -> Array:
     r"""Return the weights of Fejér's second rule on [-1, 1] with n = `level`.
 
     At the nodes $\cos\theta_k$ with $\theta_k=k\pi/n$, $0<k<n$, they are
-    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{\lfloor n/2\rfloor}\frac{\sin(2j-1)\theta_k}{2j-1}$.
+    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{\lfloor n/2\rfloor}\frac{\sin((2j-1)\theta_k)}{2j-1}$.
     """
     angles = np.pi * np.arange(1, level) / level
     odd = np.arange(1, level, 2)
@@ -143,7 +144,7 @@ def mixture_lattice(
         centres: $m_k$, [components, dim].
         weights: $w_k$.
         steps: the step of the lattice in each dimension.
-        reach: the distance by which the lattice extends beyond the means.
+        reach: the distance by which the lattice extends beyond the $m_k$ along each axis.
     """
     ends = zip(centres.min(axis=0), centres.max(axis=0), steps, strict=True)
     index = [
@@ -193,18 +194,18 @@ def haar_rotations(normals: Array, dim: int) -> Array:
 
 
 def stretched_radii(dim: int, uniform: Array, place: float) -> Rule:
-    r"""Return radii and masses for means over the norm of a standard normal vector.
+    r"""Return n radii r and masses w such that $\frac1n\sum_iw_ih(r_i)$ approximates $E\,h(|x|)$.
 
-    The radii have a density proportional to $p^{1/\lambda^2}$, where p is the density of the norm
-    and $\lambda=1.4$. This density is about $\lambda$ times as wide around the mode, and a mass is
-    the ratio of the two densities. There is one radius in each of several strata of equal
-    probability, at `place` in even strata and at 1 - `place` in odd strata. Since the weighted
+    Here x is a standard normal vector. Let p be the density of its norm. The radii have the density
+    q proportional to $p^{1/\lambda^2}$ with $\lambda=1.4$, which is about $\lambda$ times as wide
+    as p around the mode, and w = p/q. Each of n strata of equal probability under q contains one
+    radius, at the quantile `place` of even strata and 1 - `place` of odd strata. Since the weighted
     integrand vanishes at both ends, this is far more accurate than random radii.
 
     Args:
-        dim: the dimension of the vector.
-        uniform: one number in each interval [i/n, (i+1)/n], in any order; it selects the stratum.
-        place: the place within a stratum, from 0 to 1.
+        dim: the dimension of x.
+        uniform: one number in each interval [i/n, (i+1)/n], in any order, which selects a stratum.
+        place: a number from 0 to 1.
     """
     from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly
 
@@ -224,18 +225,18 @@ def stretched_radii(dim: int, uniform: Array, place: float) -> Rule:
 
 
 def standard_error(values: Array) -> Array:
-    """Return the standard error of a mean over the first axis, widened by `student_factor`."""
+    """Return the standard error of a mean over the first axis, times `student_factor`."""
     count = values.shape[0]
     return np.asarray(student_factor(count) * values.std(axis=0, ddof=1) / math.sqrt(count))
 
 
 @functools.cache
 def student_factor(count: int) -> float:
-    r"""Return the factor by which a standard error from `count` values is widened.
+    r"""Return the factor by which a standard error from `count` values is multiplied.
 
     A standard error from few values is itself uncertain. With this factor, the true mean is within
     four errors of the sample mean with the same probability as for many values. The factor is
-    $t/4$, with t the quantile of Student's law at this probability: 2.12 for eight values, and
+    $t/4$, with t the quantile of Student's law at this probability. It is 2.12 for eight values and
     close to 1 for many.
     """
     from scipy.special import ndtr, stdtrit  # noqa: PLC0415  # scipy loads slowly

@@ -1,7 +1,7 @@
 """Random keys and draws equal to those of `jax.random`, in forms that compile fast.
 
-Keys are split in NumPy, because each split inside a compiled program becomes a loop that takes
-longer to compile than all arithmetic on the tokens.
+Keys are split in NumPy, because a split inside a compiled program becomes a loop that takes longer
+to compile than all arithmetic on the tokens.
 """
 
 import math
@@ -17,13 +17,13 @@ from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
 
 _COUNTS_ALONE = "jax_threefry_partitionable"
-"""The setting of jax, on since 0.5, under which the n-th key of a split is the hash of (0, n)."""
+"""A setting of jax, on since 0.5. With it, the n-th key of a split is the hash of (0, n)."""
 
 
 def row_keys(
     key: PRNGKeyArray, first: int, count: int, draws: int
 ) -> Key[Array, "{count} {draws}"]:
-    """Return `split(fold_in(key, i), draws)` for `count` consecutive values of i from `first`.
+    """Return `split(fold_in(key, i), draws)` for `count` consecutive integers i from `first`.
 
     >>> keys = row_keys(jax.random.key(7), 3, 2, 4)
     >>> bool((keys[0] == jax.random.split(jax.random.fold_in(jax.random.key(7), 3), 4)).all())
@@ -48,18 +48,19 @@ def sample_matrix(
 ) -> Array:
     """Return a matrix of independent numbers, drawn as one row and then reshaped.
 
-    The numbers equal those of `draw(key, shape, dtype, **how)`, for which XLA would unroll the
-    generator over a small number of columns.
+    The numbers equal those of `draw(key, shape, dtype, **how)`. In that call XLA would unroll the
+    generator over the columns if they are few.
     """
     return draw(key, (math.prod(shape),), dtype, **how).reshape(shape)
 
 
 def _is_plain(key: PRNGKeyArray) -> bool:
-    """Return whether a key is concrete and of the generator implemented here."""
+    """Return whether jax does not trace the key and `threefry` reproduces its splits."""
     if is_traced(key) or jax.random.key_impl(key) != "threefry2x32":
         return False
     return bool(getattr(jax.config, _COUNTS_ALONE, True))
 
 
 def _below(key: tuple[Any, Any], numbers: np.ndarray) -> tuple[Any, Any]:
+    """Return the keys that `fold_in` and `split` derive from a key for these numbers."""
     return threefry(key, (np.zeros_like(numbers), numbers))

@@ -52,7 +52,7 @@ def shown(value: object) -> str:
 
 
 def _cell(value: Any, name: str) -> str:
-    """Return a number with six digits, or with two if its name marks it as an error (±)."""
+    """Return a float with six digits, or with two if the name of the column starts with ±."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     digits = 2 if name.startswith("±") else 6

@@ -99,8 +99,8 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
         ([[head], [[head]]], {}, "of lists of lists for prompts), got list of lists and heads side by"),
         ([head], {"text_or_ids": "a"}, "`text_or_ids` must be omitted for heads, which include their"),
         ([head], {"window": 16}, "`window` must be omitted for heads, which include their prompts, got"),
-        ([[head, head], [head]], {}, "`heads` must be 2 in every layer, got 1 in layer 1."),
-        ([[head], [wide]], {}, f"must have the same shape, got {form.format(3)} in layer 0 and {form.format(4)} in layer 1"),
+        ([[head, head], [head]], {}, "`model` must have 2 heads in every layer, got 1 in layer 1."),
+        ([[head], [wide]], {}, f"must have heads of one shape, got {form.format(3)} in layer 0 and {form.format(4)} in layer 1"),
         ([[[head]], [[head]] * 2], {}, "the 1 layers of the first prompt in every prompt, got 2 in"),
         ([short], {}, "`model` must be heads over at least 8 tokens, got 4. Pass a longer prompt."),
         ([pl.heads.Head(*huge)], {}, "must have scores that are finite in single precision, but those of"),
@@ -109,6 +109,14 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
         arguments: dict[str, Any] = {"model": heads, "clusters": 1, "sinks": 1, **options}
         with pytest.raises(ValueError, match=re.escape(message)):
             pl.heads.atlas(**arguments)
+
+
+def test_a_position_requires_a_causal_mask() -> None:
+    head = pl.heads.Head(*np.random.default_rng(0).normal(size=(3, 12, 2)))
+    with pytest.raises(ValueError, match="^`position` must be None for a head without a causal"):
+        head.gaussian(position=3)
+    with pytest.raises(ValueError, match="^`position` must be from 0 to 11, got 12"):
+        pl.heads.Head(head.queries, head.keys, head.values, causal=True).gaussian(position=12)
 
 
 def test_captured_heads_are_nested_lists(tmp_path: Path) -> None:

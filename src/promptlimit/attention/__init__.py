@@ -1,4 +1,4 @@
-"""Attention over prompts that are measures: softmax and linear heads, layers, stacks."""
+"""Attention over prompts that are measures: softmax and linear heads, layers and stacks."""
 
 from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
 from promptlimit.attention._abstract import array_names as array_names

@@ -1,4 +1,4 @@
-"""The base class of attentions: output, gradients in parameters, and limit over Gaussian tokens."""
+"""The base class of attentions: outputs, their derivatives, and limits over Gaussian tokens."""
 
 import abc
 import dataclasses
@@ -44,12 +44,12 @@ AttentionT = TypeVar("AttentionT", bound="AbstractAttention")
 class AbstractAttention(eqx.Module):
     r"""A map from a prompt $\mu$ and a query $z$ to an output $T[\mu](z)$.
 
-    The prompt is a measure: a list of tokens, or for an infinite prompt the law of one token.
+    The prompt is a measure: a list of tokens, or the law of one token if the prompt is infinite.
 
-    A subclass implements the three dimensions and `attend`. The optional methods `as_heads`,
-    `residual_matrix`, `as_layers`, `affine_limit` and `gradient_structure` describe its structure.
-    Exact methods for finite prompts require `as_heads` or `as_layers`; otherwise prompts are
-    simulated.
+    A subclass implements `token_dim`, `query_dim`, `output_dim` and `attend`. The optional methods
+    `as_heads`, `residual_matrix`, `as_layers`, `affine_limit` and `gradient_structure` describe its
+    structure. Exact methods for finite prompts require `as_heads` or `as_layers`; without them,
+    prompts are simulated.
     """
 
     @property
@@ -88,9 +88,9 @@ class AbstractAttention(eqx.Module):
         Raises:
             OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt
                 $t=Uz$ of a head.
-            ArgumentError: single precision overflows where double precision does not.
+            ArgumentError: the output overflows in single precision but not in double precision.
 
-        In code that jax traces, these cases raise no error; the output is then not finite.
+        In code that jax traces, no error is raised; the output is then not finite.
         """
         require_prompt(self, prompt)
         point = as_queries(self, query)
@@ -110,8 +110,8 @@ class AbstractAttention(eqx.Module):
         r"""Return $(M, b)$ with $T[\mu](z) = Mz + b$ for every query, over $\mu=N(m,\Gamma)$.
 
         For a softmax head $M = V\Gamma U$ and $b = Vm$ (Lemma 2.1 of the paper). For a linear head
-        $M = V(\Gamma+mm^\top)U$ and $b = 0$. The default is the sum over `as_heads`, with
-        `residual_matrix` added to $M$; it is None if `as_heads` returns None.
+        $M = V(\Gamma+mm^\top)U$ and $b = 0$. By default the method adds the limits of the heads in
+        `as_heads`, and `residual_matrix` to $M$. It returns None if `as_heads` returns None.
         """
         require_gaussian_prompt(self, prompt)
         heads = self.as_heads()
@@ -140,10 +140,10 @@ class AbstractAttention(eqx.Module):
     def jacobian(
         self, prompt: AbstractMeasure, query: ArrayLike, *, wrt: str
     ) -> Float[Array, "output_dim rows columns"]:
-        r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$, where $\theta$ is a matrix.
+        r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$ and one matrix $\theta$.
 
-        For a softmax head, let $m_t$ and $C_t$ be the tilted mean and covariance at $t=Uz$, and
-        $v_i$ the rows of $V$. Then $\nabla_UT_i = C_tv_iz^\top$ and $\nabla_{v_i}T_i = m_t$.
+        For a softmax head, let $m_t$ and $C_t$ be the tilted mean and covariance at $t=Uz$, and let
+        $v_i$ be the rows of $V$. Then $\nabla_UT_i = C_tv_iz^\top$ and $\nabla_{v_i}T_i = m_t$.
 
         Args:
             prompt: the measure $\mu$.
@@ -160,11 +160,11 @@ class AbstractAttention(eqx.Module):
         return jacobian
 
     def as_heads(self) -> "tuple[AbstractHead, ...] | None":
-        r"""Return the heads whose sum is this attention; None if it is not such a sum.
+        r"""Return the heads of which this attention is the sum; None if it is not a sum of heads.
 
         Each head has its merged matrices: the key-query matrix $U_h$ and the value matrix $V_h$.
-        The sum does not include the term of `residual_matrix`. The returned matrices must be
-        differentiable functions of the parameters.
+        They must be differentiable functions of the parameters. The sum may also contain the term
+        of `residual_matrix`.
         """
         return None
 
@@ -177,21 +177,18 @@ class AbstractAttention(eqx.Module):
         return None
 
     def scratch_size(self, length: int) -> int:  # noqa: ARG002  # for subclasses
-        """Return the number of temporary values that a call stores for `length` tokens."""
+        """Return the number of temporary values that a call stores for a prompt of this length."""
         return 0
 
     def single_head(self) -> "AbstractHead | None":
-        """Return this attention as one head $(U,V)$; None unless it is one head and no residual."""
+        """Return this attention as one head $(U,V)$; None for several heads or a residual."""
         heads = self.as_heads()
         if heads is None or len(heads) != 1 or self.residual_matrix() is not None:
             return None
         return heads[0]
 
     def gradient_structure(self, wrt: str) -> "GradientStructure | None":  # noqa: ARG002  # for subclasses
-        """Return the form of the gradient in the matrix named `wrt`; None if it is not known.
-
-        A `GradientStructure` contains a head and the factors of its gradient.
-        """
+        """Return the factors of the gradient in the matrix named `wrt`; None if not known."""
         return None
 
     def matrices(self) -> list[str]:
@@ -204,8 +201,7 @@ class AbstractAttention(eqx.Module):
 
         Args:
             arrays: the new arrays by name, such as "value" or "heads[0].value"; `array_names`
-                lists the names. The new arrays keep their own precision. Other arrays are
-                unchanged.
+                lists the names. The new arrays keep their own precision.
 
         >>> import promptlimit as pl
         >>> both = pl.MultiHead([pl.LinearAttention([[1.0]], [[1.0]])] * 2)
@@ -243,7 +239,7 @@ def _sum_of_limits(
 
 @compiled
 def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]:
-    """Return the mean and covariance of $Mz+b$, with matrix M and shift b, for a token z."""
+    """Return the mean and covariance of $Mz+b$ for a token z, with M = `matrix`, b = `shift`."""
     covariance = matrix @ prompt.covariance @ matrix.T
     return matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T)
 
@@ -347,7 +343,7 @@ def require_affine_limit(
 
 
 def as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
-    """Return one query as an array, after checking its dimension."""
+    """Return one query as an array; raise an error if it has the wrong dimension."""
     array = float_array("query", query, rank=1)
     reason = "as the attention expects"
     require_shape("query", array, (attention.query_dim,), reason)
@@ -355,7 +351,7 @@ def as_query(attention: AbstractAttention, query: object) -> Float[Array, " quer
 
 
 def as_queries(attention: AbstractAttention, query: object) -> Float[Array, "*queries query_dim"]:
-    """Return one query or a batch of queries as an array, after checking the dimension."""
+    """Return one query or a batch of queries as an array; raise an error for a wrong dimension."""
     (array,) = float_arrays(query=query)
     if array.ndim < 2:
         return as_query(attention, array)

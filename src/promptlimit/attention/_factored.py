@@ -23,9 +23,9 @@ from promptlimit.measures import AbstractMeasure, full_precision
 class Factored(AbstractAttention):
     r"""One head with separate factors $K, Q, V, O$: $T[\mu](z) = OV\,r(\mu,\ c\,K^\top Qz)$.
 
-    The kernel $r(\mu,t)$ is $\nabla\Lambda_\mu(t)$ or $E_\mu[z'\langle z',t\rangle]$. The output
-    depends only on $U = c\,K^\top Q$ and $OV$, but gradient descent on the factors differs from
-    gradient descent on these products. Use this class to study training.
+    The kernel $r(\mu,t)$ is $\nabla\Lambda_\mu(t)$ (softmax) or $E_\mu[z'\langle z',t\rangle]$
+    (linear). The output depends only on $U = c\,K^\top Q$ and $OV$, but gradient descent on the
+    factors differs from gradient descent on these products. Use this class to study training.
 
     Args:
         kernel: "softmax" or "linear".
@@ -113,8 +113,8 @@ class Factored(AbstractAttention):
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
         r"""Return the structure of the gradient with respect to $K$, $Q$, $V$ or $O$.
 
-        With $C=\partial r/\partial t$ and the rows $v_i$ of $OV$ and $o_i$ of $O$, the gradients of
-        output $T_i$ are $\nabla_K=c\,Qz\,(Cv_i)^\top$, $\nabla_Q=c\,KCv_iz^\top$,
+        Let $C=\partial r/\partial t$, and let $v_i$ and $o_i$ be row i of $OV$ and of $O$. The
+        gradients of output $T_i$ are $\nabla_K=c\,Qz\,(Cv_i)^\top$, $\nabla_Q=c\,KCv_iz^\top$,
         $\nabla_V=o_ir^\top$ and $\nabla_{o_i}=Vr$.
         """
         head, outputs = self.merged(), float(self.output_dim)

@@ -1,4 +1,4 @@
-"""Merged heads: a key-query matrix U, a value matrix V and a kernel."""
+"""Merged heads, which consist of a key-query matrix U, a value matrix V and a kernel."""
 
 import math
 from typing import TypeVar
@@ -21,14 +21,14 @@ HeadT = TypeVar("HeadT", bound=AbstractAttention)
 class GradientStructure(eqx.Module):
     r"""The gradient of $T=V\,r(\mu,Uz)$ in one matrix, reduced to the kernel $r$.
 
-    Consider the gradients over two prompts at a query $z$, and the squared distance between them,
-    summed over outputs. For a value matrix it is $a\,|V'(r_1-r_2)|^2$, where $r_1$ and $r_2$ are
-    the kernels over the two prompts. For a score matrix it is
-    $a\,|Fz|^2\,|K(C_1-C_2)V'^\top|^2$ with $C_i=\partial r_i/\partial t$.
+    Let D be the squared distance between the gradients over two prompts at a query $z$, summed over
+    outputs. For a value matrix $D=a\,|V'(r_1-r_2)|^2$, where $r_1$ and $r_2$ are the kernels over
+    the two prompts. For a score matrix $D=a\,|Fz|^2\,|B(C_1-C_2)V'^\top|^2$ with
+    $C_i=\partial r_i/\partial t$.
 
     Attributes:
         head: the head with the value matrix $V'$ in place of $V$.
-        left: $K$, [k, token_dim], for a score matrix; None for a value matrix.
+        left: $B$, [k, token_dim], for a score matrix; None for a value matrix.
         constant: $a$.
         factor: $F$, [f, query_dim], for a score matrix; None for a value matrix.
     """
@@ -42,8 +42,8 @@ class GradientStructure(eqx.Module):
 class AbstractHead(AbstractAttention):
     r"""A head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$.
 
-    The kernel $r(\mu,t)$ is $\nabla\Lambda_\mu(t)$, the mean of the tokens with softmax weights, or
-    $E_\mu[z'\langle z',t\rangle]$, their mean with linear weights.
+    The softmax kernel $r(\mu,t)=\nabla\Lambda_\mu(t)$ is the mean of the tokens with softmax
+    weights. The linear kernel $E_\mu[z'\langle z',t\rangle]$ weights tokens by their scores.
     """
 
     key_query: eqx.AbstractVar[Float[Array, "token_dim query_dim"]]
@@ -60,7 +60,7 @@ class AbstractHead(AbstractAttention):
         *,
         scale: float = 1.0,
     ) -> HeadT:
-        r"""Return the head with $U = \text{scale}\cdot K^\top Q$ and the given $V$.
+        r"""Return the head with $U = \text{scale}\cdot K^\top Q$ and the value matrix $V$.
 
         Args:
             key_weight: $K$, shape `[head_dim, token_dim]`.
@@ -76,7 +76,7 @@ class AbstractHead(AbstractAttention):
          [3.  4. ]]
         """
         key, query = require_key_query(key_weight, query_weight)
-        return cls(_product(require_scale(scale), key, query), value_weight)  # ty: ignore[too-many-positional-arguments]  # heads have both
+        return cls(_product(require_scale(scale), key, query), value_weight)  # ty: ignore[too-many-positional-arguments]  # heads take both
 
     @property
     def token_dim(self) -> int:
@@ -140,7 +140,7 @@ def _limit_of_head(head: AbstractHead, prompt: Gaussian) -> tuple[Array, Array]:
 class SoftmaxAttention(AbstractHead):
     r"""Softmax attention $T[\mu](z) = V\,\nabla\Lambda_\mu(Uz)$.
 
-    Over `Empirical` tokens it is the textbook $\sum_i p_iVz_i$ with
+    Over `Empirical` tokens it is the textbook formula $\sum_i p_iVz_i$ with
     $p = \mathrm{softmax}_i\langle z_i,Uz\rangle$. Over a `Gaussian` it is the infinite-prompt limit
     $Vm + V\Gamma Uz$ (Lemma 2.1 of the paper).
 
@@ -168,8 +168,8 @@ class LinearAttention(AbstractHead):
     r"""Linear attention $T[\mu](z) = V\,E_\mu[z'z'^\top]\,Uz$.
 
     Over `Empirical` tokens it is $\frac1L\sum_i\langle z_i,Uz\rangle Vz_i$. Over an infinite prompt
-    of centred Gaussian tokens it equals softmax attention. Over other laws the two differ, unless
-    $Vm=0$ and the law is Gaussian.
+    of Gaussian tokens of mean m it equals softmax attention if $Vm=0$, for example if m = 0.
+    Otherwise the two attentions differ.
 
     Args:
         key_query: $U = K^\top Q$, shape `[token_dim, query_dim]`.
@@ -197,7 +197,7 @@ def _merged_parameters(key_query: ArrayLike, value: ArrayLike) -> tuple[Array, A
 
 
 def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[Array, Array]:
-    """Return K and Q as arrays, after checking that their shapes are compatible."""
+    """Return K and Q as arrays; raise an error if their shapes are not compatible."""
     key, query = _matrices(key_weight=key_weight, query_weight=query_weight)
     reason = "as many rows as `key_weight`"
     require_shape("query_weight", query, (key.shape[0], query.shape[1]), reason)
@@ -205,7 +205,7 @@ def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[A
 
 
 def _matrices(**named: ArrayLike) -> tuple[Array, ...]:
-    """Return the arguments as arrays of one dtype, after checking that they are finite matrices."""
+    """Return finite matrices as arrays of one dtype; raise an error for other arguments."""
     matrices = float_arrays(**named)
     for name, matrix in zip(named, matrices, strict=True):
         require_rank(name, matrix, 2)

@@ -18,9 +18,9 @@ KernelName = Literal["softmax", "linear"]
 
 
 class Kernel(NamedTuple):
-    r"""A kernel: `read` returns $r(\mu,t)$, and `affine` $(G, c)$ with $r(\mu,t)=Gt+c$.
+    r"""A kernel: `read` returns $r(\mu,t)$.
 
-    `affine` requires a Gaussian $\mu$.
+    For a Gaussian $\mu$, `affine` returns $(G, c)$ with $r(\mu,t)=Gt+c$.
     """
 
     read: Callable[[AbstractMeasure, Array], Array]

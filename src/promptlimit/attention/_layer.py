@@ -68,7 +68,7 @@ class Layer(AbstractHeadSum):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return the sum of $C$ and the heads' matrices, and the sum of the heads' shifts."""
+        r"""Return $C$ plus the heads' matrices, and the heads' shifts; None if a head has none."""
         limit = super().affine_limit(prompt)
         return None if limit is None else (self.residual_matrix() + limit[0], limit[1])
 

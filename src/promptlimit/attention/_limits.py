@@ -15,10 +15,10 @@ from promptlimit.results import Limits
 def limits(attention: AbstractAttention, measure: AbstractMeasure, query: ArrayLike) -> Limits:
     r"""Return $V\nabla\Lambda_\mu(Uz)$ (softmax) and $V E_\mu[z'z'^\top]\,Uz$ (linear).
 
-    Both are computed in double precision, from the same matrices $U$ and $V$.
+    Both limits are computed in double precision, from the same matrices $U$ and $V$.
 
     Args:
-        attention: one head with any kernel.
+        attention: one head; its kernel has no effect.
         measure: $\mu$, the law of a token, or a finite prompt.
         query: $z$.
 

@@ -62,7 +62,7 @@ class AbstractHeadSum(AbstractAttention):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return the sums of the heads' matrices and shifts; None if one has no affine limit."""
+        r"""Return the sums of the heads' matrices and shifts; None if a head has none."""
         limits = [head.affine_limit(prompt) for head in self.heads]
         known = [limit for limit in limits if limit is not None]
         if len(known) < len(limits):
@@ -71,7 +71,7 @@ class AbstractHeadSum(AbstractAttention):
         return jnp.sum(jnp.stack(matrices), axis=0), jnp.sum(jnp.stack(shifts), axis=0)
 
     def as_heads(self) -> tuple[AbstractHead, ...] | None:
-        """Return the heads of all attentions $T_h$; None if one of them returns None."""
+        """Return the heads of all attentions $T_h$; None if a $T_h$ is not a sum of heads."""
         parts = [part.as_heads() for part in self.heads]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
@@ -79,7 +79,7 @@ class AbstractHeadSum(AbstractAttention):
         return tuple(head for part in known for head in part)
 
     def matrices(self) -> list[str]:
-        """Return the names of the heads' matrices, such as "heads[0].value", then of the others."""
+        """Return the names of the heads' matrices, such as "heads[0].value", then of its own."""
         pairs = ((i, name) for i, head in enumerate(self.heads) for name in head.matrices())
         return [*(f"heads[{i}].{name}" for i, name in pairs), *super().matrices()]
 
@@ -92,8 +92,8 @@ class AbstractHeadSum(AbstractAttention):
 class MultiHead(AbstractHeadSum):
     r"""The sum of heads $O\sum_h T_h[\mu](z)$, over one prompt.
 
-    For concatenated heads followed by an output matrix, pass one `Factored` per head. The `output`
-    of each is the block of columns of the output matrix that multiplies this head.
+    For concatenated heads followed by an output matrix, pass one `Factored` per head. Its `output`
+    is the block of columns of the output matrix that multiplies this head.
 
     Args:
         heads: the attentions $T_h$, whose outputs have the same dimension.
@@ -132,7 +132,7 @@ class MultiHead(AbstractHeadSum):
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
-        r"""Return $O$ times the sums of the heads' matrices and shifts; None if a head has None."""
+        r"""Return $O$ times the sums of the heads' matrices and shifts; None if a head has none."""
         limit = super().affine_limit(prompt)
         if limit is None or self.output is None:
             return limit
@@ -150,12 +150,12 @@ class MultiHead(AbstractHeadSum):
     def gradient_structure(self, wrt: str) -> GradientStructure | None:
         """Return the structure of the gradient in a matrix of a head.
 
-        It is None for `output`, and for the value matrices if there is an `output`.
+        The result is None for `output`, and for the heads' value matrices if `output` is given.
         """
         structure = super().gradient_structure(wrt)
         if structure is None or self.output is None:
             return structure
-        if structure.left is None:  # the factor of a value matrix would depend on O
+        if structure.left is None:  # the constant of a value matrix would depend on O
             return None
         head = structure.head.with_value(self.output @ structure.head.value)
         return dataclasses.replace(structure, head=head)

@@ -32,7 +32,7 @@ _SCORES = 2**20
 """The largest number of scores between tokens that are in memory at a time for one prompt."""
 
 _COPIES = 3
-"""The number of arrays of the size of the scores: scores, exponentials, masked exponentials."""
+"""The number of arrays as large as the scores: scores, exponentials, masked exponentials."""
 
 
 class Stack(AbstractAttention):
@@ -41,17 +41,19 @@ class Stack(AbstractAttention):
     In each layer, every token attends to all tokens including itself. The query attends to the
     tokens, and no token attends to the query. With $\mu_1$ the prompt and $q_1$ the query,
 
-        mu_{l+1} = F_l[mu_l]_# mu_l,      q_{l+1} = F_l[mu_l](q_l).
+        mu_{l+1} = F_l[mu_l]_# mu_l,      q_{l+1} = F_l[mu_l](q_l),
+
+    where the push-forward $\mu_{l+1}$ is the law of $F_l[\mu_l](z)$ for a token z of law $\mu_l$.
 
     Over `Empirical` tokens this is the usual forward pass; the method `causal` applies a causal
     mask. Over a `Gaussian`, every $\mu_l$ is Gaussian and every layer is affine (Castin et al.
-    2025), so the limit of the stack has a closed form. For other laws, the push-forward by a layer
-    has no closed form; use `prompt_moments(stack, law, query, math.inf)`, which uses particles or
+    2025), so the limit of the stack has a closed form. For other laws, the push-forward has no
+    closed form; use `prompt_moments(stack, law, query, math.inf)`, which uses particles or
     quadrature.
 
     Args:
-        layers: the layers, from the first to the last: each a `Layer`, which has a residual, or a
-            head or `MultiHead`, which has none. A stack in the list is replaced by its layers.
+        layers: the layers, from the first to the last. A layer is a `Layer`, which has a residual,
+            or a head or `MultiHead`, which has none. A stack in the list is replaced by its layers.
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> layer = pl.Layer(pl.SoftmaxAttention(key_query=[[0.2]], value=[[0.6]]))
@@ -105,8 +107,8 @@ class Stack(AbstractAttention):
     def causal(self, prompt: Empirical, query: ArrayLike) -> Float[Array, " output_dim"]:
         """Return the output with a causal mask: token i attends only to tokens 1 to i.
 
-        The mask does not change the limit of long prompts, but at a finite length the distance from
-        this limit is larger.
+        The mask does not change the limit of long prompts, but it increases the distance from this
+        limit at finite lengths.
 
         Args:
             prompt: the tokens in order, without weights.
@@ -128,15 +130,15 @@ class Stack(AbstractAttention):
         return self.layers
 
     def as_heads(self) -> tuple[AbstractHead, ...] | None:
-        """Return the heads of a single layer; None for several layers."""
+        """Return the heads of the layer if there is only one; otherwise None."""
         return self.layers[0].as_heads() if len(self.layers) == 1 else None
 
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
-        """Return the residual of a single layer; None for several layers."""
+        """Return the residual of the layer if there is only one; otherwise None."""
         return self.layers[0].residual_matrix() if len(self.layers) == 1 else None
 
     def scratch_size(self, length: int) -> int:
-        """Return the number of temporary values in arrays of scores, for `length` tokens."""
+        """Return the number of temporary values in the arrays of scores."""
         return _COPIES * length * _rows_at_a_time(length) if len(self.layers) > 1 else 0
 
     def attend(
@@ -188,7 +190,8 @@ def _require_chain(layers: Sequence[AbstractAttention]) -> None:
 def _composed_limit(layers: tuple[AbstractAttention, ...], prompt: Gaussian) -> Affine:
     r"""Return the last $(P_l, p_l)$ of $P_{l+1}=M_lP_l$, $p_{l+1}=M_lp_l+c_l$, from $(I, 0)$.
 
-    $(M_l, c_l)$ is the affine limit of layer $l$ over $\mu_l=N(P_lm+p_l,\ P_l\Gamma P_l^\top)$.
+    Here $(M_l, c_l)$ is the affine limit of layer $l$ over its tokens, whose law is
+    $N(P_lm+p_l,\ P_l\Gamma P_l^\top)$.
     """
 
     def step(layer: AbstractAttention, so_far: Affine) -> Affine:
@@ -211,7 +214,7 @@ def attend_through(
 ) -> Float[Array, " output_dim"]:
     """Return the output of the last layer at the query.
 
-    If `causal`, a causal mask is applied; the tokens must then have equal weights.
+    If `causal`, a causal mask is applied, and the prompt must have no weights.
     """
     arrays = jax.tree.leaves(eqx.filter((layers, prompt, query), eqx.is_inexact_array))
     dtype = promoted(*(array.dtype for array in arrays))  # the carry of a loop must keep its dtype
@@ -229,8 +232,8 @@ def _rows_after(
 ) -> Float[Array, "rows e"]:
     r"""Return the output $F[\mu](z)$ of a layer for each row $z$: the tokens, then the query.
 
-    Without a mask, linear heads depend on the tokens only through their second moment $S$, and
-    their sum is $\sum_hV_hSU_hz$.
+    Without a mask, the sum of the linear heads is $\sum_hV_hSU_hz$ with $S$ the second moment of
+    the tokens.
     """
     heads, residual = layer.as_heads(), layer.residual_matrix()
     if heads is None:
@@ -254,7 +257,7 @@ def _rows_after(
 def _row_by_row(
     layer: AbstractAttention, prompt: Empirical, rows: Array, causal: bool
 ) -> Float[Array, "rows e"]:
-    """Return the output for every row, in groups of rows that limit the memory for scores."""
+    """Return the output for every row, computed in groups of rows to limit memory."""
     length, dtype = prompt.length, rows.dtype
     places = jnp.arange(length)
 
@@ -269,7 +272,7 @@ def _row_by_row(
     at_a_time = _rows_at_a_time(length)
     if at_a_time == length:
         return jax.vmap(image)(every)
-    # The gradient recomputes the scores, because storing all of them would exceed the limit.
+    # The gradient recomputes the scores, because storing all of them takes too much memory.
     return jax.lax.map(jax.checkpoint(image), every, batch_size=at_a_time)
 
 
@@ -301,7 +304,7 @@ def _through(
 def _shape(layer: AbstractAttention) -> object:
     """Return a key that is equal for layers of equal structure.
 
-    The key of a layer with a field that is not an array differs from all others.
+    A layer with a leaf that is not an array has a unique key.
     """
     leaves, structure = jax.tree.flatten(layer)
     if not all(eqx.is_array(leaf) for leaf in leaves):

@@ -458,7 +458,7 @@ def _run_again(folder: Path, *names: str) -> str:
 
 
 def _options_of(provenance: Path) -> list[str]:
-    """Return the options of the command that wrote a provenance, without those by default."""
+    """Return the options, other than default values, of the command that wrote a provenance."""
     try:
         setting = json_object(provenance).get("setting")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The command line: the only package that prints, exits, reads arguments or sets jax's flags.
+"""The command line: the only package that prints, exits, reads `sys.argv` or sets flags of jax.
 
 A command parses its options, calls the library and emits the result. It imports the library when it
 runs, so that `--help` is fast.

@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _tolerate_odd_terminals() -> None:
-    """Make the command work with COLUMNS=0 in the environment and with a closed standard output."""
+    """Support COLUMNS=0 in the environment, and a closed standard output."""
     if os.environ.get("COLUMNS", "80").strip("0") == "":
         del os.environ["COLUMNS"]
     if sys.stdout is None:
@@ -119,9 +119,9 @@ def _add(command: FunctionType, *, resumes: bool = False) -> None:
 def _wrapped(command: Command, *, resumes: bool) -> Command:
     """Return the command in the form that typer expects.
 
-    A parameter whose type is a named tuple, a group of options that several commands share, is
-    replaced by the options of the group. In errors, names of arguments are replaced by names of
-    options.
+    A parameter may have the type of a named tuple, which is a group of options that several
+    commands share. Such a parameter is replaced by the options of the group. In errors, names of
+    arguments are replaced by names of options.
     """
     parameters = [_parameter("ctx", typer.Context)]
     groups = {}
@@ -162,9 +162,9 @@ def _wrapped(command: Command, *, resumes: bool) -> Command:
 
 
 def _is_inside(place: object, out: object) -> bool:
-    """Return whether a file name is that of --out or of a file in this folder.
+    """Return whether a path is --out or a path inside the folder --out.
 
-    The current folder may also contain inputs, so it does not count.
+    The result is False if --out is the current folder, which may also contain inputs.
     """
     return (
         isinstance(out, Path)
@@ -180,7 +180,7 @@ def _parameter(name: str, annotation: Any, **default: Any) -> inspect.Parameter:
 
 
 def _flags(ctx: Any) -> dict[str, str]:
-    """Return the option for each name of an argument."""
+    """Return the name of the option for each name of an argument."""
     flags = {
         parameter.name: parameter.opts[0]
         for parameter in ctx.command.params
@@ -190,10 +190,10 @@ def _flags(ctx: Any) -> dict[str, str]:
 
 
 def _in_flags(message: str, flags: dict[str, str]) -> str:
-    """Return a message of the library for the command line.
+    """Return a message of the library, adapted to the command line.
 
-    Options replace names of arguments. Suggestions that still contain an argument of a function,
-    which has no option, are left out.
+    Names of options replace names of arguments. Suggestions with arguments that have no option are
+    left out.
     """
     message = re.sub("`([a-z_]+)`", lambda name: flags.get(name[1], name[0]), message)
     first, *others = re.split(r"(?<=\.) (?=[A-Z])", message)
@@ -201,7 +201,7 @@ def _in_flags(message: str, flags: dict[str, str]) -> str:
 
 
 def _in_names_of_options(problem: ArgumentError, flags: dict[str, str]) -> CommandError:
-    """Return an error of the library in which names of options replace names of arguments."""
+    """Return an error of the library with names of options in place of names of arguments."""
     if problem.argument == "key":
         return UsageError(
             "--samples must be at least 2 for a problem that can only be simulated, got 0",

@@ -1,4 +1,4 @@
-"""Options and messages of commands. Only results go to standard output, the rest to stderr."""
+"""Options and messages of commands. Results go to standard output, all messages to stderr."""
 
 import contextlib
 import difflib
@@ -26,7 +26,7 @@ CsvOption = Annotated[
 
 
 class CommandError(Exception):
-    """A command cannot continue; `message` is the reason, `hint` a suggestion or None."""
+    """A command cannot continue: `message` is the reason, and `hint` a suggestion or None."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """An option or an argument of the command line is wrong, whatever the files contain."""
+    """An option or an argument of the command line is wrong, independently of any file."""
 
     exit_code = 2
 
@@ -94,7 +94,7 @@ def choice_option(flag: str, choices: Sequence[str], words: str) -> Any:
 def number_in(option: str, accepts: Callable[[float], bool], words: str) -> Any:
     """Return a parser of numbers that raises an error if `accepts` returns False.
 
-    `option` is the name of the option and `words` describe the valid numbers, for the error.
+    The error contains `option`, the name of the option, and `words`, which describe valid numbers.
     """
 
     def parse(text: str | float) -> float:
@@ -123,7 +123,7 @@ SeedOption = Annotated[int, whole_option("--seed", "Random seed.", least=0, most
 
 
 def print_error(message: str, hint: str) -> None:
-    """Print an error and its hint on standard error, even in a process that prints nothing else."""
+    """Print an error and its hint on standard error, even in a process whose notes are silenced."""
     ERR.quiet = False
     ERR.print("error:", message, style="bold red", markup=False, soft_wrap=True)
     ERR.print("hint:", hint, markup=False, soft_wrap=True)
@@ -141,7 +141,7 @@ def print_json(value: object) -> None:
 
 @contextlib.contextmanager
 def on_standard_output() -> Generator[None]:
-    """Return a context for printing; an error of standard output contains the stream's name."""
+    """Return a context for printing, in which errors contain the name "standard output"."""
     try:
         yield
         sys.stdout.flush()
@@ -149,7 +149,7 @@ def on_standard_output() -> Generator[None]:
         raise
     except OSError as problem:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or Python would report it again at exit
+        os.dup2(nowhere, sys.stdout.fileno())  # otherwise Python reports the error again at exit
         raise OSError(problem.errno, problem.strerror, "standard output") from None
 
 
@@ -162,15 +162,15 @@ def discard_standard_output() -> None:
 def exiting_on_interrupt(hint: str) -> Generator[None]:
     """Return a context in which Ctrl-C prints an error and a hint, and exits with status 130.
 
-    It exits at once, because a `KeyboardInterrupt` inside a callback of the compiler would crash
-    or be ignored. This is safe: files are written atomically, and locks and workers end with the
-    process.
+    The process exits at once, because a `KeyboardInterrupt` inside a callback of the compiler would
+    crash or be ignored. Exiting is safe: files are written atomically, and locks and workers end
+    with the process.
     """
 
     def end(*_: object) -> NoReturn:
         cursor = "\x1b[?25h\n" if ERR.is_terminal else ""
         with contextlib.suppress(OSError):
-            # not with sys.stderr, which may be in use at this moment
+            # os.write, because sys.stderr may be in use at this moment
             os.write(2, f"{cursor}error: interrupted\nhint: {hint}\n".encode())
         os._exit(INTERRUPTED)
 
@@ -185,7 +185,7 @@ def exiting_on_interrupt(hint: str) -> Generator[None]:
 
 
 def require_folder(out: Path | None) -> None:
-    """Raise an error if the folder or a parent of it is a file or a broken link."""
+    """Raise an error if the folder or one of its parents is a file or a broken link."""
     for place in () if out is None else (out, *out.parents):
         is_link = place.is_symlink() and not place.exists()
         if is_link or (place.exists() and not place.is_dir()):

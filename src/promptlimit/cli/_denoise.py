@@ -58,8 +58,9 @@ def denoise(
 ) -> None:
     """Print the distance of attention from the Bayes denoiser of a Gaussian mixture, exactly.
 
-    The prompt consists of noisy tokens, and the query is a further noisy token. The numbers are
-    mean squared distances from the Bayes denoiser; the error of this denoiser is printed below.
+    The prompt consists of noisy tokens (of clean tokens with --clean-prompt), and the query is a
+    further noisy token. The numbers are mean squared distances from the Bayes denoiser. The mean
+    squared error of the Bayes denoiser is printed below them.
     """
     arrays = matrices_in("--means", means, "means", "weights")
     if weights is not None:

@@ -20,7 +20,7 @@ class Finding:
     Attributes:
         name: the name of the check.
         well: whether the check passed.
-        found: what was found.
+        found: the result of the check, such as a version.
         remedy: a suggestion; empty if there is none.
     """
 
@@ -86,7 +86,7 @@ def _packages() -> list[Finding]:
 
 
 def _extras() -> list[Finding]:
-    """Return one finding per optional package; a missing one passes."""
+    """Return one finding per optional package; a missing package passes."""
     return [
         Finding(name, True, "missing", f"for the extra {extra}: pip install 'promptlimit[{extra}]'")
         if there is None

@@ -29,7 +29,7 @@ _FILES = (".json", ".csv", ".npz", *_PICTURES)
 
 
 def _path_in(text: str | Path) -> Path:
-    """Return the path given as --out; raise an error if it cannot be created."""
+    """Return the path given as --out; raise an error if it cannot be a file or folder to write."""
     if text == "":
         raise UsageError("--out must name a file or a folder, got ''")
     path = Path(text)
@@ -73,11 +73,11 @@ class Output(NamedTuple):
 def emit(
     result: "Result | Sequence[Result]", output: Output, name: str, *, writes: bool = True
 ) -> None:
-    """Write a result, if `output` requests a file, and print it even if writing fails.
+    """Write a result if `output` requests a file, and print it even if writing fails.
 
     Args:
-        result: one result, or several of the same class. Several results become an array in JSON,
-            otherwise one table.
+        result: one result, or several of the same class. In JSON, several results become an array;
+            in other formats, one table.
         output: the options for printing and writing.
         name: the name of the files, if they are written to a folder.
         writes: whether this process writes files.
@@ -125,7 +125,7 @@ def _arrays(result: "Result | Sequence[Result]") -> "dict[str, np.ndarray]":
 
 
 def _write(result: "Result | Sequence[Result]", path: Path, name: str) -> None:
-    """Write one file, or a folder with JSON, CSV and a figure, if the result has a figure."""
+    """Write one file; or a folder with JSON, CSV and, if the result has one, a figure."""
     from promptlimit.storage import write_bytes
 
     if _is_file(path):

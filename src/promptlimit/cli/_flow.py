@@ -53,9 +53,9 @@ def flow(
 ) -> None:
     """Follow gradient flow on in-context linear regression, exactly, at several prompt lengths.
 
-    Print, at the end of each flow, the mean squared error and the squared distance of the merged
-    parameters from those of the flow over infinite prompts with the same start. With --out DIR,
-    trajectories are stored, and the same command reuses them.
+    Two numbers are printed for the end of each flow: the mean squared error, and the squared
+    distance of the merged parameters from those of the flow over infinite prompts with the same
+    start. With --out DIR, trajectories are stored, and the same command reuses them.
     """
     with progress("flow") as shown:
         shown.at("starting")

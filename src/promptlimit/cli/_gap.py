@@ -17,9 +17,10 @@ def gap(
     where: Machines,
     output: Output,
 ) -> None:
-    """Print the mean squared distance of finite outputs from the limit, and its rate.
+    """Print the mean squared distance of finite outputs from the limit (the gap), and its rate.
 
-    Columns are exact, leading order, proved bound, and simulated (at lengths up to 10,000).
+    The columns are the exact gap, its leading order, a proved bound, and the simulated gap at
+    lengths up to 10,000.
     """
     with machines(where) as writes:
         given = problem.load()

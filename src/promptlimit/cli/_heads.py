@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from promptlimit.results import AbstractAtlas, HeadReplacement
 
 _COMPARED = 4
-"""The number of windows on which models with replaced heads are compared. The atlas leaves them out
-if the text has at least twice as many."""
+"""The number of windows on which models with replaced heads are compared. The atlas leaves these
+windows out if the text has at least twice as many."""
 _SECONDS = 7e-4
 """The usual time per token and layer, in seconds, from which the time left is estimated."""
 _PHASES = {"reading the text": (0.0, 0.2), "measuring heads": (0.2, 0.8)}
-"""For each phase of an atlas: the shares of the work before the phase and in the phase."""
+"""The share of the work before each phase of an atlas, and the share of the work in the phase."""
 _REPLACED, _DRAWN = "heads replaced", "figures and page"
 
 
@@ -110,8 +110,9 @@ def heads(
 ) -> None:
     """Measure every attention head of a trained model, and compare it with infinite-prompt limits.
 
-    A head is close to linear attention if its squared sharpness is small compared with 2 ln L. With
-    --out, finished parts are stored, and the same command resumes from them.
+    A head is close to linear attention if its squared sharpness (the variance of its scores) is
+    small compared with 2 ln L for prompts of L tokens. With --out, finished parts are stored, and
+    the same command resumes from them.
     """
     require_folder(out)
     path = model_path(model_dir, example, causal)
@@ -201,8 +202,8 @@ def _atlases_of_model(
 ) -> "dict[str, Any]":
     """Return the atlas of every text, by name.
 
-    If `replace`, the atlas of the first text leaves out windows for the comparison of replaced
-    heads.
+    If `replace`, the atlas of the first text leaves out the windows on which models with replaced
+    heads are compared.
     """
     shape, first = model.shape, next(iter(prompts))
     windows = {
@@ -227,9 +228,9 @@ def _atlases_of_model(
 
 
 def atlas_windows(count: int, most: int, *, compared: bool) -> int:
-    """Return how many of `count` windows an atlas uses: at most `most`.
+    """Return how many of `count` windows an atlas uses, at most `most`.
 
-    If `compared`, the last `_COMPARED` windows are left out, if at least as many remain.
+    If `compared`, the last `_COMPARED` windows are left out, provided that as many remain.
     """
     return min(most, count - _COMPARED) if compared and count >= 2 * _COMPARED else most
 
@@ -237,7 +238,7 @@ def atlas_windows(count: int, most: int, *, compared: bool) -> int:
 def _atlases_of_captured_heads(
     path: Path, out: Path | None, shown: AbstractProgress, measure: Callable[..., "AbstractAtlas"]
 ) -> "dict[str, Any]":
-    """Return the atlas of the captured heads in a file, by the name of the file."""
+    """Return the atlas of the captured heads in a file, under the name of the file."""
     from promptlimit import load
     from promptlimit.heads import CapturedHeads
 

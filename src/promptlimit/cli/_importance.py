@@ -45,9 +45,9 @@ def importance(
 ) -> None:
     """Print bias, error and effective sample size of importance sampling, exactly.
 
-    Samples come from a Gaussian proposal. Their weights for a Gaussian target are divided by the
-    sum of the weights (self-normalised importance sampling). The estimated means are those of the
-    coordinates, or of the functions in the file.
+    Samples are drawn from a Gaussian proposal. Their weights for a Gaussian target are divided by
+    the sum of the weights (self-normalised importance sampling). The quantities estimated are the
+    means of the coordinates, or of the functions in the file.
     """
     if min(lengths) < 2:
         raise UsageError(f"--lengths must be at least 2, got {min(lengths)}", "--lengths 2,10")
@@ -70,7 +70,7 @@ _EXAMPLE = 'a file may hold {"proposal_cov": [[2.25]], "target_cov": [[1]], "tar
 
 
 def _gaussian(arrays: "dict[str, np.ndarray]", role: str) -> "Gaussian":
-    """Return the proposal or the target; errors contain the name of the array in the file."""
+    """Return the proposal or the target; errors name the array in the file."""
     import numpy as np
 
     from promptlimit.measures import Gaussian

@@ -31,7 +31,9 @@ def length(
 ) -> None:
     """Print the length from which the gap stays within a tolerance (0.1 and 0.01 by default).
 
-    Columns are the lengths from the exact gap, from its leading order and from the proved bound.
+    The gap is the root mean square distance of finite outputs from the limit, relative to the limit
+    unless --absolute is given. The columns are the lengths computed from the exact gap, from its
+    leading order and from a proved bound.
     """
     given = problem.load()
     from promptlimit.concentration import required_length

@@ -54,9 +54,9 @@ class Machines(NamedTuple):
 
 @contextlib.contextmanager
 def machines(asked: Machines) -> Generator[bool]:
-    """Return a context with the requested devices; yield whether this process prints and writes.
+    """Return a context with the requested devices; enter it before jax is first used.
 
-    Enter it before jax is first used.
+    The context yields whether this process prints and writes.
     """
     count = _count(asked)
     if count is not None:
@@ -120,7 +120,7 @@ def _joined(asked: Machines) -> Generator[bool]:
     from promptlimit.parallel import active_devices, join, leave_at_exit, use_devices
 
     try:
-        ERR.quiet = number != 0  # quiet until the number is known
+        ERR.quiet = number != 0  # also quiet if the number is not known yet
         join(asked.coordinator, processes, number)
         with use_devices():
             _require_devices(asked, active_devices().size // active_devices().hosts)
@@ -158,7 +158,7 @@ def _require_devices(asked: Machines, there: int) -> None:
 
 
 def _keep_standard_output_clean() -> None:
-    """Discard what other libraries write to file descriptor 1; `sys.stdout` still works."""
+    """Discard what other libraries write to file descriptor 1, but not to `sys.stdout`."""
     sys.stdout.flush()
     results = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

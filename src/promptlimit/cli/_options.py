@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import LinearRegression
 
 _MATRICES = 8
-"""A problem of dimension d needs memory for at least this many [d, d] matrices."""
+"""A problem of dimension d requires memory for at least this number of [d, d] matrices."""
 _SUFFIXES = (".npy", ".csv", ".npz", ".json")
 
 
@@ -135,13 +135,13 @@ Noise = Annotated[
         help="Noise variance of the labels.",
     ),
 ]
-Dim = Annotated[int, whole_option("--dim", "Dimension of the covariates.")]
+Dim = Annotated[int, whole_option("--dim", "Dimension of the covariates, unless a matrix determines it.")]
 
 
 class Problem(NamedTuple):
     """The options for an attention problem: files, an example, or the standard case.
 
-    In the standard case, tokens and queries are standard normal, and U is a multiple of I.
+    In the standard case, tokens and queries are standard normal, U is a multiple of I, and V = I.
     """
 
     files: Files = None
@@ -193,9 +193,9 @@ def load_problem(
     stack: bool = False,
     others: tuple[str, ...] = (),
 ) -> "AttentionProblem":
-    """Return the problem in the files with named arrays, or an example, in double precision.
+    """Return the problem in files of named arrays, or an example, in double precision.
 
-    The names `prompt` (of a law of tokens) and `kernel` replace those in the files. If `stack`,
+    `prompt`, the name of a law of tokens, and `kernel` replace the values in the files. If `stack`,
     the example is a stack. `others` are further options, for the error if no problem is given.
     """
     if bool(files) == (example is not None):
@@ -219,7 +219,7 @@ def load_problem(
 def require_room(dim: int) -> None:
     """Raise an error if matrices of this dimension do not fit into memory.
 
-    Without this check, the operating system may kill the process when it uses the memory.
+    Without this check, the operating system may kill the process for lack of memory.
     """
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return
@@ -279,8 +279,8 @@ def named_arrays(
         source: the path of a file with named arrays, or NAME=FILE.
         needed: the names of arrays that the file must contain.
         optional: the names of further arrays that the file may contain.
-        before: the start of error messages.
-        hint: the hint of error messages.
+        before: a text that precedes error messages.
+        hint: the hint of errors.
         unnamed: the name for a single array without a name, such as an array from a pipe.
     """
     from promptlimit.storage import read_arrays
@@ -311,7 +311,7 @@ class CovarianceChoice(NamedTuple):
     Attributes:
         text: the value as text.
         law: the name of the law; empty for matrices.
-        correlation: the correlation of neighbouring covariates under the law.
+        correlation: the correlation of neighbouring covariates under the law; 0 for matrices.
         matrices: the matrices by name; empty for a law.
     """
 
@@ -326,7 +326,7 @@ class CovarianceChoice(NamedTuple):
         return {"covariance": self.text, **({"held": held} if held else {})}
 
     def regression(self, dim: int, noise: float) -> "LinearRegression":
-        """Return the regression, in which the prior variance of the weights is 1/dimension."""
+        """Return the regression with prior variance 1/dimension; `dim` is not used for matrices."""
         use_double_precision()
         from promptlimit.studies.large_prompt.protocol import protocol_task
         from promptlimit.tasks import LinearRegression

@@ -15,12 +15,12 @@ from rich.text import Text
 from promptlimit.cli._console import ERR
 
 _FIRST, _SHORTEST, _LONGEST = 5.0, 10.0, 60.0
-"""A log gets a line on the current state after this many seconds without output: `_FIRST` at the
-start, `_SHORTEST` after an item. In a long item the time doubles with each line, up to `_LONGEST`.
-"""
+"""A log gets a line with the current state after a number of seconds without output: `_FIRST` at
+the start, `_SHORTEST` after an item. During a long item the time doubles with each line, up to
+`_LONGEST`."""
 
 _MEASURED = 1.0
-"""The time left is estimated from the measured speed after this many seconds of measurement."""
+"""After this number of seconds of measurement, the time left is estimated from measured speed."""
 
 _clock = time.monotonic
 
@@ -29,8 +29,8 @@ _clock = time.monotonic
 def progress(command: str) -> Generator["AbstractProgress"]:
     """Return a context that yields the progress of a command. Print results after the context ends.
 
-    A terminal shows a bar. A log gets a line for each finished item, and lines on the current state
-    during a long item.
+    A terminal shows a bar. A log gets a line for each finished item, and lines with the current
+    state during a long item.
     """
     drawable = ERR.is_terminal and not ERR.is_dumb_terminal
     shown = _Bar(command) if drawable else _Lines(command)
@@ -48,7 +48,7 @@ class AbstractProgress(abc.ABC):
         self._plan, self._doing = "", "starting"
         self._weights: dict[str, float] = {}  # the usual time of each planned item, up to a factor
         self._shares: dict[str, float] = {}  # the share of each item that is done
-        self._before: dict[str, float] = {}  # the share at the first report; 1 for stored items
+        self._before: dict[str, float] = {}  # `_shares` at the first report; 1 for stored items
         self._grown = self._growing = 0.0  # measured work as a share of all work, and its time
         self._left: set[str] = set()
         self._closed = False
@@ -58,7 +58,7 @@ class AbstractProgress(abc.ABC):
     def plan(self, words: str, items: Mapping[str, float]) -> None:
         """Plan items, each with a number proportional to the time that it usually takes.
 
-        `words` describe the plan. They are printed with the next report, so that a command with
+        `words`, a description of the plan, is printed with the next report. Thus a command with
         invalid inputs prints only its error.
         """
         with self._lock:
@@ -102,7 +102,7 @@ class AbstractProgress(abc.ABC):
         """Report the end of one or several items.
 
         Args:
-            items: the names of the items; those that already ended are ignored.
+            items: the names of the items. The report is ignored if one of them already ended.
             outcome: a verdict, or a value with its name.
             seconds: the duration of the items; by default the time since the last item ended.
             stored: whether the items were computed by an earlier command.
@@ -142,7 +142,7 @@ class AbstractProgress(abc.ABC):
         return sum(w * shares.get(item, 0.0) for item, w in self._weights.items()) / (total or 1.0)
 
     def _seconds_left(self) -> float | None:
-        """Return an estimate of the time left in seconds; None without measurements."""
+        """Return an estimate of the time left in seconds; None before any measurement."""
         rest = 1.0 - self._done(self._shares)
         if self._growing >= _MEASURED:
             return rest * self._growing / self._grown
@@ -172,7 +172,7 @@ class _Lines(AbstractProgress):
             pass
 
     def beat(self) -> float:
-        """Print the current state after a long silence; return the seconds until the next call."""
+        """Print the state after a long time without output; return the seconds to the next call."""
         with self._lock:
             if _clock() - self._spoke >= self._patience:
                 if self._plan:
@@ -242,7 +242,7 @@ class _Bar(AbstractProgress):
         )
 
     def _ended(self, words: str) -> None:
-        pass  # the bar has moved
+        pass  # `_refresh` has moved the bar
 
 
 class _TimeLeft(ProgressColumn):

@@ -19,7 +19,7 @@ class WrittenReport:
         decided: the number of decided claims.
         as_expected: the number of decided claims with the expected verdict.
         figures: the number of figures.
-        left_out: a sentence for each stored result that the report does not show as intended.
+        left_out: a sentence for each stored result that is missing, or not shown as intended.
     """
 
     page: str
@@ -42,7 +42,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the pages of a report again from the claims and figures stored in DIR."""
+    """Write the pages of a report again, from the claims and figures stored in DIR."""
     from promptlimit.claims import ReportFolder
     from promptlimit.studies import study_at, write_pages
 

@@ -77,8 +77,8 @@ def reproduce(
 ) -> None:
     """Decide the claims of studies, draw their figures, and write a report.
 
-    Stored results of the same code and the same options are reused. Exits 0 if every verdict is the
-    one that its study expects, 1 otherwise.
+    Stored results of the same code and the same options are reused. The exit status is 0 if every
+    verdict is as its study expects, and 1 otherwise.
     """
     extent = _protocol(protocol)
     if not list_items:
@@ -139,7 +139,7 @@ def reproduce(
 
 
 def _seed_range(text: str) -> range:
-    """Return the seeds that a text FIRST:END denotes, without END."""
+    """Return the seeds that a text FIRST:END denotes, from FIRST to END - 1."""
     first, colon, end = text.partition(":")
     if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise UsageError(
@@ -158,7 +158,7 @@ def _at_seeds(
     *,
     as_json: bool,
 ) -> None:
-    """Decide claims at several seeds and print how often each verdict is the expected one."""
+    """Decide claims at several seeds and print how often each claim has its expected verdict."""
     from promptlimit import studies
 
     with progress("reproduce") as shown:
@@ -209,7 +209,7 @@ def _protocol(word: str) -> Literal["exact", "full"]:
 
 
 def _studies(names: Sequence[str]) -> "tuple[list[Study], list[str]]":
-    """Return the studies among the names, or all studies if there is none, and the other names."""
+    """Return the studies among the names, and the other names; all studies if none is named."""
     from promptlimit.studies import studies, study_at
 
     known = {study.name: study for study in studies()}
@@ -277,7 +277,7 @@ def _chosen(
 
 
 def _print_claims(claims: "Sequence[StoredClaim]") -> None:
-    """Print one line per claim, and how many verdicts are the expected ones."""
+    """Print one line per claim, and how many verdicts are as expected."""
     results = [claim.result for claim in claims]
     rows = (
         {

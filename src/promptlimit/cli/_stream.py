@@ -73,8 +73,8 @@ def stream(
 ) -> None:
     """Print attention over the first L tokens of one long prompt, in one pass, for several L.
 
-    Tokens are drawn from a law or read from a file. For Gaussian tokens, exact expectations over
-    prompts are added. Without --lengths, there are two lengths L per decade. With --out DIR,
+    Tokens are drawn from a law or read from a file. For Gaussian tokens, exact means over prompts
+    are also printed. Without --lengths, there are two lengths L per decade. With --out DIR,
     checkpoints are stored, and the same command resumes from them.
     """
     if prompt is not None and length is not None:

@@ -11,7 +11,7 @@ from promptlimit.cli._options import length_in
 from promptlimit.cli._progress import progress
 
 _CURVE = 9
-"""The number of lengths in files and figures; without --out only the last one is computed."""
+"""The number of lengths in files and figures; without --out only the last length is computed."""
 
 
 def temperature(
@@ -57,8 +57,9 @@ def temperature(
 ) -> None:
     """Print the effect of temperature rules on a head as prompts grow, exactly.
 
-    A rule multiplies the scores by a factor that depends on the length. The first rows are rules in
-    use; the last two are the factors that keep the weight of a needle and the entropy constant.
+    A rule multiplies the scores by a factor that depends on the length. The first rows are rules
+    used in practice. In the last two rows, the factor keeps the weight of a needle (the one
+    relevant token) or the entropy of the weights constant.
     """
     if lengths <= base:
         raise UsageError(

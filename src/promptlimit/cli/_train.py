@@ -1,4 +1,4 @@
-"""`promptlimit train`: training as in the experiments of the paper; interrupted runs resume."""
+"""`promptlimit train`: training as in the experiments of Boursier and Boyer (2026)."""
 
 import functools
 import json
@@ -131,8 +131,8 @@ def train(
 ) -> None:
     """Train attention by gradient descent on fresh prompts, as in the experiments of the paper.
 
-    Softmax and linear attention train from the same random starts, and on the same prompts with
-    --sampling tokens. Interrupted runs resume, and finished runs are not repeated.
+    Softmax and linear attention train from the same random starts and, with --sampling tokens, on
+    the same prompts. Interrupted runs resume, and finished runs are not repeated.
     """
     require_folder(out)
     if dry_run and where.distributed:
@@ -199,7 +199,7 @@ def _start(uniform_factors: Any, dim: int, kernel: str, key: Any) -> Any:
 
 
 def _require_record(file: Path, record: dict[str, Any]) -> None:
-    """Raise an error if the folder has runs with other options; rewrite a damaged record.
+    """Raise an error if the folder contains runs with other options; rewrite a damaged record.
 
     The record does not contain the lengths, so that runs at further lengths can be added.
     """
@@ -207,7 +207,7 @@ def _require_record(file: Path, record: dict[str, Any]) -> None:
 
     try:
         require_configuration(file, record)
-    except InputFileError:  # runs have their own configuration
+    except InputFileError:  # each run also stores its own configuration
         write_json(file, record)
         print_note(f"{file} was damaged and has been rewritten; finished runs are kept")
 
@@ -234,14 +234,10 @@ def _estimate(
 
 
 class _Watch:
-    """Shows the progress of training; `close` adds the lengths that an earlier command finished.
+    """Shows the progress of training.
 
-    Args:
-        weights: a number proportional to the time of a step, for each length.
-        steps: the number of steps of each run.
-        runs: the number of runs at each length.
-        out: the folder of the runs.
-        shown: the progress of the command.
+    `weights` contains, for each length, a number proportional to the time of a step. `runs` is the
+    number of runs at each length.
     """
 
     def __init__(
@@ -262,14 +258,14 @@ class _Watch:
         )
 
     def __call__(self, at: "Progress") -> None:
-        """Show the progress, and at most once a minute compute the risk, which takes long."""
+        """Show the progress. The risk takes long, so it is computed at most once a minute."""
         self.close(below=int(at.lengths[0]))
         names = [f"L = {length}" for length in at.lengths]
         if at.done != at.total:
             self._report(at, names)
             if at.rate and _clock() - self._computed_at > _BETWEEN_RISKS:
                 self._compute_error(at)
-                self._report(at, names)  # so that the time for the risk is not counted as steps
+                self._report(at, names)  # the time for the risk does not count as time of steps
             return
         self._compute_error(at)
         self._shown.end(*names, outcome=self._error)
@@ -287,7 +283,7 @@ class _Watch:
         self._shown.at(f"{place}: {', '.join(words)}", dict.fromkeys(names, at.share))
 
     def close(self, below: int | None = None) -> None:
-        """Report the lengths that needed no training as stored: those below `below`, or all."""
+        """Report all remaining lengths, or only those below `below`, as stored."""
         for length in [left for left in self._left if below is None or left < below]:
             self._left.remove(length)
             self._shown.end(f"L = {length}", outcome="stored", stored=True)

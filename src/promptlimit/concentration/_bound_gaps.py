@@ -1,12 +1,13 @@
 r"""Proved bounds on gaps, averaged over queries.
 
 A gap is the mean squared distance between an output, or a gradient, over a finite prompt and its
-limit. The output is $V\hat m$ and the gradient in a score matrix is $K\hat CV^\top$, with K of
-`HeadProblem`. Here $\hat m$ and $\hat C$ are the mean and the covariance of the tokens under
-the softmax weights at the tilt $Uz$. The gap does not change if all tokens are shifted, or if they
-are divided by s and U, V and K are multiplied by s. So tokens can be made centred and
-1-sub-Gaussian: Gaussian tokens are whitened, and others are divided by their sub-Gaussian constant.
-Derived in docs/bounds.md.
+limit. Let $\hat m$ and $\hat C$ be the mean and the covariance of the tokens under the softmax
+weights at the tilt $Uz$. The gap of an output, or of the gradient in a value matrix, depends on the
+prompt through $V\hat m$. The gap of the gradient in a score matrix depends on $K\hat CV^\top$, with
+V and K of `HeadProblem`. The gap does not change if all tokens are shifted, or if they are divided
+by s and U, V and K are multiplied by s. So tokens can be made centred and 1-sub-Gaussian: Gaussian
+tokens are whitened, and others are divided by their sub-Gaussian constant. Derived in
+docs/bounds.md.
 """
 
 import dataclasses
@@ -22,7 +23,8 @@ from promptlimit.rules import unwrap
 _TOLERANCE = 1e-3
 """The relative error at which the quadrature over Gaussian queries stops.
 
-At least this share of the average is added to the average, which thus remains an upper bound.
+If the quadrature is not exact, at least this share of the average is added to it, so that the sum
+is an upper bound.
 """
 
 
@@ -37,8 +39,8 @@ class _Reduced:
         dim: the rank of the covariance for Gaussian tokens, otherwise their dimension; at least 1.
         transform: the key-query matrix for the transformed tokens.
         scale: a factor that does not depend on the query.
-        size: $|Fz|^2$ with the matrix F of `HeadProblem`, as a product of quadratic forms of the
-            query; without F it is 1, an empty product.
+        size: $|Fz|^2$ with the matrix F of `HeadProblem`, as a product of one quadratic form of the
+            query; without F, the empty product, which is 1.
         of_covariance: whether $\hat C-C$ is bounded instead of $\hat m-m$.
     """
 
@@ -49,7 +51,7 @@ class _Reduced:
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
-        """Return the bound without `size`, [n, lengths], for norms of `transform` z, [n]."""
+        """Return the bound divided by `size`, [n, lengths], at the sharpness |`transform` z|."""
         bound = covariance_bound if self.of_covariance else mean_bound
         return self.scale * bound(
             lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]
@@ -79,7 +81,7 @@ def bound_gap(problem: Problem) -> Array:
     """Return an upper bound on the gap at every length.
 
     If the law of the query is a mixture of points and Gaussians, the bound at one query is averaged
-    over it, and the error of the quadrature is added. For other centred queries the bound is
+    over this law, and the error of the quadrature is added. For other centred queries the result is
     `output_bound` with their sub-Gaussian constant.
     """
     reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
@@ -92,7 +94,7 @@ def bound_gap(problem: Problem) -> Array:
         return size[0][:, None] * reduced.at_sharpness(sharpness, lengths)
 
     def log_size(sharpness: Array) -> Array:
-        """Return the logarithm of the bound without `size`, as `over_queries` requires."""
+        """Return the logarithm of the bound divided by `size`, as `over_queries` requires."""
         with np.errstate(divide="ignore"):
             return np.log(reduced.at_sharpness(sharpness, lengths))
 

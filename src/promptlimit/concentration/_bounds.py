@@ -1,16 +1,16 @@
 r"""Proved upper bounds on gaps between finite and infinite prompts of sub-Gaussian tokens.
 
-They hold for every $L\ge1$, and never exceed a bound that follows from the sizes of the tokens
-alone. They are loose: use exact moments if available. Tokens and queries are centred, and queries
-are 1-sub-Gaussian; docs/bounds.md derives the bounds and reduces other problems to this case. "The
-paper" is arXiv:2512.11784; lemmas and propositions are numbered as there.
+The bounds hold for every $L\ge1$, and never exceed a bound that follows from the sizes of the
+tokens alone. They are loose: use exact moments if available. Tokens and queries are centred, and
+queries are 1-sub-Gaussian; docs/bounds.md derives the bounds and reduces other problems to this
+case. Lemmas and propositions are those of arXiv:2512.11784, "the paper".
 
 The prompt has L tokens $z_i$, which are $s$-sub-Gaussian in $\mathbb R^d$. At a query z the tilt is
 $u=Uz$, and $x=s^2|u|^2$. The tilted mean and covariance are $m=\nabla\Lambda(u)$ and
-$C=\nabla^2\Lambda(u)$, with $\Lambda$ the log-Laplace transform of a token. The softmax covariance
-of the prompt is $\hat C$, and its softmax mean is $\hat m=m+G/D$ with $D=\frac1L\sum w_i$,
-$G=\frac1L\sum w_i(z_i-m)$ and $w_i=e^{\langle u,z_i\rangle-\Lambda(u)}$, which has mean one.
-$T_L(z)=V\hat m$ is the output, $T(z)=Vm$ its limit.
+$C=\nabla^2\Lambda(u)$, with $\Lambda$ the log-Laplace transform of a token. Let
+$w_i=e^{\langle u,z_i\rangle-\Lambda(u)}$, which has mean one. The softmax mean of the prompt is
+$\hat m=m+G/D$ with $D=\frac1L\sum w_i$ and $G=\frac1L\sum w_i(z_i-m)$, and its softmax covariance
+is $\hat C$. $T_L(z)=V\hat m$ is the output and $T(z)=Vm$ its limit.
 """
 
 from typing import SupportsIndex, TypeAlias
@@ -33,9 +33,9 @@ def mean_bound(
 ) -> Array:
     r"""Return a bound on $E|\hat m-m|^2$, the mean squared error of the softmax mean at one query.
 
-    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound, and the gradient of one output in its
-    row of V has the mean squared error $E|\hat m-m|^2$. With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$,
-    the bound is the smaller of
+    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound. The gradient of one output in its row
+    of V has the mean squared error $E|\hat m-m|^2$. With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$, the
+    bound is the smaller of
 
     $$4s^2\Big(\sqrt{\ln(L2^{d/2})}+\sqrt x\Big)^2\quad\text{and}\quad
     \frac{16s^2e^{2x}}L\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
@@ -62,7 +62,7 @@ def mean_bound(
 def covariance_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound on $E\|\hat C-C\|_F^2$, for the softmax covariance at one query.
+    r"""Return a bound on $E\|\hat C-C\|_F^2$, the mean squared error of the softmax covariance.
 
     For the i-th output, $E\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ is at most $|v_i|^2|z|^2$ times this
     bound, with $v_i$ the i-th row of V. With $x$ and $q$ as in `mean_bound`, $t=s^2(4x+2d\ln2)$ and
@@ -74,8 +74,8 @@ def covariance_bound(
     +4\sqrt{\tfrac{N_{4,2}^4}{L^3}+\tfrac{3N_{2,1}^4}{L^2}}\Big)^2
     +e^{-q}\big(4s^2\ln(L2^{d/2}e^q+e)+t\big)^2.$$
 
-    Prop. 3.4 of the paper (arXiv:2512.11784) is such a bound, averaged over queries. Derived in
-    docs/bounds.md.
+    Prop. 3.4 of the paper (arXiv:2512.11784) is a bound of this kind, averaged over queries.
+    Derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -207,14 +207,14 @@ def log_cells(dim: int) -> float:
 
 
 def root_log(log_y: Numbers, order: int) -> Numbers:
-    r"""Return $\sqrt{\ln(y+e^{k-1})}$, whose 2k-th power is concave in $y\ge0$."""
+    r"""Return $\sqrt{\ln(y+e^{k-1})}$ for k = `order`; its 2k-th power is concave in $y\ge0$."""
     return np.sqrt(np.logaddexp(log_y, order - 1.0))
 
 
 def token_norm(power: int, order: int, dim: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return a bound on $(E\,w^p|z-m|^{2k})^{1/2k}$ for p = `power` and k = `order`.
+    r"""Return $N_{p,k}$ of `covariance_bound` for p = `power` and k = `order`.
 
-    It is $N_{p,k}$ of `covariance_bound`, or infinity if that overflows.
+    It is a bound on $(E\,w^p|z-m|^{2k})^{1/2k}$, or infinity if the bound overflows.
     """
     growth = power**2 * x
     sizes = root_log(log_cells(dim) + growth / 2, order) + np.sqrt(x)

@@ -1,7 +1,7 @@
 """Values of a gap at several lengths, their conversion into a result, and gaps on tasks.
 
-A gap is the mean squared distance between the outputs over finite prompts and their limit. The
-package `tasks` registers the rules for gaps on tasks, because it imports this package.
+A gap is the mean squared distance of outputs, or gradients, over finite prompts from their limit.
+The package `tasks` registers the rules for gaps on tasks, because it imports this package.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def curve_of(
     effort: Effort,
     limit_square: Callable[[Any], float | None] = lambda _: None,
 ) -> GapCurve:
-    """Return the gap of a problem at its lengths; it is zero at infinite lengths.
+    """Return the gap of a problem at its lengths; the gap is zero at infinite lengths.
 
     `limit_square` returns the mean square of the limit of a problem. If it returns None,
     `GapValues.limit_square` is used.

@@ -40,7 +40,7 @@ from promptlimit.weights import (
 _MOST_POINTS = 256
 """The largest number of queries at which statistics are computed one by one.
 
-For more queries they are interpolated in a table, which takes as long as about 300 queries.
+For more queries they are interpolated in a table, whose computation takes as long as 300 queries.
 """
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
@@ -144,7 +144,10 @@ def exact_gap(
 
 
 def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
-    r"""Return the leading order of the gap, [n]; infinite if $E\,e^{\sigma^2}$ over queries is."""
+    r"""Return the leading order of the gap, [n].
+
+    It is infinite if the mean of $e^{\sigma^2}$ over queries is infinite.
+    """
     total = 0.0
     squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
     with np.errstate(over="ignore"):
@@ -213,8 +216,8 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
 def log_scale(sharpness: Array, lengths: Array) -> Array:
     r"""Return an approximation of $\log[(1+\sigma^2)E\,S_2]$, [n, lengths], from large deviations.
 
-    With $\sigma^2=s\log L$, $E\,S_2$ is about $L^{s-1}$ up to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ up to
-    $s=2$, and constant for larger s.
+    With $s=\sigma^2/\log L$, $E\,S_2$ is about $L^{s-1}$ for $s\le2/3$, $L^{-(1-s/2)^2/(2s)}$ for
+    s from 2/3 to 2, and one for larger s.
     """
     size = np.log(lengths)
     share = np.minimum(sharpness[:, None] ** 2 / np.maximum(size, 1e-6), 4.0)
@@ -231,8 +234,9 @@ def gap_exponent(
 ) -> GapExponent:
     r"""Return $\kappa$ of $E\|T_L-T\|^2\sim L^{-\kappa}$, up to logarithms, for Gaussian tokens.
 
-    The mean is over prompts of L tokens and over queries, and T is the limit of the output $T_L$.
-    For queries $N(z_0,S)$, tokens $N(m,\Gamma)$ and $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$,
+    The mean is over prompts of L tokens and over queries, $T_L$ is the output at the query z, and T
+    its limit. For queries $N(z_0,S)$, tokens $N(m,\Gamma)$, the score matrix U and
+    $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$,
 
         kappa = 1                           if tau^2 <= 1/2
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
@@ -241,8 +245,8 @@ def gap_exponent(
     all the weight. For a mixture of Gaussian queries, $\tau$ is the largest over its parts. For
     finitely many queries, and for linear attention, $\kappa=1$. Derived in docs/gaps.md.
 
-    For a `LinearRegression` in place of `measure`, the mean is over prompts and queries of this
-    task. If scores depend on labels, the gap is not a power of L: see `GapExponent.rho` and
+    If `measure` is a `LinearRegression`, the mean is over prompts and queries of this task. If
+    scores depend on labels, the gap is then not a power of L: see `GapExponent.rho` and
     `GapExponent.onset`.
 
     Raises:

@@ -21,7 +21,7 @@ DRIFT_TOLERANCE = 0.05
 """The largest `reach` of a power law, as defined in `fit_rate`."""
 
 _BAD_FIT = 0.2
-"""Chi-square rejects the line at a p-value below (1 - level) times this: 1% at a level of 0.95."""
+"""Chi-square rejects the line if its p-value is below (1 - level) times this: 1% at level 0.95."""
 
 
 @numpy_only("Call it outside the compiled function and pass its result.")
@@ -31,24 +31,27 @@ def fit_rate(
     r"""Return the fit of $v=CL^{-\kappa}$ to a curve, with an interval for $\kappa$ and a verdict.
 
     The *local exponent* $-d\log v/d\log L$ of a power law is constant. If v contains powers of
-    $\log L$, it converges like $1/\log L$. Its values $k_1$ and $k_2$ at the smallest
-    and the largest $\log L$, $\ell_1$ and $\ell_2$, are extrapolated to the limit
+    $\log L$, the local exponent converges to its limit like $1/\log L$. Let $k_1$ and $k_2$ be the
+    first and the last local exponent, at $\log L=\ell_1$ and $\ell_2$. The extrapolated limit is
     $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *drift* is $k_2-k_1$. The *reach* is the
     largest minus the smallest of the local exponents and $k_\infty$. The curve is a power law if
     the reach is at most 0.05.
 
     **Exact values** (`cov` is None): $\log v=\log C-\kappa\log L$ is fitted by least squares. Local
-    exponents are the slopes between neighbours. The interval for $\kappa$ is the range of $\kappa$,
-    the local exponents and $k_\infty$, extended by its width on both sides.
+    exponents are the slopes between neighbours, at the midpoints in $\log L$. The interval for
+    $\kappa$ is the range of $\kappa$, the local exponents and $k_\infty$, extended by its width on
+    both sides.
 
     **Values with noise**: the fit uses generalised least squares with
-    $\mathrm{Cov}(\log v_i,\log v_j)=\Sigma_{ij}/(v_iv_j)$, and a parabola determines the drift and
-    its interval. The curve is a power law if no drift in this interval has a reach above 0.05.
-    Otherwise it is "not yet" a power law if the interval excludes zero, and "too noisy" to decide
-    if the interval includes zero. The interval for $\kappa$ covers the exponent of a true power law
-    with probability `level`; a significant drift widens it as for exact values. If $\chi^2$ rejects
-    the line, noise does not explain the residuals, and local exponents are computed as for exact
-    values.
+    $\mathrm{Cov}(\log v_i,\log v_j)=\Sigma_{ij}/(v_iv_j)$. A parabola in $\log L$ determines the
+    drift, with a confidence interval, and the local exponents at its ends. The curve is a power law
+    if no drift in the interval has a reach above 0.05. Otherwise it is "not yet" a power law if the
+    interval excludes zero, and "too noisy" to decide if the interval includes zero. The interval
+    for $\kappa$ covers the exponent of a true power law with probability `level`. If the interval
+    for the drift excludes zero, the interval for $\kappa$ also contains the range of the local
+    exponents and $k_\infty$, extended by its width on both sides. If $\chi^2$ rejects the line,
+    noise does not explain the residuals. Local exponents are then computed as for exact values, and
+    their drift counts as significant.
 
     Args:
         lengths: $L$, increasing, at least two.
@@ -94,7 +97,11 @@ def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
 
 
 def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
-    """Return the fit to values with noise; x and y are logarithms of lengths and values."""
+    """Return the fit to values with noise.
+
+    x are the logarithms of the lengths. y are those of the values plus half their variances, which
+    removes the bias of a logarithm to leading order.
+    """
     whitener = _whitener(log_cov)
     line = _polynomial(x, y, whitener, 1)
     quantile = float(ndtri((1 + level) / 2))
@@ -120,7 +127,7 @@ def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
 
 
 def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: bool) -> RateFit:
-    """Return the fit with its drift, its status, and an interval that includes the drift.
+    """Return the fit with its drift and status; a significant drift widens `exponent_interval`.
 
     `half` is half the width of the confidence interval of the drift. x are the logarithms of the
     lengths. `rejected` is true if chi-square rejects the line.

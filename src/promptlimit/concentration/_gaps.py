@@ -1,4 +1,4 @@
-"""The gap: the mean squared distance between finite and infinite prompts, over queries."""
+"""The mean squared distance between outputs or gradients over finite and infinite prompts."""
 
 from functools import partial
 from itertools import islice
@@ -70,12 +70,13 @@ def output_gap(
     r"""Return $E\|T[\hat\mu_L](z)-T[\mu](z)\|^2$ over prompts and queries, for every length.
 
     Here $T[\hat\mu_L](z)$ is the output at the query z over a prompt of L random tokens, and
-    $T[\mu](z)$ its limit. The gap is exact at listed queries if `prompt_moments` is, at
-    Gaussian queries for one softmax head over Gaussian tokens, and at all queries for one linear
-    head. Proposition 3.1 of arXiv:2512.11784 bounds the gap by
-    $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with $\sigma$ the sub-Gaussian constant of the tokens and
-    unknown $c_1$ and $c_2$.
-    `print(promptlimit.concentration.GAPS.table())` lists all rules.
+    $T[\mu](z)$ its limit. For one linear head the gap is exact over any law of the query. For one
+    softmax head over Gaussian tokens it is exact over Gaussian queries. At listed queries it is
+    exact if `prompt_moments` is exact. `print(promptlimit.concentration.GAPS.table())` lists all
+    rules.
+
+    Proposition 3.1 of arXiv:2512.11784 bounds the gap by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with
+    $\sigma$ the sub-Gaussian constant of the tokens and unspecified $c_1$ and $c_2$.
 
     Args:
         attention: $T$.
@@ -123,7 +124,7 @@ def gradient_gap(
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
     The mean is over prompts and queries, and the sum over all outputs i. Proposition 3.4 of
-    arXiv:2512.11784 bounds it.
+    arXiv:2512.11784 bounds this gap.
 
     Args:
         attention: $T$.
@@ -243,8 +244,8 @@ def _leading_by_sharpness(problem: Problem, _effort: Effort) -> GapValues:
 def _over_points(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
     """Return the average of moments at single queries.
 
-    The gap of linear attention is a quadratic form in the query, so points with the second moments
-    of the queries replace their law.
+    The gap of linear attention is a quadratic function of the query. So the law of the query can
+    be replaced by points with its mean and covariance.
     """
     queries = problem.queries
     points, weights = queries.points, queries.weights
@@ -265,7 +266,8 @@ def _bound(problem: Problem, _effort: Effort) -> GapValues:
 def _estimate(problem: Problem, effort: Effort) -> GapValues:
     """Return the gaps over simulated prompts, with one random query per prompt.
 
-    If `Prompt.is_nested`, shorter prompts are prefixes of longer ones: estimates are correlated.
+    If `Prompt.is_nested`, shorter prompts are prefixes of longer ones, so the estimates at
+    different lengths are correlated.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.prompt.dim
@@ -309,7 +311,7 @@ def _squares(
     shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]],
     keys: Key[JaxArray, "prompts 2"],
 ) -> JaxArray:
-    """Return squared distances at all lengths, then the squared limit, one row per prompt."""
+    """Return squared distances at all lengths, then the square of the limit, one row per prompt."""
     simulation, law, counts = shared
 
     def one(own: Key[JaxArray, " 2"]) -> JaxArray:

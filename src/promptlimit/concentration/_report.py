@@ -1,4 +1,4 @@
-"""A report on one gap: its curves of every kind, the predicted rate and a fitted rate."""
+"""A report on one gap: its curves of all available kinds, the predicted rate and a fitted rate."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ def gap_report(
         queries: the law of the query, or an array [n, query_dim].
         lengths: $L$, increasing.
         wrt: the parameter whose gradient is compared; None for outputs.
-        key: the random key; no simulation when None.
+        key: the random key; nothing is simulated when None.
         samples: the number of prompts to simulate; only lengths up to 10,000 are simulated.
 
     >>> import promptlimit as pl
@@ -86,7 +86,7 @@ def _exponent(
 
 
 def _fit(curves: Mapping[str, GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
-    """Return the power law fitted to the best curve, and the first of the fitted lengths.
+    """Return the power law fitted to the best curve, and the smallest of the fitted lengths.
 
     The best curve is the exact one, or else the simulated one. For an exact curve, the fit uses the
     longest final part that is a power law, or else the whole curve. A simulated curve is fitted as

@@ -1,4 +1,8 @@
-"""The length from which the gap between finite and infinite prompts stays below a tolerance."""
+"""The length from which the gap between finite and infinite prompts stays within a tolerance.
+
+A gap is a mean squared distance. The tolerance is the largest allowed value of its square root,
+absolute or relative to the root mean square of the limit.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,21 +24,22 @@ from promptlimit.rules import Effort, computes
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
 )
-"""The lengths of the first scan: dense at short lengths, where gaps of gradients may increase."""
+"""The lengths of the first scan, dense where gaps of gradients may increase with the length."""
 _SCAN_TOLERANCE = 0.01
+"""The relative error of the gaps in the first scan."""
 _TOLERANCE = 1e-7
 """The relative error of the gaps in the search after the first scan."""
 _POINTS = 12
-"""The number of lengths per step of the search; they take little more time than one length."""
+"""The number of lengths, evenly spaced in log L, that each step of the search tries at once."""
 _NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
-"""Relative distances from the predicted crossing at which lengths are tried."""
+"""Each step also tries lengths at these relative distances from the predicted crossing."""
 _RESOLUTION = 1e-11
-"""The search ends when the relative difference of two lengths is below this."""
+"""The search ends when the relative distance of the lengths around the crossing is below this."""
 
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
 
 GapOfLengths = Callable[[Array, float], Array]
-"""A function of lengths and a relative tolerance that returns the gaps at these lengths."""
+"""A function of lengths, [n], and a relative error; returns mean squared distances, [n]."""
 
 
 @computes(GAPS)
@@ -49,21 +54,25 @@ def required_length(
     absolute: bool = False,
     sub_gaussian: float | None = None,
 ) -> RequiredLength:
-    r"""Return the smallest length from which on the gap is at most a tolerance.
+    r"""Return the smallest length from which on the root mean square gap is within a tolerance.
 
-    By default the tolerance applies to the relative gap $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$, with $T_L$
-    the output over L tokens, T its limit, and means over prompts and queries: 0.01 is one per cent.
+    By default the tolerance applies to the relative gap $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$: 0.01 is one
+    per cent. Here $T_L$ is the output over L tokens, T is its limit, and means are over prompts and
+    queries. With `wrt`, gradients replace outputs.
+
     The result contains the exact length, the length according to the leading order in 1/L, and a
-    length that is proved to be sufficient. For several softmax heads the exact length is available
-    at listed queries. A residual matrix changes T, but not $T_L-T$.
+    length that is proved to be sufficient. The length of a kind that is not available is None. For
+    several softmax heads the exact length is available only at listed queries. A residual matrix
+    changes T, but not $T_L-T$.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token.
         queries: the law of the query: a measure, or an array [n, query_dim].
-        tolerance: the largest allowed gap, positive; below 1 if relative.
+        tolerance: the largest allowed relative gap, between 0 and 1; if `absolute` is true, the
+            largest allowed value of $\sqrt{E\|T_L-T\|^2}$, positive.
         wrt: the parameter whose gradient is compared; None for outputs.
-        absolute: whether the tolerance applies to $\sqrt{E\|T_L-T\|^2}$ instead.
+        absolute: whether the tolerance applies to $\sqrt{E\|T_L-T\|^2}$, not to the relative gap.
         sub_gaussian: the sub-Gaussian constant of the tokens, for the bound, as for `output_gap`.
 
     >>> import promptlimit as pl
@@ -102,10 +111,7 @@ def required_length(
 
 
 def _way_out(problem: Problem) -> str:
-    """Return a suggestion for a problem whose gap can only be simulated.
-
-    Several heads may have an exact gap at listed queries.
-    """
+    """Return the start of a suggestion: at listed queries, sums of heads may have exact gaps."""
     if problem.queries.are_points or problem.wrt is not None:
         return "Simulate"
     return "Pass a list of queries, at which heads with the same tilt count as one, or simulate"
@@ -116,7 +122,7 @@ def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array
 
 
 def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
-    """Return the largest allowed mean squared distance."""
+    """Return the largest allowed mean squared distance, from a tolerance on its square root."""
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
         allowed = "positive" if absolute else "between 0 and 1"
@@ -141,8 +147,9 @@ def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
 def _crossing(gap: GapOfLengths, threshold: float) -> float:
     """Return the smallest length from which on the gap does not exceed the threshold.
 
-    A scan of low accuracy brackets the last crossing: `low` is the last length at which the gap is
-    certainly above the threshold, and from `high` on it is certainly not.
+    The gap and the threshold are mean squares. A scan of low accuracy brackets the last crossing:
+    `low` is the last length of the scan at which the gap is certainly above the threshold, and from
+    `high` on the gap is certainly not above it.
     """
     scan = gap(_SCAN, _SCAN_TOLERANCE)
     maybe = np.flatnonzero(~(scan <= (1.0 - _SCAN_TOLERANCE) * threshold))
@@ -155,10 +162,10 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 
 
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
-    r"""Return the first length after the last crossing between two lengths.
+    r"""Return the first whole length after the last crossing between two lengths.
 
     The gap exceeds the threshold at `low`, but not at `high`. The logarithm of the gap is a smooth
-    function of $\log L$, so linear interpolation predicts the crossing.
+    function of $\log L$, so its linear interpolation predicts the crossing.
     """
     guess = math.sqrt(low) * math.sqrt(high)
     while (tried := _between(low, high, guess)).size:

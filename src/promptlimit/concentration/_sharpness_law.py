@@ -7,15 +7,16 @@ forms of z, is an integral in the complex plane:
 
     E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
 
-with $M(\theta)=Ee^{\theta\sigma^2}$, and $E_\theta$ the mean under the law tilted by
+with $M(\theta)=Ee^{\theta\sigma^2}$, and $E_\theta$ the mean under the law of z tilted by
 $e^{\theta\sigma^2}$, which is Gaussian. M has a cut at $\theta\ge1/(2\lambda_1)$ with $\lambda_1$
-the largest eigenvalue of $S^{1/2}G'GS^{1/2}$. The path is a hyperbola around the cut through the
-saddle point. The integrand there is about as large as the integral, so small densities keep their
-digits.
+the largest eigenvalue of $S^{1/2}G'GS^{1/2}$. The path is a hyperbola around the cut, through the
+saddle point of $e^{-\theta s}M(\theta)$. At the saddle point the integrand is about as large as the
+integral, so small densities keep their digits.
 
-The average of a gap over queries is an integral over the radius $\rho$ of `SharpnessLaw`, by
-Fejer's rule in $\operatorname{arsinh}((\rho-\rho_c)/w)$ with $\rho_c$ and w of `_edge`. The points
-of one level are among those of the next. Derived in docs/gaps.md.
+The average of a gap over queries is an integral over the radius $\rho$ of `SharpnessLaw`. Fejer's
+rule is applied in the variable $\operatorname{arsinh}((\rho-\rho_c)/w)$ with $\rho_c$ and w of
+`_edge`. Each level of the rule doubles the number of points and reuses those of the previous level.
+Derived in docs/gaps.md.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from promptlimit.finite import Queries
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
 _SLOPE = 0.6
-"""The largest slope of the path relative to the vertical; Gaussian factors decay below slope 1."""
+"""The largest slope of the path relative to the vertical; Gaussians decay if it is below 1."""
 _STEP = 0.4
 """The step along the path, in widths of the peak of the integrand."""
 _WIDEST_STEP = 0.1
@@ -41,7 +42,7 @@ _WIDEST_STEP = 0.1
 _DECAY = 40.0
 """The path ends where the integrand has fallen by a factor of e to this power."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
-"""The numbers of steps at which the end of the path is searched."""
+"""The integrand is evaluated after these numbers of steps to find the end of the path."""
 _LARGEST = 1e70
 _CONDITION = 1e5
 """The largest accepted ratio of the sum of absolute values to the absolute value of the sum."""
@@ -51,13 +52,13 @@ _ENTRIES_AT_ONCE = 2**21
 Complex = NDArray[np.complex128]
 
 Integrand = Callable[[Array, Array], Array]
-"""A function of the sharpness [n] and densities [products, n]; returns integrands [n, lengths]."""
+"""A function of the sharpness, [n], and weighted densities, [products, n]; returns [n, lengths].
+
+The densities are those of the radius, weighted by each product of quadratic forms.
+"""
 
 LogSize = Callable[[Array], Array]
-"""A function of the sharpness [n] that returns one column per length, [n, lengths].
-
-It approximates log(integrand / density of the sharpness).
-"""
+"""A function of the sharpness, [n], that approximates log(integrand / density), [n, lengths]."""
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
@@ -83,9 +84,9 @@ def product_at(product: Product, points: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class SharpnessLaw:
-    r"""The law of $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$ at Gaussian $z=z_0+R\xi$.
+    r"""The law of $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$ at the query $z=z_0+R\xi$.
 
-    $\xi$ is standard normal. The radius is $\rho=\sqrt{\sigma^2-f}$.
+    Here $\xi$ is standard normal. The radius is $\rho=\sqrt{\sigma^2-f}$.
 
     Attributes:
         variances: $\lambda_j$, largest first, [r]; zero in directions without effect on scores.
@@ -277,8 +278,8 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
 def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
     r"""Return $E\prod_iQ_i(x)$ for n laws $N(m,\mathrm{diag}\,D)$ of x and forms $Q_i=x'A_ix$.
 
-    Sum, over all partitions of the set of forms, the product of the joint cumulants of the blocks.
-    This formula also holds for complex m and D. The cumulants are
+    It is the sum, over all partitions of the set of forms, of the product of the joint cumulants of
+    the blocks. The formula also applies to complex m and D. The cumulants are
 
         k(Q1)         = tr A1 D + m'A1 m
         k(Q1, Q2)     = 2 tr A1 D A2 D + 4 m'A1 D A2 m
@@ -311,7 +312,7 @@ def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex
 
 
 def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
-    """Return the third joint cumulant; fast if the second form has few nonzero eigenvalues."""
+    """Return the joint cumulant of three forms; fast if the second has few nonzero eigenvalues."""
     one, two, three = forms
     values, vectors = np.linalg.eigh(two)
     kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
@@ -340,9 +341,9 @@ def over_queries(
     r"""Return the average of $\sum_kf_k(\sigma)\varphi_k(z)$ over queries z, and its error.
 
     $\varphi_k$ are the `products`, `integrand` contains the $f_k$, and $\sigma=|Gz|$ with G =
-    `transform`. The other arguments are those of `average`. The error is that of the quadrature
-    over Gaussian queries; points cause none. At a point, its weight times $\varphi_k$ replaces the
-    density in the integrand.
+    `transform`. The other arguments are those of `average`. At a query of positive probability, its
+    weight times $\varphi_k$ replaces the density in the integrand. The error is that of the
+    quadrature over Gaussian queries.
     """
     value = error = np.zeros(())
     if queries.points.size:
@@ -375,8 +376,7 @@ def average(
 ) -> tuple[Array, Array]:
     r"""Return the integral of the integrand over the sharpness and its error, [lengths] each.
 
-    The error is the difference of the last two levels, the second of which has twice as many
-    points.
+    The error is the difference of the last two levels of the rule.
 
     Args:
         law: the law of the sharpness, which must not be fixed.
@@ -427,10 +427,11 @@ def _refuse_large(error: Array, size: Array, largest: float) -> None:
 
 
 def _edge(law: SharpnessLaw) -> tuple[float, float]:
-    r"""Return the radius $\rho_c$ and the scale w at which the density varies fastest.
+    r"""Return the radius $\rho_c$ near which the density varies fastest, and the scale w there.
 
-    Directions with a much smaller variance than the widest one add a nearly constant amount to the
-    squared radius. So the density rises steeply where the radius is the norm of their shifts.
+    Directions with a much smaller variance than the widest direction add a nearly constant amount
+    to the squared radius. So the density rises steeply where the radius is the norm of the shifts
+    of these directions.
     """
     seen = law.variances > 0.0
     narrow = seen & (law.variances < _NARROW * law.variances.max())
@@ -441,7 +442,7 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
     """Return the range of radii of the integral, from a scan of the size of the integrand.
 
-    Geometric steps resolve broad laws, and even steps near the mean radius resolve narrow ones.
+    Geometric steps resolve broad laws, and even steps near the typical radius resolve narrow laws.
     """
     spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
     broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)

@@ -1,4 +1,4 @@
-"""Stacks of layers over Gaussian tokens, on plain arrays, at every prompt length.
+"""Stacks of layers: moments over Gaussian tokens, influences of tokens, and continuous depth.
 
 Names load on first use, so the moments of Wishart matrices can be used without importing jax.
 """

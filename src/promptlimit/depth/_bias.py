@@ -1,7 +1,7 @@
 r"""The bias of a softmax stack over finite prompts, to order 1/L.
 
-`GaussianStack` defines M, P, U, V, m and G; `_fluctuations` defines N, t_l and the influences K_l
-and chi_l. Let b_l(z) be the limit of L times the bias of the output of the first l layers,
+`GaussianStack` defines M, P, U, V, m and G. `_fluctuations` defines t_l, W_jl and the influences
+K_l and chi_l. Let b_l(z) be the limit of L times the bias of the output of the first l layers,
 C_l(z) = E_y K_l(z,y) K_l(z,y)' and c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y). By docs/depth-theory.md,
 
     b_{l+1}(z) = M_l b_l(z) + sum_h V^h grad_t { x_l(t) - c_ll(t,t)/2
@@ -9,8 +9,8 @@ C_l(z) = E_y K_l(z,y) K_l(z,y)' and c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y). By do
     x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
 
 The term x_l is the effect of the errors of the tokens before layer l. Each term is a derivative of
-$E\exp(\tfrac12v'Jv)$ with a Gaussian vector v and a matrix J: <grad_t, D grad_s> is the derivative
-in $\epsilon$ at 0 if $\epsilon D$ is added to the covariance of the rows t and s of v.
+$E\exp(\tfrac12v'Jv)$ with a Gaussian vector v and a matrix J. To apply <grad_t, D grad_s>, add
+$\epsilon D$ to the covariance of the rows t and s of v, and differentiate in $\epsilon$ at 0.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
 from promptlimit.errors import KindUnavailableError
 
 Diagram: TypeAlias = tuple[float, Tilts, Array]
-r"""A triple (factor, v, J): the factor times the last coefficient (see `_tilts`) of
-$E\exp(\tfrac12v'Jv)$."""
+r"""A triple (factor, v, J), which represents the factor times the last coefficient (see `_tilts`)
+of $E\exp(\tfrac12v'Jv)$."""
 
 _CHUNK = 256
-"""The number of laws that `square_error_slopes` processes at a time, to fit into a cache."""
+"""The number of laws that `square_error_slopes` processes at a time; the arrays fit in a cache."""
 
 
 def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
@@ -55,11 +55,10 @@ def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
 
 
 def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
-    r"""Return $V_1\nabla x_1(t)$, summed over the heads of the second layer.
+    r"""Return $V_1\nabla x_1(t)$ at $t=t_1(z)$, summed over the heads of the second layer.
 
-    To leading order, the bias under a causal mask is this vector times $\ln L/L$. The stack must
-    have two layers. The next term of the bias, of order 1/L, depends on the first
-    tokens of the prompt.
+    The stack must have two layers. To leading order, its bias under a causal mask is this vector
+    times $\ln L/L$. The next term, of order 1/L, depends on the first tokens of the prompt.
     """
     if stack.depth != 2:
         raise KindUnavailableError(
@@ -100,7 +99,7 @@ def bias_without_token_errors(stack: GaussianStack, query: Array) -> Array:
 def _gradients(
     stack: GaussianStack, query: Array, diagrams: Callable[[int, int, Tilts], Iterator[Diagram]]
 ) -> Array:
-    r"""Return the sum over heads (l, h) of $N\nabla_t$ of the `diagrams` of a head, [..., e]."""
+    r"""Return the sum over heads of $N\nabla_t$ of their `diagrams`, [..., e], with N = `carry`."""
     require_few_terms(stack)
     total: Array | float = 0.0
     for level, head in stack.below(stack.depth):
@@ -146,8 +145,8 @@ def _read(
 ) -> Tilts:
     r"""Return v with $t_j(z')+\epsilon W_{jl}'t$ appended, or $t_j(z')$ without `mark`.
 
-    Here `head` contains j, `token` the rows of $z'-m$ in v, and `mark` l and the rows of t. The
-    infinitesimal $\epsilon$ (see `_tilts`) is new.
+    Here `head` is (j, h), `token` is the slice of $z'-m$ in v, and `mark` consists of l and the
+    slice of t in v. The infinitesimal $\epsilon$ (see `_tilts`) is new.
     """
     j, h = head
     key_query = stack.layers[j].heads[h][0]
@@ -184,7 +183,10 @@ def _query_noise(
 
 
 def _own_form(stack: GaussianStack, level: int) -> Array:
-    r"""Return J with $\tfrac12v'Jv=\langle x,P_py\rangle-\tfrac12x'G_px$, v = (y,x), p = level."""
+    r"""Return J with $\tfrac12v'Jv=\langle x,P_py\rangle-\tfrac12x'G_px$.
+
+    Here v = (y, x) with y a centred token and x the tilt in layer p = `level`.
+    """
     path, dim = stack.paths[level], stack.mean.shape[-1]
     return symmetric_form(np.zeros((dim, dim)), path.mT, -path @ stack.cov @ path.mT)
 
@@ -195,9 +197,9 @@ def square_error_slopes(
     r"""Return $\lim_LL\{E(e'\Phi_L-y)^2-(e'\Phi-y)^2\}=2(e'\Phi-y)\,e'b+e'Ce$, [n].
 
     Here b and C are the limits of L times the bias and the covariance of the output $\Phi_L$, and
-    $\Phi$ is the limit of $\Phi_L$. In in-context learning the law of tokens differs between
-    prompts. The mean of the slopes over laws, queries and targets is then the coefficient of 1/L in
-    the mean squared error of the predictions.
+    $\Phi$ is the limit of $\Phi_L$. In in-context learning, where the law of tokens differs between
+    prompts, the mean of the slopes over laws, queries and targets is the coefficient of 1/L in the
+    mean squared error of the predictions.
 
     Args:
         stack: n laws of tokens under the same layers: mean [n, d], cov [n, d, d].

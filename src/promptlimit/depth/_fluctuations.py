@@ -1,7 +1,7 @@
 r"""The influence of one token on the output of a softmax stack, and the covariance over prompts.
 
-To first order, the output at a query z changes by the mean over the tokens y of the influence
-K(z,y), and L times the covariance of the output tends to $E_yK(z,y)K(z,y)'$. Let K_l be the
+To first order, the output at a query z differs from its limit by the mean of the influence K(z,y)
+over the tokens y. L times the covariance of the output tends to $E_yK(z,y)K(z,y)'$. Let K_l be the
 influence on the output of the first l layers, Lambda_l the log-Laplace transform of the tokens
 before layer l, and t_l(z) = U_l Z_l(z). With the symbols of `GaussianStack`
 (docs/depth-theory.md),
@@ -9,8 +9,9 @@ before layer l, and t_l(z) = U_l Z_l(z). With the symbols of `GaussianStack`
     K_l(z,y) = sum_{j<l} W_jl grad_t chi_j(t_j(z), y),    W_jl = M_{l-1}...M_{j+1} V_j
     chi_l(t,y) = e^{<t,Z_l(y)> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
 
-Unrolled, chi_l is a sum over paths of layers l = p_0 > p_1 > ... > p_k, with one path for each
-choice of heads. A path transforms the tilt s_0 = t into s_k. Its step from layer l to layer j is
+Inserting K_l repeatedly gives chi_l as a sum over paths of layers l = p_0 > p_1 > ... > p_k, with
+one path for each choice of heads. A path transforms the tilt s_0 = t into s_k. Its step from layer
+l = p_i to layer j = p_{i+1} is
 
     s_{i+1} = (A + eps_{i+1} W_jl') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
 
@@ -50,7 +51,7 @@ class Descent:
     """A path from one layer down to another, with the tilt at its end.
 
     Attributes:
-        tilts: the vector v of `descents`, with the tilt at the end of the path in the last rows.
+        tilts: the vector v in `descents`, whose last rows are the tilt at the end of the path.
         layer: the last layer of the path.
         steps: the number of steps of the path.
     """
@@ -61,9 +62,9 @@ class Descent:
 
 
 def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
-    """Yield every path that starts in layer `level` with the first rows of v = `tilts` as tilt.
+    """Yield every path from layer `level` with the first rows of the vector v = `tilts` as tilt.
 
-    In the results, these rows are removed from v, and the tilt at the end of the path is appended.
+    For each path, these rows are removed from v, and the tilt at the end of the path is appended.
     """
     first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
     yield Descent(tilts.select(others, first), level, 0)
@@ -90,14 +91,14 @@ def query_tilt(stack: GaussianStack, query: Array, level: int, head: int) -> Arr
 
 
 def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
-    r"""Return J with $\tfrac12v'Jv=x'P_pGP_q'x'$, for v = (x, x') at layers p and q."""
+    r"""Return J with $\tfrac12v'Jv=x^\top P_pGP_q^\top y$, v = (x, y), for tilts in layers p, q."""
     between = stack.paths[first] @ stack.cov @ stack.paths[second].mT
     rows, columns = (np.zeros((size, size)) for size in between.shape[-2:])
     return symmetric_form(rows, between, columns)
 
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
-    """Return every path from the query, with the matrix N from its first head to the output."""
+    """Return every path from the query, with N (`carry`) from its first head to the output."""
     require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)
@@ -112,12 +113,12 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
     Args:
         stack: the layers and the law of tokens.
         query: $z$, [..., d].
-        causal: whether each token attends only to itself and the tokens before it; the query
+        causal: whether each token attends only to itself and the tokens before it, while the query
             attends to all tokens. The product of two paths of k and k' steps then has the weight
             $\binom{k+k'}k$.
 
     Raises:
-        KindUnavailableError: the covariance is infinite, or there are too many paths.
+        KindUnavailableError: the result would be infinite, or there are too many paths.
     """
     ends = query_descents(stack, query)
     for _, descent in ends:
@@ -137,7 +138,7 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
     r"""Raise an error if the square of the term of a path has an infinite mean.
 
     Let C be the covariance of the tilt at the end of the path, in layer p. The mean is infinite if
-    an eigenvalue of $C G_p$ is 1 or more.
+    the largest eigenvalue of $C G_p$ is at least 1.
     """
     across = stack.paths[descent.layer] @ stack.root
     spread = across.mT @ descent.tilts.cov[0] @ across
@@ -152,7 +153,7 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
 
 
 def too_many_terms(stack: GaussianStack) -> str | None:
-    """Return why a stack has too many paths to sum; None if it does not."""
+    """Return a message if a stack has too many paths to sum; otherwise None."""
     terms, below = 0, 1
     for layer in stack.layers:
         terms += len(layer.heads) * below
@@ -181,7 +182,7 @@ class InfluenceTerm(eqx.Module):
     all n infinitesimals of the path (see `_tilts`). Arrays have $2^n$ coefficients.
 
     Attributes:
-        carry: $N$, [e, q].
+        carry: $N$ (see `GaussianStack.carry`), [e, q].
         steps: n, the number of steps of the path.
         constant: the constant of F, [2^n].
         linear: the coefficients of F in $y-m$, [2^n, d].
@@ -204,7 +205,7 @@ class InfluenceTerm(eqx.Module):
 
         F(y) = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P u, X a> + (P u)'X C P u/2
 
-        with u = y - m, X = (I + C G_p)^{-1} and P that of layer p.
+        with u = y - m, X = (I + C G_p)^{-1} and P = P_p.
         """
         tilts, path = descent.tilts, stack.paths[descent.layer]
         cov = path @ stack.cov @ path.mT
@@ -225,7 +226,7 @@ class InfluenceTerm(eqx.Module):
         )
 
     def at(self, tokens: AnyArray) -> AnyArray:
-        """Return the term at centred tokens, [n, d] to [n, e]."""
+        """Return the term, [n, e], at centred tokens y - m, [n, d]."""
         xp = tokens.__array_namespace__()
         square = 0.5 * xp.sum(xp.einsum("nd,sde->sne", tokens, self.square) * tokens[None], axis=2)
         exponent = self.constant[:, None] + xp.einsum("sd,nd->sn", self.linear, tokens) + square
@@ -238,8 +239,8 @@ class InfluenceFunction(eqx.Module):
     r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
 
     Its mean under the law of y is zero. Its mean over the tokens of a prompt is the first-order
-    change of the output, which can be used as a control variate: it reduces the noise of a
-    simulation by the factor $L^{-1/2}$.
+    change of the output. As a control variate, this mean reduces the noise of a simulation by the
+    factor $L^{-1/2}$.
 
     Attributes:
         mean: the mean of a token, [d].
@@ -258,7 +259,7 @@ class InfluenceFunction(eqx.Module):
         )
 
     def __call__(self, tokens: AnyArray) -> AnyArray:
-        """Return $K(z,y)$ for tokens y, [n, d] to [n, e]."""
+        """Return $K(z,y)$, [n, e], for tokens y, [n, d]."""
         return sum(self.by_steps(tokens))
 
     def by_steps(self, tokens: AnyArray) -> list[AnyArray]:

@@ -50,8 +50,9 @@ class GaussianStack:
         M_l = R_l + sum_h V_l^h G_l U_l^h,    c_l = sum_h V_l^h m_l,    P_l = M_{l-1}...M_0,
         m_{l+1} = M_l m_l + c_l,    G_l = P_l G P_l',    Z_l(z) = m_l + P_l (z - m)
 
-    Tokens before layer l are $N(m_l,G_l)$, and a token or query z has become $Z_l(z)$. Leading
-    axes of `mean`, `cov` and queries correspond to several laws of tokens under the same layers.
+    Tokens before layer l have the law $N(m_l,G_l)$, and $Z_l(z)$ is a token or query z before layer
+    l. Leading axes of `mean`, `cov` and queries correspond to several laws of tokens under the same
+    layers.
 
     Attributes:
         mean: $m=m_0$, [..., d].
@@ -65,7 +66,7 @@ class GaussianStack:
 
     @staticmethod
     def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
-        """Return a stack over tokens N(mean, cov). Check the layers with `unread_layer` first."""
+        """Return a stack over tokens N(mean, cov); `unread_layer(layers)` must be None."""
         with jax.enable_x64(True):
             return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
 
@@ -128,13 +129,13 @@ class GaussianStack:
         return matrix
 
     def below(self, level: int) -> list[tuple[int, int]]:
-        """Return (layer, index) of every head of the layers before this one."""
+        """Return (layer, index) of every head of the layers before layer `level`."""
         return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
 
     def whitened_key_query(self, level: int, head: int) -> Array:
         r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, [..., d, d].
 
-        Its norm $\tau$ equals the norm of $G_l^{1/2}U_l^hG_l^{1/2}$. If the mean is zero, the
+        Its norm $\tau$ equals the norm of $G_l^{1/2}U_l^hG_l^{1/2}$. If tokens have mean zero, the
         sharpness at a token $G_l^{1/2}x$ is at most $\tau|x|$.
         """
         across = self.paths[level] @ self.root
@@ -149,9 +150,9 @@ class GaussianStack:
     def own_exponent(self, level: int) -> float:
         r"""Return q, the largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$ over heads and laws.
 
-        The weight of a token on itself grows at most as $e^{q|\xi|^2}$, with $\xi$ the standardised
-        token. The bias approaches its leading order as $L^{-(1/2-q)/q}$, which is not faster than
-        1/L if $q\ge1/4$.
+        If it is negative, q = 0. The weight of a token on itself grows at most as $e^{q|\xi|^2}$,
+        with $\xi$ the standardised token. The bias approaches its leading order as
+        $L^{-(1/2-q)/q}$, which is not faster than 1/L if $q\ge1/4$.
         """
         heads = range(len(self.layers[level].heads))
         eye = np.eye(self.mean.shape[-1])
@@ -162,7 +163,7 @@ class GaussianStack:
         return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
 
     def sharp_layer(self) -> str | None:
-        r"""Return a message about a layer before the last with $\tau_l^2\ge1/2$, or None."""
+        r"""Return a message if a layer before the last has $\tau_l^2\ge1/2$; otherwise None."""
         for level in range(self.depth - 1):
             if (sharpness := self.squared_tau(level)) >= SHARPEST:
                 return (
@@ -172,7 +173,7 @@ class GaussianStack:
         return None
 
     def slow_layer(self) -> str | None:
-        """Return a message about a layer before the last with q of 1/4 or more, or None."""
+        """Return a message if a layer before the last has q of 1/4 or more; otherwise None."""
         for level in range(self.depth - 1):
             if (exponent := self.own_exponent(level)) >= SLOWEST:
                 return (

@@ -20,7 +20,7 @@ class Influence:
 
     Attributes:
         output: $T[\mu](z)$, [e].
-        kernel: $K(z,z_i)$, the derivative of the output as weight moves from all tokens to token
+        kernel: $K(z,z_i)$, the derivative of the output when weight moves from all tokens to token
             i, [n, e]. Its weighted mean over tokens is zero.
         weights: the weights of the tokens, [n].
     """
@@ -45,14 +45,14 @@ class Influence:
 def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike) -> Influence:
     r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$.
 
-    This is the infinitesimal jackknife, computed by reverse-mode differentiation. `cov` of the
-    result is, to leading order, L times the covariance of the output over prompts of L tokens. This
-    covariance is an estimate if the tokens are drawn from a law, and accurate up to the quadrature
-    error if they are the atoms of a quadrature rule of the law.
+    This is the infinitesimal jackknife, computed by reverse-mode differentiation. To leading order,
+    `cov` of the result is L times the covariance of the output over prompts of L tokens. It is an
+    estimate if the tokens of `prompt` are drawn from a law. If they are the atoms of a quadrature
+    rule of the law, it is accurate up to the quadrature error.
 
     Args:
         attention: any attention, such as a `Stack`.
-        prompt: tokens of a law, or the atoms of a quadrature rule with their weights.
+        prompt: tokens drawn from a law, or the atoms of a quadrature rule with their weights.
         query: $z$; it is not added to the prompt.
 
     >>> import jax, promptlimit as pl

@@ -1,16 +1,16 @@
 r"""A stack of linear layers over L Gaussian tokens, exact at every L.
 
-Layer l has the residual R_l and heads with key-query matrices U_l^h and value matrices V_l^h. It
-multiplies all tokens and the query by one matrix M_l, so the output of K layers at a query z is a
-polynomial of degree $D_K=(3^K-1)/2$ in the second moment $S=\frac1L\sum_iz_iz_i^\top$:
+Layer l has the residual R_l and heads with key-query matrices U_l^h and value matrices V_l^h. The
+layer multiplies all tokens and the query by one matrix M_l, so the output of K layers at a query z
+is a polynomial of degree $D_K=(3^K-1)/2$ in the second moment $S=\frac1L\sum_iz_iz_i^\top$:
 
     M_l = R_l + sum_h V_l^h P_l S P_l' U_l^h,     P_{l+1} = M_l P_l,     P_0 = I,     output P_K z
 
-Write $z_i=m+Bx_i$ with $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$. Then S is a function of
+Write $z_i=m+Bx_i$ with $x_i\sim N(0,I_r)$ of mean $\bar x=g/\sqrt L$. Then S is a function of
 $g\sim N(0,I)$ and of the independent matrix
-$\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$. If m = 0, it is a function of a
-$\mathrm{Wishart}_r(L,I)$ matrix alone. A Wishart matrix with n degrees of freedom is $TT^\top$,
-with T lower trapezoidal, normals below the diagonal and $T_{jj}^2\sim\chi^2_{n-j}$ for
+$\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$. If m = 0, S is a function of a
+$\mathrm{Wishart}_r(L,I)$ matrix alone. A Wishart matrix with n degrees of freedom is $TT^\top$. The
+matrix T is lower trapezoidal, with normals below the diagonal and $T_{jj}^2\sim\chi^2_{n-j}$ for
 j = 0, 1, ... (Bartlett). A product of Gauss rules in these random numbers is exact for polynomials.
 """
 
@@ -28,7 +28,7 @@ from promptlimit._quadrature import chi2_gauss, normal_gauss
 from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
-"""The largest number of nodes of a product of Gauss rules; otherwise prompts are simulated."""
+"""The largest number of nodes of a product of Gauss rules; beyond it, prompts are simulated."""
 
 _CHUNK = 2**13
 """The number of prompts that are processed at a time."""
@@ -119,7 +119,7 @@ class LinearStack:
 
     @cached_property
     def _limits(self) -> tuple[Array, list[Array], list[Array]]:
-        """The mean of S, and the limits of every $M_l$ and $P_l$."""
+        """The limit of S, and the limits of every $M_l$ and $P_l$."""
         second = self.root @ self.root.T + np.outer(self.mean, self.mean)
         path = np.eye(self.mean.size)
         maps, paths = [], [path]
@@ -137,16 +137,14 @@ class LinearStack:
     def deviations(self, second_error: Array) -> tuple[Array, Array]:
         r"""Return the linear and the nonlinear part of output minus limit, each [n, e].
 
-        Let S and P be the limits of the second moment and of $P_l$, and E = `second_error` the
-        second moment of a prompt minus S. The first part is linear in E and has mean zero, so the
-        bias is the mean of the second part. If $P_l$ of the prompt is $P+\delta$ with
-        $\delta=\delta^1+\rho$, and $\delta^1$ is linear in E, then the two parts of
-        $P_l(S+E)P_l^\top-PSP^\top$ are
+        In this method, let S and P be the limits of the second moment and of $P_l$, and
+        E = `second_error` the second moment of a prompt minus S. The first part is linear in E and
+        has mean zero, so the bias is the mean of the second part. For a prompt,
+        $P_l=P+\delta$ with $\delta=\delta^1+\rho$ and $\delta^1$ linear in E. The two parts of
+        $P_l(S+E)P_l^\top-PSP^\top$ are computed without cancellation:
 
             delta1 S P' + P E P' + P S delta1'    and    rho S P' + delta (E (P+delta)' + S delta')
                                                          + P E delta' + P S rho'
-
-        They are computed without cancellation.
         """
         second, maps, paths = self._limits
         first = np.zeros((second_error.shape[0], *second.shape))
@@ -180,9 +178,9 @@ class LinearStack:
     def _shape(self, length: float) -> tuple[int, int, int, int, int]:
         """Return the numbers of nodes per chi-square and per normal, and three counts of variables.
 
-        These are counts of the diagonal entries of T, of the entries below them, and of g. The
-        second moments of the output have degree $2D$ in a chi-square and $4D$ in a normal. Odd
-        powers of $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
+        The variables are the diagonal entries of T, the entries below them, and the entries of g.
+        With D = `degree`, squares of the output have degree 2D in a chi-square and 4D in a normal.
+        Odd powers of $T_{jj}$ only multiply odd powers of normals, whose mean is zero.
         """
         with_mean = bool(self.mean.any())
         rank = self.root.shape[1]
@@ -226,7 +224,8 @@ class LinearStack:
 def _chi2_excess(freedom: Array, count: int, rng: Generator) -> Array:
     r"""Return draws of $(\chi^2_f-f)/\sqrt{2f}$, [count, len(freedom)].
 
-    For large f it is $z+\frac{\sqrt2}{3\sqrt f}(z^2-1)+O(1/f)$, z normal, without cancellation.
+    For large f the result is $z+\frac{\sqrt2}{3\sqrt f}(z^2-1)+O(1/f)$ with z normal, which avoids
+    cancellation.
     """
     if freedom.size and freedom.min() >= _MANY:
         z = rng.standard_normal((count, freedom.size))

@@ -1,9 +1,10 @@
 r"""The length from which the bias of a softmax stack is near its leading order.
 
 Over Gaussian tokens the bias of one layer is proportional to $E\,S_2(\sigma,L)$, the mean sum of
-squared weights at the sharpness $\sigma$, which the leading order replaces by $e^{\sigma^2}/L$.
-Along the sharpest direction of a layer $\sigma=\tau|x|$, where $x\sim N(s,1)$ over the tokens that
-attend. The error of a token has the weight $x^2$, so the exact bias divided by the leading order is
+squared weights at the sharpness $\sigma$. The leading order replaces it by $e^{\sigma^2}/L$. Along
+the sharpest direction of a layer $\sigma=\tau|x|$, where $x\sim N(s,1)$ over the tokens that
+attend. The error of a token has the weight $x^2$, so the contribution of the tokens of the layer to
+the bias, divided by its leading order, is
 
     rho(L) = L E[x^2 S_2(tau |x|, L)] / E[x^2 exp(tau^2 x^2)]
 
@@ -25,7 +26,7 @@ _TAIL = 8.0
 
 
 def leading_order_ratio(stack: GaussianStack, query: Array, lengths: Array) -> Array:
-    r"""Return the smallest $\rho_l(L)$ over the layers before the last, [n]; 1 at infinity.
+    r"""Return the smallest $\rho(L)$ over the layers before the last, [n]; 1 if L is infinite.
 
     Args:
         stack: the layers, with $\tau_l^2<1/2$ before the last.
@@ -43,7 +44,7 @@ def leading_order_ratio(stack: GaussianStack, query: Array, lengths: Array) -> A
 def leading_order_length(stack: GaussianStack, query: Array) -> float:
     """Return the smallest power of two with `leading_order_ratio` at least `LEAST_RATIO`.
 
-    The result is infinite if this ratio is not reached by 1e30 tokens.
+    The result is infinite if 1e30 tokens do not suffice.
     """
 
     def is_reached(power: int) -> bool:
@@ -80,7 +81,7 @@ def _sharp_directions(stack: GaussianStack, query: Array) -> set[tuple[float, fl
 
 
 def _ratio(tau: float, shift: float, lengths: Array) -> Array:
-    r"""Return $\rho(L)$ for one direction, by a trapezoidal sum that is exact for Gaussians."""
+    r"""Return $\rho(L)$ for one direction, with integrals replaced by trapezoidal sums."""
     left = 1.0 - 2.0 * tau**2
     ends = [(shift, 1.0), (shift / left, left**-0.5)]
     low = min(centre - _TAIL * width for centre, width in ends)

@@ -1,13 +1,13 @@
-r"""The bias of two softmax layers, with the effect of the errors of the tokens at length L.
+r"""The bias of two softmax layers, with an exact effect of the errors of the tokens at length L.
 
-If tokens attend strongly to themselves, the bias is far from its leading order (`_bias`). The term
-$x_1(t)$ depends only on the first layer F_0. Let d(z') = F_0[mu_L](z') - F_0[mu](z') be the error
-of this layer at a token z' of a prompt mu_L that consists of z' and L - 1 other tokens. Then
+If tokens attend strongly to themselves, the bias is far from its leading order. Its term $x_1(t)$
+(see `_bias`) depends only on the first layer F_0. Let d(z') = F_0[mu_L](z') - F_0[mu](z') be the
+error of this layer at a token z' of a prompt mu_L that consists of z' and L - 1 other tokens. Then
 
     x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ]
 
-The inner expectations are over the other tokens and have an exact formula. The remaining terms of
-the bias are computed to leading order. Derived here.
+The inner expectations are over the other tokens and have an exact formula (derived here). The
+remaining terms of the bias are computed to leading order.
 """
 
 import numpy as np
@@ -21,14 +21,14 @@ from promptlimit.errors import KindUnavailableError
 from promptlimit.weights import OwnTokenStatistics, own_token_statistics
 
 _NODES = {1: 48, 2: 24, 3: 12}
-"""Nodes per axis of a tensor rule, by dimension."""
+"""The number of nodes per axis of a product rule, by dimension."""
 
 _POINTS = 2**15
-"""Points of a Sobol' sequence in higher dimensions, each used together with its negative."""
+"""The number of Sobol' points in higher dimensions; each is used together with its negative."""
 
 _TABLE = (20, 56)
-"""Numbers of Chebyshev nodes, in the sharpness and in a token's score on itself, from which the
-statistics are interpolated."""
+"""The numbers of Chebyshev nodes of `_statistics`: in the sharpness, and in the score of a token on
+itself."""
 
 
 def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
@@ -56,7 +56,7 @@ def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
 def _own_error_gradient(stack: GaussianStack, tilt: Array, length: float) -> Array:
     r"""Return $\nabla_tx_1(t)=L\{E[\nabla_tf]+M_0G^{1/2}E[\xi f]\}$, $z'=m+GM_0't+G^{1/2}\xi$.
 
-    Here f is the term in brackets in the formula for $x_1(t)$ in the docstring of the module.
+    Here f is the term in brackets in the formula for $x_1(t)$ at the top of this module.
     """
     nodes, weights = _normal_nodes(stack.mean.size)
     onward = stack.maps[0]
@@ -100,7 +100,7 @@ def _own_errors(
 
 
 def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    """Return `own_token_statistics`, interpolated in a table of logarithms for many points."""
+    """Return `own_token_statistics`; for many points, interpolate their logarithms in a table."""
     if sharpness.size <= _TABLE[0] * _TABLE[1] or length == 0.0:
         return own_token_statistics(sharpness, own_score, length)
     rows, left = _chebyshev(sharpness, _TABLE[0])

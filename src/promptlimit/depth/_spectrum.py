@@ -6,14 +6,14 @@ layers is $(s^2+\tau^2F(p))/2$, where p is a polynomial with $p(0)=1$ that the l
 
 $$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)},$$
 
-and $c=s^2/L\tau^2$ is called the ridge (docs/depth-findings.md). Let $\mu_0$ be the mass of
+and $c=s^2/(L\tau^2)$ is called the ridge (docs/depth-findings.md). Let $\mu_0$ be the mass of
 $\mu$, and let $\lambda_j$ and $W_j$ be the n Gauss nodes and weights of $d\nu=\lambda\,d\mu$. If
 the degree of p is at most n (derived here),
 
 $$F(p)=\underbrace{\mu_0-\sum_j\frac{W_j}{\lambda_j+c}}_{F_n}+\sum_j\frac{W_j}{\lambda_j+c}
 \Big(\frac{c-(\lambda_j+c)\,p(\lambda_j)}{\lambda_j}\Big)^2 .$$
 
-$F_n$ is the minimum of F over all these polynomials. The other terms are not negative, so no digits
+$F_n$ is the minimum of F over these polynomials. The other terms are not negative, so no digits
 cancel. The moments and the Jacobi matrix of $\nu$ are exact rational numbers, because the nodes are
 ill-conditioned functions of the moments.
 """
@@ -42,7 +42,7 @@ The degree is the number of steps if each layer performs one step of gradient de
 class Spectrum:
     r"""A measure $\mu$ on $[0,\infty)$, given by its mass and a Jacobi matrix.
 
-    The matrix is that of $d\nu=\lambda\,d\mu$ as a measure in the variable $\lambda-1$.
+    The Jacobi matrix belongs to $d\nu=\lambda\,d\mu$, as a measure in the variable $\lambda-1$.
 
     Attributes:
         mass: $\mu_0$, the mass of $\mu$.
@@ -56,13 +56,13 @@ class Spectrum:
 
     @property
     def degree(self) -> int:
-        """The number of nodes, which is also the largest degree of p for which F(p) is exact."""
+        """The number of nodes, and the largest degree of p for which `mean` is exact."""
         return len(self.diagonal)
 
     def least(self, ridge: Fraction) -> Fraction:
-        r"""Return $F_n=\mu_0-\nu_0/(a_0+c-b_1^2/(a_1+c-\dots))$, a continued fraction.
+        r"""Return $F_n=\mu_0-\nu_0/(a_0+c-b_1^2/(a_1+c-\dots))$, with c = `ridge`.
 
-        The $a_j$ are the diagonal entries plus 1, and the $b_j^2$ the squares.
+        Here $a_j-1$ are the diagonal entries, and $b_j^2$ are the squares after $\nu_0$.
         """
         tail = Fraction(0)
         for diagonal, square in zip(self.diagonal[::-1], self.squares[::-1], strict=True):
@@ -80,7 +80,7 @@ class Spectrum:
         return offsets, float(self.squares[0]) * vectors[0] ** 2
 
     def truncated(self, degree: int) -> "Spectrum":
-        """Return the spectrum for polynomials of a lower degree."""
+        """Return the spectrum for polynomials of degree `degree`."""
         return Spectrum(self.mass, self.diagonal[:degree], self.squares[:degree])
 
     def misfits(self, ridge: float, residuals: NDArray[np.inexact]) -> NDArray[np.inexact]:
@@ -96,7 +96,7 @@ class Spectrum:
         return np.sqrt(weights / (points + ridge)) * beyond
 
     def mean(self, ridge: Fraction, residuals: NDArray[np.float64]) -> float:
-        r"""Return $F(p)$ for `residuals` $p(\lambda_j)$; p has a degree of at most `degree`."""
+        r"""Return $F(p)$ from the values `residuals` = $p(\lambda_j)$."""
         squares = self.misfits(float(ridge), residuals) ** 2
         return float(self.least(ridge)) + float(squares.sum())
 
@@ -107,10 +107,10 @@ def _root(square: Fraction) -> float:
 
 
 def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
-    r"""Return the spectrum with the moments $\mu_0,\dots,\mu_{2n}$ and n nodes.
+    r"""Return the spectrum with n nodes for the moments $\mu_0,\dots,\mu_{2n}$.
 
-    It has fewer nodes if $\nu$ has fewer atoms. This is Chebyshev's algorithm for the moments of
-    $\lambda-1$ under $\nu$.
+    It has fewer nodes if $\nu$ has fewer atoms. The function applies Chebyshev's algorithm to the
+    moments of $\lambda-1$ under $\nu$.
     """
     count = len(moments) // 2
     previous = [Fraction(0)] * (2 * count)
@@ -143,8 +143,8 @@ def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
 def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
     r"""Return the integers $E\,\mathrm{tr}W^k$, k = 0 to `order`, $W\sim\mathrm{Wishart}_d(L,I)$.
 
-    They follow from Stein's identity: with $t_k=\mathrm{tr}W^k$ and $t_0=d$, for any product f of
-    traces $t_m$,
+    The integers follow from Stein's identity. With $t_k=\mathrm{tr}W^k$ and $t_0=d$, for any
+    product f of traces $t_m$,
 
     $$E\,f\,t_k=E\Big[f\Big((L+k-1)t_{k-1}+\sum_{a=0}^{k-2}t_at_{k-1-a}\Big)
     +\sum_{t_m\text{ of }f}2m\,t_{k+m-1}\frac f{t_m}\Big].$$
@@ -177,8 +177,8 @@ def bartlett_factors(
     r"""Return T with $TT^\top\sim\mathrm{Wishart}_d(L,I)$, [points, d, min(L, d)], and normals.
 
     T is lower trapezoidal, with independent normals below the diagonal and
-    $T_{jj}^2\sim\chi^2_{L-j}$ for j = 0, 1, ... (Bartlett). The extra standard normals are
-    [points, extra]. All random numbers come from a scrambled Sobol' sequence.
+    $T_{jj}^2\sim\chi^2_{L-j}$ for j = 0, 1, ... (Bartlett). The second array contains extra
+    standard normals, [points, extra]. All numbers come from a scrambled Sobol' sequence.
 
     Args:
         dim: $d$.

@@ -2,9 +2,9 @@ r"""The step sizes $\beta_l$ of n linear layers that minimise $F(p)$, $p=\prod_l
 
 `_spectrum` defines F, its minimum $F_n$ over all polynomials of degree n with $p(0)=1$, the ridge c
 and the Gauss nodes $\lambda_j$. If c = 0, the minimiser has its roots at the nodes, so
-$\beta_j=1/\lambda_j$. If c > 0, it satisfies $p(\lambda_j)=c/(\lambda_j+c)$. For small c these are
-the values of a product with real steps. For larger c some of the best real steps coincide in pairs,
-and their F is above $F_n$ (derived here).
+$\beta_j=1/\lambda_j$. If c > 0, the minimiser satisfies $p(\lambda_j)=c/(\lambda_j+c)$. For small c
+a product with real steps has these values. For larger c some of the best real steps coincide in
+pairs, and F at these steps is above $F_n$ (derived here).
 """
 
 import functools
@@ -37,9 +37,9 @@ class BestSteps(NamedTuple):
 def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
     r"""Return the real steps, one per node of the spectrum, that minimise $F(p)$.
 
-    They attain $F_n$ if the roots of the best polynomial are real. Otherwise F has several local
-    minima, which differ in the number of steps that exceed $1/\lambda$. One descent starts near
-    each local minimum, and another from the best steps for one layer fewer.
+    These steps attain $F_n$ if the roots of the best polynomial are real. Otherwise F has several
+    local minima, which differ in the number of steps that exceed $1/\lambda$. Descents start near
+    each local minimum and from the best steps for one layer fewer.
     """
     bound = spectrum.least(ridge)
     offsets, _ = spectrum.nodes
@@ -51,7 +51,7 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
 
 @functools.lru_cache(maxsize=128)
 def _least(spectrum: Spectrum, ridge: float) -> _Descent:
-    """Return the smallest $F-F_n$ that the descents reach, and its shortfalls (`_starts`)."""
+    r"""Return the smallest $F-F_n$ that the descents reach, and its shortfalls $1-\beta_l$."""
     starts = _starts(spectrum.nodes[0], ridge)
     best = min((_descend(spectrum, ridge, start) for start in starts), key=lambda one: one[0])
     if spectrum.degree == 1 or best[0] <= _MET * float(spectrum.mass):
@@ -61,10 +61,11 @@ def _least(spectrum: Spectrum, ridge: float) -> _Descent:
 
 
 def _starts(offsets: Vector, ridge: float) -> list[Vector]:
-    r"""Return starts for the shortfalls $1-\beta_l$: the optimum without a ridge, and others.
+    r"""Return starts for the shortfalls $1-\beta_l$.
 
-    The other starts have 0, 2, 4, ... negative shortfalls, an even number because $p(\lambda_j)>0$.
-    Small and large negative shortfalls have different basins of attraction.
+    The first start is the optimum without a ridge. The others have 0, 2, 4, ... negative
+    shortfalls: an even number, because $p(\lambda_j)>0$ at the minimum. Small and large negative
+    shortfalls have different basins of attraction.
     """
     count = offsets.size
     size = max(ridge ** (1 / count), float(np.sqrt(np.mean(offsets**2))))
@@ -80,7 +81,7 @@ def _starts(offsets: Vector, ridge: float) -> list[Vector]:
 def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
     """Return a local minimum of $F-F_n$ and its shortfalls, by a damped Newton method.
 
-    The method uses the absolute values of the eigenvalues of the Hessian.
+    The eigenvalues of the Hessian are replaced by their absolute values.
     """
     problem = _Misfits(spectrum, ridge)
     here, damping = start, 1e-3
@@ -138,7 +139,7 @@ class _Misfits:
 
 
 def moving_degree(depth: int) -> int:
-    """Return $(3^K-1)/2$, the degree of p for K = `depth` layers that also change covariates."""
+    """Return $(3^K-1)/2$, the degree of p for K = `depth` layers that also move covariates."""
     return (3**depth - 1) // 2
 
 
@@ -147,9 +148,9 @@ def best_moving_steps(
 ) -> tuple[BestSteps, NDArray[np.float64]]:
     r"""Return the best steps $b_l$ of labels and $a_l$ of covariates (GD++), one per layer.
 
-    They minimise F for $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_0=\lambda$ and
+    These steps minimise F for $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_0=\lambda$ and
     $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$. The last $a_l$ is 0, because no layer follows.
-    Descents start from each order of the best steps with fixed covariates.
+    Descents start from every permutation of the best steps for fixed covariates.
 
     Args:
         spectrum: a spectrum of degree `moving_degree(depth)`.

@@ -4,10 +4,10 @@ To leading order, bias and covariance of a stack are derivatives of $E\exp(\tfra
 respect to parameters of the mean and the covariance of a Gaussian vector v.
 
 Derivatives are computed with infinitesimals $\epsilon_1,\dots,\epsilon_n$ that satisfy
-$\epsilon_i^2=0$. A number $x=\sum_Sx_S\prod_{i\in S}\epsilon_i$ has a coefficient for every subset
-S of 1, ..., n. The derivative of a function once in each $\epsilon_i$ is the last coefficient of
-its value. Arrays have the coefficients along their first axis, of length $2^n$: $x_S$ is at the
-index whose binary digits are S.
+$\epsilon_i^2=0$. A number $x=\sum_Sx_S\prod_{i\in S}\epsilon_i$ has a coefficient $x_S$ for every
+subset S of 1, ..., n. The derivative of a function once in each $\epsilon_i$ is the last
+coefficient of its value. The first axis of arrays, of length $2^n$, contains the coefficients:
+$x_S$ is at the index whose binary digits are S.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from promptlimit._arrays import Array, as_float64
 
 @functools.cache
 def _splits(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return all pairs of disjoint sets, sorted by union, and the first index of each union."""
+    """Return all pairs of disjoint sets, sorted by union, and the index where each union begins."""
     pairs = [
         (part, whole ^ part) for whole in range(count) for part in range(count) if not part & ~whole
     ]
@@ -62,10 +62,10 @@ def exponential(x: Any) -> Any:
 
 
 def inverse(x: Array) -> tuple[Array, Array]:
-    r"""Return $x^{-1}$ and $\ln\det x$ of matrices, [..., k, k].
+    r"""Return $x^{-1}$ and $\ln\det x$ of matrices, [2^n, ..., k, k].
 
     $(a+\epsilon b)^{-1}=a^{-1}-\epsilon a^{-1}ba^{-1}$, and
-    $\ln\det(a+\epsilon b)=\ln\det a+\epsilon\,\mathrm{tr}\,a^{-1}b$.
+    $\ln\det(a+\epsilon b)=\ln\det a+\epsilon\,\mathrm{tr}(a^{-1}b)$.
     """
     if len(x) == 1:
         return as_float64(np.linalg.inv(x)), np.linalg.slogdet(x)[1]
@@ -125,7 +125,7 @@ class Tilts:
             of: the rows of v that A multiplies.
             shift: $c$, a column.
             noise: the covariance of the independent Gaussian term.
-            mark: $B$ and the rows `at`; $\epsilon$ is a new infinitesimal. None omits this term.
+            mark: $B$ and the rows `at`; $\epsilon$ is a new infinitesimal. None omits the term.
         """
         mean, slope = (matrix @ numbers[..., of, :] for numbers in (self.mean, self.slope))
         across = matrix @ self.cov[..., of, :]
@@ -147,12 +147,12 @@ class Tilts:
         )
 
     def _grow(self, across: Array, own: Array) -> Array:
-        """Return the covariance with rows and columns added."""
+        """Return the covariance of v with new entries appended."""
         lower = np.concatenate([across, own], axis=-1)
         return _below(np.concatenate([self.cov, across.mT], axis=-1), lower)
 
     def correlate(self, cov: Array, first: slice, second: slice) -> "Tilts":
-        r"""Return v with $\epsilon D$ added to the covariance of two slices of v, D = `cov`.
+        r"""Return v with $\epsilon D$ added to the covariance between two slices, D = `cov`.
 
         The derivative of $E f(v)$ in $\epsilon$ is $E\langle\nabla_1,D\nabla_2\rangle f(v)$.
         """
@@ -163,7 +163,7 @@ class Tilts:
         return Tilts(mean, slope, np.concatenate([self.cov, added]))
 
     def join(self, other: "Tilts") -> "Tilts":
-        """Return both vectors stacked as independent vectors, with separate initial tilts."""
+        """Return the two vectors stacked, as independent vectors with separate initial tilts."""
         own, others = len(self.mean), len(other.mean)
 
         def blocks(first: Array, second: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Training: gradient flow on risks, SGD on simulated prompts, distances between trajectories."""
+"""Training: gradient flow on risks, SGD on fresh prompts, distances between trajectories."""
 
 from promptlimit.dynamics._blocks import FlowRate as FlowRate
 from promptlimit.dynamics._blocks import block_defect as block_defect

@@ -3,8 +3,8 @@ r"""Block starts of linear regression, and the infinite-prompt flow from them.
 A token is $(x,y)$ with covariates $x\in\mathbb R^d$ of covariance $\Sigma$ and a label
 $y=\langle w,x\rangle$ plus noise; the entries of $w$ have the variance $\tau^2$. A block head has
 the score matrix $U=\mathrm{diag}(A,0)$ and the value matrix $V=\mathrm{diag}(0,b)$; the flow
-preserves this form. For labels in $\mathbb R^m$, b is an $m\times m$ matrix, called $B$. "The
-paper" is Boursier and Boyer, arXiv:2512.11784.
+preserves this form. For labels in $\mathbb R^m$, an $m\times m$ matrix $B$ replaces b. "The paper"
+is Boursier and Boyer, arXiv:2512.11784.
 """
 
 import math
@@ -35,8 +35,8 @@ def block_start(
     This is the start of Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. With labels
     in $\mathbb R^m$, $V(0)=\alpha\,\mathrm{diag}(0,I_m)$. Theorem 5.2 of the paper proves that the
     infinite-prompt flow converges if $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$ and
-    $\Theta^\top\Sigma\ne0$, with $\Sigma$ the covariance of the d covariates. The function warns if
-    one of these conditions does not hold.
+    $\Theta^\top\Sigma\ne0$, with $\Sigma$ the covariance of the d covariates. The function warns
+    unless both conditions hold.
 
     Args:
         task: the regression.
@@ -88,11 +88,12 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
 
 
 def block_defect(trajectory: Trajectory, *, label_dim: int = 1) -> Array:
-    r"""Return the largest absolute entry of $u$ and $v_1$ at each time; 0 from a block start.
+    r"""Return the largest absolute entry of $u$ and $v_1$ at each time.
 
     Here $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$, and $(v_1,b)$ is the last row of V. With m =
-    `label_dim` labels, $u^\top$ and $v_1$ are blocks of the last m rows. They stay 0 because their
-    gradients are means of odd functions of the hidden weights, whose law is symmetric.
+    `label_dim` labels, $u^\top$ and $v_1$ are blocks of the last m rows. From a block start $u$ and
+    $v_1$ stay 0, because their gradients are means of odd functions of the hidden weights, whose
+    law is symmetric.
     """
     key_query, value = trajectory.merged()
     of_scores = key_query[..., -label_dim:, :-label_dim]
@@ -118,17 +119,17 @@ def block_limit(
 ) -> SoftmaxAttention:
     r"""Return the limit of the infinite-prompt flow from `block_start(task, alpha, theta)`.
 
-    Let $\Sigma$ be the covariance of the covariates, $\Pi$ the projector on its image,
-    $P=\Theta\Theta^\top$ (scaled as in `block_start`), $N=P-\Pi P\Pi$ and
-    $\delta=\alpha^2\|N\|_F^2$. Then (appendix F.3 of the paper; Remark 5.3 if $\Sigma$ is
-    invertible, where $N=0$)
+    Let $\Sigma$ be the covariance of the covariates, $\Sigma^+$ its pseudo-inverse, $\Pi$ the
+    projector on its image, $P=\Theta\Theta^\top$ (scaled as in `block_start`), $N=P-\Pi P\Pi$ and
+    $\delta=\alpha^2\|N\|_F^2$. By appendix F.3 of the paper, or by Remark 5.3 if $\Sigma$ is
+    invertible and therefore $N=0$,
 
     $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}((\Sigma^+)^2)}\Big),\qquad
     U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
 
     With labels in $\mathbb R^m$, $V_\infty=\mathrm{diag}(0,\,c\,I_m)$ with
-    $c^2=\big(q+\sqrt{q^2+4m\,\mathrm{tr}((\Sigma^+)^2)}\big)/2m$ and $q=\delta+(m-1)\alpha^2$. For
-    negative $\alpha$, the limits of U and V change sign.
+    $c^2=\big(q+\sqrt{q^2+4m\,\mathrm{tr}((\Sigma^+)^2)}\big)/(2m)$ and $q=\delta+(m-1)\alpha^2$.
+    If $\alpha<0$, $V_\infty$ and the term $\Sigma^+/c$ of $U_\infty$ change sign.
 
     >>> import promptlimit as pl
     >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
@@ -187,8 +188,8 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
     Along the flow, $U=\mathrm{diag}(A,0)$ and $V=\mathrm{diag}(0,b)$. Write A in a basis of
     eigenvectors of the covariance $\Sigma$ of the covariates, with nonzero eigenvalues $s_i$. Let c
     be the limit of $|b|$ and $\tau^2$ the prior variance. Near the limit, the entries $A_{ij}$ with
-    $i\ne j$ decay at the rates $\tau^2c^2s_i^2s_j$. The diagonal of A and b decay together, at the
-    rates
+    $i\ne j$ decay at the rates $\tau^2c^2s_i^2s_j$. The diagonal of A and b approach their limits
+    together, at the rates
 
     $$\tau^2\,\mathrm{eig}\big(c^2\,\mathrm{diag}(s^3)+c^{-2}\sqrt s\sqrt s^\top\big).$$
 
@@ -196,16 +197,16 @@ def flow_rate(task: LinearRegression, alpha: Number, theta: ArrayLike | None = N
     that affects the flow: entries off the diagonal that are zero at the start stay zero, and
     diagonal entries with equal $s_i$ that are equal at the start stay equal.
 
-    The PL inequality of `FlowRate` holds with $\mu=2\tau^2\ell^3b_*^2$, where $\ell$ is the
-    smallest $s_i$. Here
-    $b_*^2=\big(\tfrac12\mathrm{tr}\,\Sigma-(R(0)-R^*)/\tau^2\big)/\|\Sigma^2\|_F$ is a lower
-    bound on $b^2$ along the flow; $\mu=0$ if it is negative. Both constants are derived for this
-    library; appendix F.3 of the paper proves that such constants exist.
+    The PL inequality of `FlowRate` holds with $\mu=2\tau^2\ell^3b_*^2$. Here $\ell$ is the smallest
+    $s_i$, and $b_*^2=\big(\tfrac12\mathrm{tr}\,\Sigma-(R(0)-R^*)/\tau^2\big)/\|\Sigma^2\|_F$ is a
+    lower bound on $b^2$ along the flow. If this bound is negative, $\mu=0$. The formulas for
+    $\lambda$ and $\mu$ are derived for this library; appendix F.3 of the paper proves that such
+    constants exist.
 
     Args:
         task: a regression whose queries have the covariance of its prompts.
-        alpha: $\alpha$ of `block_start`.
-        theta: $\Theta$ of `block_start`; the identity by default.
+        alpha: as for `block_start`.
+        theta: as for `block_start`.
 
     >>> import numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.diag([1.0, 0.6, 0.3]))
@@ -261,7 +262,7 @@ def _eigenbasis(covariance: Array, first: Array) -> tuple[Array, Array]:
 
 
 def _distinct(s: Array, diagonal: Array) -> tuple[Array, Array]:
-    """Return the eigenvalue and the count of each distinct pair (eigenvalue, diagonal entry)."""
+    """Return the eigenvalue and the number of each distinct pair (eigenvalue, diagonal entry)."""
     pairs: list[list[float]] = []
     for size, entry in zip(s, diagonal, strict=True):
         for known in pairs:

@@ -1,8 +1,8 @@
 r"""Distances between trajectories, and the effect of finite prompts on flows.
 
-$R_L$ is the risk over prompts of length $L$, and $\theta_L(t)$ its gradient flow; $L=\infty$ stands
-for infinite prompts. U is the score matrix of a head and V its value matrix. "The paper" is
-Boursier and Boyer, arXiv:2512.11784.
+$R_L$ is the risk over prompts of length $L$, which may be infinite, and $\theta_L(t)$ its gradient
+flow. U is the score matrix of a head and V its value matrix. "The paper" is Boursier and Boyer,
+arXiv:2512.11784.
 """
 
 import math
@@ -45,7 +45,7 @@ _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 class TrajectoryGap(Result):
     r"""Squared distances between two trajectories a and b at their common times.
 
-    Shapes are those for one length; for several lengths, an axis of lengths comes first.
+    Shapes are for one length; with several lengths, an axis of lengths comes first.
 
     Attributes:
         times: the common times, [n].
@@ -141,8 +141,8 @@ class BallGap(Result):
     Attributes:
         radius: the radius of the ball.
         risk: the maximum of $|R_L-R_\infty|$ over the random points.
-        gradient: $g(L)$, that of $\|\nabla R_L-\nabla R_\infty\|$.
-        lipschitz: $\beta$, that of $\|\nabla^2R_\infty\|_{op}$.
+        gradient: $g(L)$, the maximum of $\|\nabla R_L-\nabla R_\infty\|$.
+        lipschitz: $\beta$, the maximum of $\|\nabla^2R_\infty\|_{op}$.
     """
 
     radius: float
@@ -165,9 +165,9 @@ def ball_gap(
     Args:
         task: a task with an exact risk, such as `LinearRegression`.
         length: $L$.
-        radius: the radius of the ball; half of the random parameters are on its surface.
-        key: the random key of the parameters.
-        draws: the number of random parameters.
+        radius: the radius of the ball; half of the random points are on its surface.
+        key: the random key.
+        draws: the number of random points of the ball.
         points: the number of quadrature points for the risk.
     """
     require_task(task)
@@ -210,7 +210,7 @@ def _ball_gaps(
 ) -> tuple[Array, Array, Array]:
     r"""Return $|R_L-R_\infty|$, $\|\nabla R_L-\nabla R_\infty\|$ and $\|\nabla^2R_\infty\|_{op}$.
 
-    Each is [draws], for the entries of U and v in the rows of `where`.
+    Each result is [draws]; a row of `where` contains the entries of U and v.
     """
     dim = (math.isqrt(1 + 4 * where.shape[1]) - 1) // 2
 
@@ -230,11 +230,11 @@ def _ball_gaps(
 class LimitBand(Result):
     r"""The distance between the flows over finite and infinite prompts, and the bound of Lemma E.1.
 
-    The bound is computed with $g(L)$ and $\beta$ of a `BallGap`, which are maxima over random
-    points, so it estimates the bound of the paper and does not prove one.
+    The bound contains $g(L)$ and $\beta$ of a `BallGap`. These are maxima over random points, so
+    the result is an estimate of the bound of the paper.
 
     Attributes:
-        times: t, the common times, [n].
+        times: t, the finite common times, [n].
         distance: $\|\theta_L(t)-\theta_\infty(t)\|$, [n].
         bound: $g(L)\,t\,e^{\beta t}$, [n].
     """
@@ -245,7 +245,7 @@ class LimitBand(Result):
 
 
 def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitBand:
-    r"""Return the distance between $\theta_L$ and $\theta_\infty$, and its bound by Lemma E.1.
+    r"""Return the distance between $\theta_L$ and $\theta_\infty$, and the bound of Lemma E.1.
 
     Args:
         finite: $\theta_L$ at one length, from a start whose trained arrays are U and V.
@@ -275,7 +275,7 @@ def excess_risk(
     rtol: float = 1e-6,
     points: int = 4096,
 ) -> float:
-    r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
+    r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$ for flows from `start`.
 
     Args:
         start: the attention at time 0.
@@ -300,15 +300,14 @@ def smallest_length(
 ) -> int:
     r"""Return $L(\epsilon)$, the smallest length with `excess_risk` at most $\epsilon$.
 
-    This is the length of Theorem 4.3 of the paper. It is found by bisection in the logarithm of the
+    Theorem 4.3 of the paper concerns this length. It is found by bisection in the logarithm of the
     length, up to the factor `ratio`.
 
     Args:
         start: the attention at time 0.
         task: a task with an exact risk, such as `LinearRegression`.
         excess: $\epsilon$, the largest excess risk.
-        ratio: the search stops at a length that is at most `ratio` times a length which is too
-            short.
+        ratio: the largest ratio of the result to a length that is known to be too short.
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """

@@ -17,7 +17,7 @@ from promptlimit.results import TrainingCost
 from promptlimit.storage import Progress, RunFolder
 from promptlimit.tasks import AbstractTask
 
-_BASE = 450.0  # megabytes of a process that uses jax and tables of weight statistics
+_BASE = 450.0  # megabytes of a process that loads jax and tables of weight statistics
 _MOST_SEEDS = 8
 
 
@@ -47,7 +47,7 @@ def training_cost(
         plan: as for `sgd`.
         key: the random key.
         seeds: as for `sgd`.
-        finished: lengths at which runs are already stored, which take no time.
+        finished: lengths of stored runs, which take no time.
     """
     few = min(seeds, _MOST_SEEDS)
     ends = sorted({min(lengths), max(lengths)})
@@ -67,7 +67,7 @@ def training_cost(
 
 
 def finished_lengths(folder: Path) -> set[float]:
-    """Return the lengths of the finished runs in a folder of runs; none if a run is damaged."""
+    """Return the lengths of the finished runs in a folder; empty if a run is damaged."""
     try:
         configs = [run.config for run in RunFolder.inside(folder) if run.finished]
         return {float(length) for config in configs for length, _ in cast(Any, config["lengths"])}

@@ -67,12 +67,12 @@ _COARSER = 300.0
 """The tolerance of the second flow (see `_parameter_error`), divided by that of the first."""
 
 _FAR = 1.5
-"""A flow has left the tables of weight statistics if its last sharpness exceeds the largest
-sharpness in the tables by this factor."""
+"""A flow has left the tables of weight statistics if its last sharpness is more than this number
+times the largest sharpness in the tables."""
 
 _FALL = 0.01
-"""On arrival the gradient norm is at most this fraction of its value at the start, because a start
-near a saddle also has a small gradient."""
+"""A flow arrives only if the gradient norm is at most this fraction of its value at the start,
+because a start near a saddle also has a small gradient."""
 
 _ROUNDING = 1e-12
 """The smallest threshold of the gradient norm for arrival."""
@@ -103,8 +103,8 @@ def gradient_flow(
     points for softmax heads at finite L. If no rule applies, the risk is the mean loss over
     simulated prompts, drawn once from `key`.
 
-    The flow stops on arrival (see `FlowPlan`), when the gradient norm is small. Recorded states at
-    later times are equal to the state at which it stopped.
+    The flow stops on arrival, when the gradient norm is small (see `FlowPlan`). The states recorded
+    at later times equal the last state of the flow.
 
     Args:
         start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead`, a
@@ -287,11 +287,11 @@ def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Desce
         descent = Descent(states, start, to_device(0.0, jnp.float64), yes, no, yes, no)
     else:
         if not isinstance(request.solver, StabilisedRungeKutta):
-            # Other methods end at the limit of their stability and stay about one tolerance away
-            # from the limit of the flow.
+            # Near the limit of the flow, other methods take the largest stable steps and stay about
+            # one tolerance away from the limit.
             tolerance = max(min(tolerance, 0.01 * arrival), _FINEST)
         numbers = (end, tolerance, arrival, plan.radius)
-        # Arrays, because jax would compile again for a Python number.
+        # These are arrays, because jax would compile again for each Python number.
         limits = FlowLimits(*(to_device(number, jnp.float64) for number in numbers))
         descent = descend(risk, start, to_device(padded), limits, request.solver)
     states = np.asarray(descent.states)[padded.size - finite.size :]
@@ -380,8 +380,8 @@ def _parameter_error(
 ) -> np.ndarray | None:
     r"""Return $\|\theta-\tilde\theta\|/\sqrt2$, with $\tilde\theta$ the flow on another point set.
 
-    This is the standard deviation of the two parameter vectors; the larger tolerance of the second
-    flow increases it. It is NaN at times that the second flow did not reach.
+    The result is the standard deviation of the two parameter vectors, and NaN at times that the
+    second flow did not reach. The larger tolerance of the second flow increases it.
     """
     if request.risk.exact is None or not request.plan.parameter_error:
         return None

@@ -34,7 +34,7 @@ class TrainingPlan:
 
     Attributes:
         steps: the number of steps.
-        batch: prompts per step.
+        batch: the number of prompts per step.
         learning_rate: $\eta$, the step size of plain gradient descent.
         optimiser: an optax optimiser; plain gradient descent when None. It is applied to each run
             separately, with the gradient of twice the loss. For example,
@@ -43,8 +43,9 @@ class TrainingPlan:
         label: the name of `optimiser` with its hyperparameters, such as "adam 0.001". It is
             required for runs that are stored in a folder, where it identifies the optimiser.
         record: increasing steps to record; about ten per decade when None.
-        sampling: "tokens" draws the tokens of each prompt. "law" draws the sums over tokens from
-            their exact law, which is faster, but then no two runs train on the same prompts.
+        sampling: "tokens" draws the tokens of each prompt. "law" draws the sums over tokens that
+            the gradient needs from their exact law. It is faster, but then no two runs train on the
+            same prompts.
         points: the number of quadrature points for exact risks, a power of two.
         samples: the number of simulated prompts for a risk that is not exact.
 
@@ -108,7 +109,7 @@ class TrainingPlan:
 
     @property
     def rule_name(self) -> str:
-        """The label of the optimiser, "given" without a label, or "sgd" for plain descent."""
+        """The label of the optimiser; "given" without a label, "sgd" for plain descent."""
         if self.label is not None:
             return self.label
         return "sgd" if self.optimiser is None else "given"
@@ -123,8 +124,8 @@ class FlowPlan:
             the flow.
         rtol: the tolerance of each step, absolute and relative.
         arrival: the flow stops when the gradient norm is at most this threshold; `rtol` by
-            default. The threshold is at most a hundredth of the gradient norm at the start, so
-            that a flow does not stop at a start near a saddle.
+            default. A threshold above a hundredth of the gradient norm at the start is replaced by
+            that number, so that a flow does not stop at a start near a saddle.
         radius: the radius of the ball about 0 that the parameters must not leave.
         solver: a diffrax solver; by default a stabilised method of order 2, or `diffrax.Dopri8` if
             the risk is a closed form or `rtol` is below 1e-7.
@@ -167,15 +168,15 @@ class FlowPlan:
 
 @functools.cache
 def _plain_descent(rate: float) -> optax.GradientTransformation:
-    """Return plain gradient descent, the same object for the same rate (to compile only once)."""
+    """Return plain gradient descent; one object per rate, so that each rate compiles only once."""
     return optax.sgd(rate)
 
 
 def flow_time(steps: Number, learning_rate: float) -> float:
     r"""Return $2k\eta$, the time of `gradient_flow` that corresponds to k steps of `sgd`.
 
-    The factor is 2 because `sgd` minimises twice the risk (the mean squared error, as in the
-    experiments of the paper), and `gradient_flow` minimises the risk.
+    The factor is 2 because `sgd` minimises twice the risk, as in the experiments of the paper, and
+    `gradient_flow` minimises the risk.
 
     Args:
         steps: k, the number of steps.

@@ -1,6 +1,6 @@
 """The risk and its gradient as functions of the trained parameters of an attention.
 
-A state is the vector of all trained arrays. For one head, U is the score matrix and V the value
+A state is the vector of all trained arrays. U is the score matrix of one head and V its value
 matrix. A set consists of quadrature points or of simulated prompts. The error of a risk is
 estimated from several independent sets.
 """
@@ -43,16 +43,16 @@ _LARGE = 2.0
 """The largest ratio of the error of a risk to the risk that `require_risks` accepts."""
 
 _FEW = 64
-"""For at most this many states, unused gradients take less time than compiling a program for the
-risk alone."""
+"""For at most this number of states, computing unused gradients takes less time than compiling a
+program for the risk alone."""
 
 
 class Parametrisation:
     """The map from trained arrays to an attention, and for one head also to U and V.
 
-    Equal parametrisations share compiled programs. Two parametrisations of single heads are equal
-    if their jaxprs are, so the kernel does not matter; two others are equal if their tree
-    structures and array shapes are.
+    Equal parametrisations share compiled programs. Parametrisations of single heads are equal if
+    they have the same jaxpr, which does not depend on the kernel. Other parametrisations are equal
+    if they have the same tree structure and shapes of arrays.
 
     Attributes:
         shapes: the shapes of the arrays, in order.
@@ -77,7 +77,7 @@ class Parametrisation:
     def attention(
         self, arrays: Sequence[Array], rest: AbstractAttention | None = None
     ) -> AbstractAttention:
-        """Return the attention with these arrays, and with the fields of `rest` that have none."""
+        """Return the attention with these arrays; `rest` contains its other fields."""
         moving = jax.tree.unflatten(self._structure, arrays)
         return eqx.combine(moving, self._rest if rest is None else rest)
 
@@ -326,7 +326,7 @@ class TrainedRisk:
     ) -> tuple[StateMoments, np.ndarray]:
         """Return the moments with the mean risk over sets, and the standard error of the mean.
 
-        The gradient is that on the first set. All numbers are NaN at states that are not finite.
+        Gradients are computed on the first set. All numbers are NaN at states that are not finite.
 
         Args:
             leaves: the trained arrays at n states, each [n, ...].
@@ -361,8 +361,8 @@ def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.nda
         errors: the standard errors of the risks, 0 for closed forms.
 
     Raises:
-        AccuracyError: a risk is further below the bound, or its error is more than twice the risk,
-            because a few points dominate the result.
+        AccuracyError: a risk is more than four errors below the bound, or its error is more than
+            twice the risk. In both cases a few points dominate the result.
     """
     with np.errstate(invalid="ignore"):
         poor = (risks + 4.0 * errors < bound - _ROUNDING * abs(bound)) | (

@@ -97,7 +97,7 @@ def sgd(
         packed: whether one compiled program trains all finite lengths; by default True except on a
             CPU. It has no effect if `sampling` of the plan is "law".
         folder: where to store runs. Finished runs are read from this folder. Interrupted runs
-            resume from their last checkpoint and give the same bits as without interruption.
+            resume from their last checkpoint, with the same bits as without interruption.
         every: the number of steps between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
@@ -201,7 +201,7 @@ def _require_law(request: TrainingRequest) -> None:
 def _group_arrays(
     group: RunGroup, run: RunFolder | None, every: int, watch: Watcher | None
 ) -> dict[str, np.ndarray]:
-    """Train a group and return its arrays, or read them from the folder if it is finished.
+    """Train a group and return its arrays; read them from the folder if the group is finished.
 
     Only process 0 reads and writes the folder.
     """
@@ -348,7 +348,7 @@ def _current_risk(group: RunGroup, parameters: Any) -> float:
 
 
 class _StepPace:
-    """The measured number of steps per second, and the steps between two progress reports."""
+    """The measured number of steps per second, and the number of steps between two reports."""
 
     def __init__(self, step: int):
         self.rate = 0.0
@@ -376,7 +376,7 @@ def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
 
     The run of start i and seed j has the index `seeds * i + j`. All starts of a seed are on one
     device, because they share prompts. If the number of seeds is not a multiple of the number of
-    devices, the last devices repeat the last seed.
+    devices, some devices repeat the last seed.
 
     >>> runs_of_devices(3, 2, 2).tolist()
     [[0, 1, 3, 4], [2, 2, 5, 5]]

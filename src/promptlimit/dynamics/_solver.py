@@ -63,9 +63,9 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
     $$Y_1=y+b_1w_1hF_0,\qquad
     Y_j=(1-\mu-\nu)y+\mu Y_{j-1}+\nu Y_{j-2}+\tfrac{w_1}{w_0}\mu h(F_{j-1}-a_{j-1}F_0),$$
 
-    where $\mu=2w_0b_j/b_{j-1}$ and $\nu=-b_j/b_{j-2}$. The step is stable with `stages_for` stages.
-    Power iteration updates the largest eigenvalue of the Hessian with one evaluation of $f$ every
-    four steps. The estimate of the error of a step is $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
+    where $\mu=2w_0b_j/b_{j-1}$ and $\nu=-b_j/b_{j-2}$. The function `stages_for` computes s. Power
+    iteration updates the largest eigenvalue of the Hessian with one evaluation of $f$ every four
+    steps. The estimate of the error of a step is $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
 
     The method requires an autonomous system whose state is one vector.
     """
@@ -77,7 +77,7 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         """Return the order of the method."""
         return 2
 
-    def error_order(self, terms: Any) -> int:  # noqa: ARG002  # as above
+    def error_order(self, terms: Any) -> int:  # noqa: ARG002  # diffrax's signature
         """Return 3: the local error is proportional to the third power of the step."""
         return 3
 
@@ -88,15 +88,15 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
         """Return the solver state before the first step.
 
-        The field is not evaluated here, because that would compile it a second time. The power
-        iteration starts from a vector without symmetries: from a symmetric vector it would miss
-        eigenvectors of another symmetry, along which rounding errors grow.
+        The field is not evaluated here, because jax would then compile it a second time. The power
+        iteration starts from a vector without symmetries. From a symmetric vector it would miss
+        eigenvectors of another symmetry, along which rounding errors would grow.
         """
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
         direction = mixed / jnp.linalg.norm(mixed)
         return FlowState(jnp.zeros_like(y0), direction, 0.0 * mixed[0], jnp.int32(_NO_ESTIMATE))
 
-    def step(  # noqa: PLR0917  # as above
+    def step(  # noqa: PLR0917  # diffrax's signature
         self,
         terms: Any,
         t0: Any,
@@ -211,13 +211,13 @@ def _nodes(s: Float[Array, ""]) -> tuple[Array, Array]:
 def _next(last: Float[Array, "3"], before: Float[Array, "3"], w: Array) -> Float[Array, "3"]:
     r"""Return $T_{j+1}=2wT_j-T_{j-1}$ and its first two derivatives at w.
 
-    Of these three numbers, `last` contains those of $T_j$, and `before` those of $T_{j-1}$.
+    The arguments `last` and `before` contain these three numbers of $T_j$ and of $T_{j-1}$.
     """
     return 2 * w * last - before + jnp.stack([0.0 * w, 2 * last[0], 4 * last[1]])
 
 
 class FlowLimits(NamedTuple):
-    """When a flow stops, and the tolerance of its steps, as arrays.
+    """The conditions on which a flow stops, and the tolerance of its steps.
 
     Attributes:
         end: the latest time.
@@ -272,15 +272,15 @@ class _StoppingSolver(diffrax.AbstractWrappedSolver):
     """A solver that stops when the gradient is small or the parameters are large.
 
     The argument `args` of its methods is a `FlowLimits`. A `diffrax.Event` would be slower
-    (benchmarks/README.md): it does not receive the state of the solver, so it would evaluate the
-    gradient again.
+    (benchmarks/README.md), because it does not receive the state of the solver and would evaluate
+    the gradient again.
     """
 
     solver: Any  # ty: ignore[incompatible-attribute-override]  # a field
 
     @property
     def term_structure(self) -> Any:  # ty: ignore[incompatible-property-override]  # as diffrax
-        """The term structure of the wrapped solver, which also defines the members below."""
+        """The term structure of the wrapped solver; it also defines the next members."""
         return self.solver.term_structure
 
     @property
@@ -308,7 +308,7 @@ class _StoppingSolver(diffrax.AbstractWrappedSolver):
         no = jnp.zeros((), bool)
         return _StoppingState(self.solver.init(terms, t0, t1, y0, args), no, no)
 
-    def step(  # noqa: PLR0917  # as above
+    def step(  # noqa: PLR0917  # diffrax's signature
         self,
         terms: Any,
         t0: Any,
@@ -342,7 +342,7 @@ def descend(
     field = jax.jit(lambda y: -risk.gradient(y))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         flow = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: field(y)),  # noqa: ARG005  # its signature
+            diffrax.ODETerm(lambda t, y, args: field(y)),  # noqa: ARG005  # diffrax's signature
             _StoppingSolver(solver),
             0.0,
             limits.end,

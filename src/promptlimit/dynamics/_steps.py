@@ -1,8 +1,8 @@
 """The steps of `sgd`: the gradient over one batch of prompts, and a compiled loop of optax steps.
 
 A run is the training of one start with one seed at one length. A group is a set of runs that one
-compiled program trains. A sequence of prompts is the series of batches at one length, for one seed
-or for all seeds.
+compiled program trains. A sequence of prompts consists of the batches of all steps at one length,
+for one seed or for all seeds.
 """
 
 import dataclasses
@@ -79,9 +79,10 @@ class TrainingRequest:
 
     @functools.cached_property
     def risks(self) -> dict[Length, list[TrainedRisk]]:
-        """The risk of each start at each length; simulated prompts are not those of the steps.
+        """The risk of each start at each length.
 
-        If one of these risks requires simulated prompts, all risks are simulated.
+        If one of these risks requires simulated prompts, all risks are simulated, on prompts that
+        are independent of the training prompts.
         """
         plan, lengths = self.plan, tuple(map(float, self.lengths))
         effort = Effort(self.key, int(plan.samples))
@@ -106,9 +107,10 @@ class TrainingRequest:
 
     @property
     def groups(self) -> "list[RunGroup]":
-        """All runs, in groups: one per sequence of prompts, or at most two if `packed`.
+        """All runs, in groups: one group per sequence of prompts, or at most two if `packed`.
 
-        These two are the finite lengths, and the infinite length, whose prompt is a law.
+        If `packed`, finite lengths form one group, and the infinite length, whose prompt is a law,
+        forms the other.
         """
         seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
         sequences = [(length, seed) for length in self.lengths for seed in seeds]
@@ -180,8 +182,8 @@ class RunGroup:
     def fused_gradient(self) -> BatchGradient | None:
         """The gradient in U and V (`_risks`) by a rule of `tasks.BATCH_GRADIENT`.
 
-        The rule also draws the prompts. None if no rule applies, a length is infinite, or some
-        start is not one head.
+        The rule also draws the prompts. The value is None if no rule applies, a length is infinite,
+        or a start is not one head.
         """
         request = self.request
         if not request.are_heads or math.inf in self.lengths:
@@ -253,7 +255,7 @@ def take_steps(
 ) -> TrainingState:
     """Return the state after steps first, ..., last - 1 of the runs on one device.
 
-    Several calls for consecutive steps give the same bits as one call, from the same program.
+    Several calls for consecutive steps give the same bits as one call.
 
     Args:
         shared: the optimiser and the gradient.
@@ -282,7 +284,7 @@ def _finite(parameters: Any) -> Array:
 
 
 class _HeadGradient(eqx.Module):
-    """The gradient in the trained arrays of heads, by the chain rule from the one in U and V.
+    """The gradient in the trained arrays of heads, by the chain rule from U and V.
 
     Attributes:
         fused: the gradient in U and V.

@@ -46,7 +46,7 @@ class KindUnavailableError(ArgumentError):
 class NotAnalyticError(KindUnavailableError):
     """A log-Laplace transform cannot be continued to complex tilts.
 
-    The message is a clause with the reason, to be inserted into a sentence.
+    The message is the reason, as a clause that callers insert into a sentence.
     """
 
     def __init__(self, reason: str):
@@ -69,7 +69,7 @@ class TaskMismatchError(ArgumentError):
 
 
 class AccuracyError(ArithmeticError):
-    """A quadrature measured its own error and found it too large to return a number.
+    """The measured error of a quadrature is too large to return a number.
 
     Attributes:
         argument: the name of the argument to change; None if no single argument is responsible.
@@ -85,7 +85,7 @@ class InputFileError(ValueError):
 
 
 class ConfigurationError(ValueError):
-    """The folder of a run has another configuration; the message names the differences."""
+    """The folder of a run has a different configuration; the message lists the differences."""
 
 
 class RunBusyError(OSError):
@@ -101,7 +101,7 @@ class JoinError(RuntimeError):
 
 
 class PeerLostError(RuntimeError):
-    """Another process of the run was lost, and this process will soon exit with status 1."""
+    """Another process of the run was lost; this process will soon exit with status 1."""
 
 
 class WriterError(RuntimeError):
@@ -113,7 +113,7 @@ class NoLimitWarning(UserWarning):
 
 
 class SlowExpansionWarning(UserWarning):
-    """The leading order in 1/L may be inaccurate at a length; the result at this length is NaN."""
+    """The leading order in 1/L is not reliable at a length; the result at this length is NaN."""
 
 
 class UnreliableErrorWarning(UserWarning):

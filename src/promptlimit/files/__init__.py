@@ -1,4 +1,4 @@
-"""Files with objects of the library, without pickle, and problems given as named arrays."""
+"""Objects of the library in files without pickle, and problems read from named arrays."""
 
 from promptlimit.files._objects import load as load
 from promptlimit.files._objects import savable as savable

@@ -1,8 +1,8 @@
 """Objects in .npz files: the arrays of one object, and a JSON description of its construction.
 
 Files are not trusted. The name of a class is looked up in a table and never imported, and the
-constructor checks the arrays. The loaded object is then serialised again; its arrays and its
-description must be identical to those in the file.
+constructor checks the arrays. The loaded object is then serialised again, and the result must be
+identical to the content of the file.
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
 }
-"""For each class name: the package of the class, and the attribute for each argument of its
-constructor, or None if the arguments are the fields."""
+"""For each class name: the package of the class, and the attribute that contains each argument of
+the constructor, or None if the arguments are the fields."""
 
 _PACKAGES_OF_RESULTS = ("results", "weights", "dynamics", "tasks")
 """Packages whose public result classes can be saved."""
@@ -77,8 +77,8 @@ _REGISTERED: dict[str, type] = {}
 def savable(cls: Class) -> Class:
     """Register a user-defined class, so that `save` and `load` accept its objects.
 
-    Use it to decorate a dataclass or an `equinox.Module` whose constructor has an argument for each
-    field, with the same name. Import the module that defines the class before calling `load`.
+    Decorate a dataclass or an `equinox.Module` whose constructor has an argument for each field,
+    with the name of the field. Import the module that defines the class before calling `load`.
 
     >>> import equinox as eqx
     >>> @savable
@@ -205,7 +205,7 @@ def _content(stored: np.ndarray | None) -> object:
 
 
 def _class_of(name: object) -> tuple[type, dict[str, str]]:
-    """Return the class of this name, and the attribute for each argument of its constructor."""
+    """Return the class of this name, and the attribute with each argument of its constructor."""
     if isinstance(name, str) and name in _TABLE:
         package, attributes = _TABLE[name]
         cls = getattr(importlib.import_module(f"promptlimit.{package}"), name)
@@ -244,7 +244,7 @@ def _arguments_of(cls: Any, attributes: dict[str, str] | None) -> dict[str, str]
 
 
 class _UnknownClassError(ValueError):
-    """A file names a class that is neither in the table nor registered."""
+    """The class in a file is unknown: neither in `_TABLE`, nor a result, nor registered."""
 
 
 class _Written:
@@ -274,7 +274,7 @@ class _Written:
         return self._object(value, where, depth)
 
     def _entries(self, value: Mapping[Any, object], where: str, depth: int) -> dict[str, object]:
-        """Return the descriptions of the values of a mapping, by key; paths contain indices."""
+        """Return the descriptions of a mapping's values, by key; their paths contain indices."""
         entries = {}
         for index, (key, part) in enumerate(value.items()):
             if not isinstance(key, str):
@@ -353,4 +353,4 @@ _FORMS: dict[str, Callable[[Any], object]] = {
     "scalar": lambda array: array[()],
     "jax": to_device,
 }
-"""For each form in a description: the function that converts parts or an array to the value."""
+"""For each form in a description: the function that converts its content to the value."""

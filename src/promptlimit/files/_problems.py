@@ -84,29 +84,29 @@ def read_problem(
 ) -> AttentionProblem:
     """Return the problem that the named arrays in some files describe.
 
-    The attention is given in one of two ways:
+    The arrays describe the attention in one of two ways:
 
     - `key_query` and `value`, with shape [d, d] for a head, and [layers, d, d] or
       [layers, heads, d, d] for a stack; optionally `kernel` and, for a stack, `residual`,
       [layers, d, d];
     - `key_weight`, `query_weight` and `value_weight`; optionally `output` and `scale`.
 
-    The prompt is optional, and given in one of four ways:
+    The law of the tokens is optional. The arrays describe it in one of four ways:
 
     - `tokens`, optionally `weights`;
     - `cov`, optionally `mean`, of a Gaussian;
     - `half_widths`, and `prompt` equal to "rademacher" or "cube";
     - `radius`, and `prompt` equal to "sphere".
 
-    The queries are `query`, or `queries` with one per row, or `query_cov` and optionally
-    `query_mean` of Gaussian queries.
+    The queries are `query`, or `queries` with one query per row, or Gaussian with covariance
+    `query_cov` and optionally mean `query_mean`.
 
     Args:
-        sources: the files, in the form that `storage.read_arrays` accepts; later files replace
-            arrays of earlier ones.
-        prompt: "gaussian", "tokens", "rademacher", "cube" or "sphere", in place of `prompt` in the
+        sources: the files, in the form that `storage.read_arrays` accepts. Arrays of later files
+            replace arrays of the same name in earlier files.
+        prompt: "gaussian", "tokens", "rademacher", "cube" or "sphere"; replaces `prompt` in the
             files.
-        kernel: "softmax" or "linear", in place of `kernel` in the files.
+        kernel: "softmax" or "linear"; replaces `kernel` in the files.
     """
     arrays: dict[str, np.ndarray | str] = {}
     for source in sources:
@@ -155,7 +155,7 @@ _STACKS = {
     "sharp": ("softmax", 5.0, "shifted"),
     "mixture": ("softmax", 1.0, "mixture"),
 }
-"""By name: the kernel, a factor on the scores, and the law of the tokens."""
+"""The kernel, a factor on the scores, and the law of the tokens, by the name of the stack."""
 _SCORES = np.array([[[0.2, 0.1], [-0.1, 0.1]], [[-0.1, 0.1], [0.0, 0.1]]])
 _VALUES = np.array([[[0.4, 0.0], [0.1, 0.3]], [[0.2, -0.2], [0.1, 0.2]]])
 _QUERY = np.array([[1.0, -0.5]])
@@ -189,7 +189,7 @@ def example_stack(name: str) -> AttentionProblem:
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
-    """Return a matrix with one row or column as a vector or number if the name requires it."""
+    """Return an array in the shape that its name requires: a vector, a number or unchanged."""
     if isinstance(value, str):
         return value
     if name in _VECTORS and value.ndim == 2 and 1 in value.shape:

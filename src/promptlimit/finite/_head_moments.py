@@ -68,7 +68,7 @@ class MomentRows:
 
     @staticmethod
     def at_infinity(limit: Array, count: int, known: int = 0) -> "MomentRows":
-        """Return moments for `count` infinite lengths; all `known` weights of known tokens are 0."""
+        """Return the moments for infinite lengths, with `known` known tokens of weight zero."""
         dim = limit.size
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         zeros = (np.zeros(shape) for shape in shapes)
@@ -116,9 +116,9 @@ def gaussian_spread_error(
     r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ with K = `left`, and its numerical error.
 
     Under the softmax weights, x has the covariance M, and a token has the covariance
-    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$. The mean is $\mathrm{tr}(DP)$ with
-    $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$,
-    $P=\Gamma^{1/2}V^\top V\Gamma^{1/2}$ and $D=E[(M-I)N(M-I)]$.
+    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$. The result is $\mathrm{tr}(DP)$ with
+    $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$, $P=\Gamma^{1/2}V^\top V\Gamma^{1/2}$ and
+    $D=E[(M-I)N(M-I)]$.
     """
     statistics = weight_statistics(tokens.sharpness, length)
     inner, outer = left @ tokens.root, value @ tokens.root
@@ -130,8 +130,7 @@ def gaussian_spread_error(
 def spread_products(inner: Array, outer: Array, direction: Array) -> dict[str, float]:
     r"""Return the factor of each field of `WeightStatistics` in $\mathrm{tr}(DP)$, by name.
 
-    D is defined in `gaussian_spread_error`. N is `inner`, P is `outer`, and `direction` is the
-    vector e of `spread_terms`.
+    D is defined in `gaussian_spread_error`. N is `inner`, P is `outer`, and e is `direction`.
     """
     both = outer @ inner
     p, n, x = (float(direction @ matrix @ direction) for matrix in (outer, inner, both))
@@ -146,8 +145,8 @@ def spread_terms(
     r"""Return the factor of each weight statistic in $\mathrm{tr}(DP)$ as a polynomial.
 
     D, N and P are defined in `gaussian_spread_error`; the arguments are the traces of N, P and PN.
-    A polynomial consists of pairs (coefficient, index of a form); the forms are 1, $p=e'Pe$,
-    $n=e'Ne$, $x=e'PNe$ and pn. The factors are
+    A polynomial consists of pairs (coefficient, index of a form). The forms are 1, $p=e'Pe$,
+    $n=e'Ne$, $x=e'PNe$ and pn, with e of `WhitenedTokens`. The factors are
 
         spread_error           p n
         residual               (tr N - n) p + n (tr P - p) + 2 (x - p n)

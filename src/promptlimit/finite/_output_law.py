@@ -270,7 +270,7 @@ class _SimulatedLaws(AbstractScalarLaws):
 
 
 def _obstacle(problem: Problem) -> str | None:
-    """Return why the problem is not one softmax head over a Gaussian mixture, up to sharpness 9."""
+    """Return why the problem is not one softmax head over a Gaussian mixture, or is too sharp."""
     head = problem.head
     if head is None:
         return problem.no_head_reason

@@ -1,4 +1,4 @@
-r"""The gradient with respect to a score matrix over Gaussian tokens, if the query is one of them.
+r"""The gradient with respect to a score matrix over Gaussian tokens and the query as a token.
 
 The L other tokens $z_l$ have the law $N(m,\Gamma)$ and the weights $p_l$; the query z has the
 weight $p_0$. At the tilt t let $r=z-m-\Gamma t$ be the query minus the tilted mean,

@@ -71,9 +71,9 @@ class HeadProblem:
     r"""One head whose output, or gradient in a parameter, is compared between two prompts.
 
     Let r and r' be the kernels of the head over the two prompts at the tilt t, and C and C' their
-    derivatives in t. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output
-    or the gradient in a value matrix, and $w\,\|K(C-C')V^\top\|_F^2$ for the gradient in a score
-    matrix. The factor w is 1 if `factor` is None, and $|Fz|^2$ otherwise.
+    derivatives in t. The squared distance at the query z is $w\,|V(r-r')|^2$ for an output or the
+    gradient in a value matrix, and $w\,\|K(C-C')V^\top\|_F^2$ for the gradient in a score matrix.
+    The factor w is 1 if `factor` is None, and $|Fz|^2$ otherwise.
 
     Attributes:
         kernel: "softmax" or "linear".
@@ -197,7 +197,7 @@ class Problem:
 
     @property
     def known(self) -> KnownPart:
-        """The tokens and sinks that are in every prompt, possibly with the query as a token."""
+        """The tokens and sinks in every prompt, with the query if `including_query` is true."""
         prompt, dim = self.prompt, self.prompt.dim
         fixed = np.zeros((0, dim)) if prompt.fixed is None else as_float64(prompt.fixed)
         sinks = np.zeros(0) if prompt.sinks is None else as_float64(prompt.sinks)

@@ -72,21 +72,23 @@ def prompt_moments(
     rtol: float | None = None,
     samples: int | None = None,
 ) -> PromptMoments:
-    r"""Return mean, covariance and mean squared error of $T[\hat\mu_L](z)$ over prompts.
+    r"""Return the mean, covariance and mean squared error of $T[\hat\mu_L](z)$ over prompts.
 
-    The tokens of a prompt are L independent draws from a measure $\mu$, or have another law, such
-    as a `Prompt` or a `MarkovChain`. The bias and the mean squared error compare the output with
-    its limit $T[\mu](z)$ over an infinite prompt. For softmax over $N(m,\Gamma)$ the mean output is
+    The tokens of a prompt are L independent draws from a measure $\mu$, or have the law of a
+    `Prompt`, a `MarkovChain` or another class of `promptlimit.prompts`. The bias and the mean
+    squared error compare the output with its limit $T[\mu](z)$ over an infinite prompt. For a
+    softmax head with matrices U and V over $N(m,\Gamma)$, the mean output is
     $Vm+(1-E\,S_2)V\Gamma Uz$ with $S_2$ the sum of the squared weights: a finite prompt shrinks the
     linear part of the limit. Derived in docs/finite.md.
 
     Moments of softmax heads are exact over every measure of the library, and over user-defined ones
     if their `log_laplace` is analytic. Moments of one linear head are exact. Other sums of heads
-    are simulated. `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules.
+    are simulated. `print(promptlimit.finite.PROMPT_MOMENTS.table())` lists all rules, also those
+    for stacks.
 
     The limit may not exist, for example if the tokens of a softmax head have no log-Laplace
     transform. Then `kind="estimate"` issues a `NoLimitWarning` and simulates the mean and the
-    covariance. `limit`, `bias` and `mse` are NaN, and `bias_error` is the standard error of the
+    covariance; `limit`, `bias` and `mse` are NaN, and `bias_error` is the standard error of the
     mean.
 
     Args:
@@ -347,9 +349,9 @@ def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
 def _with_residual(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Return `compute`, which ignores the residual, with the residual output added to the limit.
+    """Return a function that calls `compute` and adds the output of the residual to the limit.
 
-    Gradients do not depend on the residual and are not changed.
+    `compute` ignores the residual. Gradients do not depend on the residual and are not changed.
     """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:

@@ -66,7 +66,7 @@ class Queries:
 
     @property
     def sub_gaussian(self) -> float | None:
-        """The sub-Gaussian constant of the law; None if it is not known or the law not centred."""
+        """The sub-Gaussian constant of a centred law; None for other laws or if it is unknown."""
         mean, cov = self.moments()
         if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
             return None
@@ -93,9 +93,9 @@ class Queries:
     def for_squares(self) -> tuple[Array, Array]:
         r"""Return points and equal weights that average squares of affine functions exactly.
 
-        The points $m\pm\sqrt q\,c_k$ have the mean m and the covariance of the queries, and the
-        mean of a polynomial of degree 2 depends on nothing else. q is the dimension, and $c_k$ are
-        the columns of a root of the covariance.
+        The points are $m\pm\sqrt q\,c_k$ with m the mean of a query, q its dimension and $c_k$ the
+        columns of a root of its covariance. They have the mean and the covariance of the queries,
+        which determine the mean of a polynomial of degree 2.
         """
         mean, cov = self.moments()
         steps = np.sqrt(mean.size) * sqrtm_psd(cov)

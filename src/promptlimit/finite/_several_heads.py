@@ -2,7 +2,7 @@ r"""Exact moments of the sum of several softmax heads on one prompt.
 
 With $\varepsilon_h$ the output of head h minus its limit,
 $E|\sum_h\varepsilon_h|^2=\sum_{h,k}E\langle\varepsilon_h,\varepsilon_k\rangle$. A term with h = k
-is a single integral, and a term with two heads is a double integral (`promptlimit.weights._pairs`).
+is a single integral, and any other term is a double integral (`promptlimit.weights._pairs`).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class HeadsMoments:
 
     Attributes:
         rows: the moments of the sum; weights (`participation`, `fixed_weights`) are NaN.
-        overlaps: $E\sum_lp^h_lp^k_l$ with $p^h_l$ the weights of head h, [h, k, n].
+        overlaps: $E\sum_lp^h_lp^k_l$ with $p^h_l$ the weight of token l in head h, [h, k, n].
         overlap_errors: the errors of `overlaps`, [h, k, n].
     """
 
@@ -111,7 +111,7 @@ def _known_pairs(
     pair: HeadPair,
     single: tuple[MomentRows, MomentRows],
 ) -> list[KnownPairs]:
-    """Return the known tokens and sinks as seen by both heads; an empty list without any."""
+    """Return the known tokens and sinks as a list of at most one part of the prompt."""
     if not known.size:
         return []
     read = [

@@ -36,7 +36,7 @@ _COPIES = 4
 """The number of arrays of the size of a prompt that exist during its simulation."""
 
 _FIRST_LOOK = 256
-"""The number of prompts at which the error is first checked, then at every doubling."""
+"""The error is first checked after this number of prompts, and again after each doubling."""
 
 
 class PromptSimulation(eqx.Module):
@@ -81,9 +81,11 @@ class PromptSimulation(eqx.Module):
         return self.read(Empirical(self._with_known(tokens, query)), query)
 
     def weights(self, tokens: JaxArray, query: JaxArray, tilt: JaxArray) -> JaxArray:
-        """Return softmax weights of random tokens, fixed tokens, the query if inside, and sinks.
+        """Return the softmax weights of one head.
 
-        Subtracting the token of largest score from all tokens keeps the digits of large scores.
+        They are the weights of the random tokens, the fixed tokens, the query if it is a token, and
+        the sinks, in this order. Subtracting the token of largest score from all tokens keeps the
+        digits of large scores.
         """
         known = self._with_known(tokens, query)
         top = known[jnp.argmax(known @ tilt)]
@@ -127,7 +129,7 @@ def simulated_lengths(
         constants: the further arguments of the program.
     """
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
-        with jax.enable_x64(True):  # per step: it must be off while the caller runs
+        with jax.enable_x64(True):  # entered at every step: it must be off while the caller runs
             length = float(problem.lengths[place])
             chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
             columns = rows_until_accurate(chunks, chunk, effort)
@@ -138,9 +140,10 @@ def simulated_lengths(
 def prompt_chunks(
     problem: Problem, length: float, effort: Effort, program: Program, *constants: Any
 ) -> tuple[Iterator[Any], int]:
-    """Return endless chunks of the arrays of a program over prompts of one length, and their size.
+    """Return an endless iterator over chunks of prompts of one length, and the size of a chunk.
 
-    Arguments are those of `simulated_lengths`. Call inside `enable_x64`.
+    The iterator yields the arrays of the program for each chunk. The arguments are those of
+    `simulated_lengths`. Call inside `enable_x64`.
     """
     count = tokens_that_fit(length, problem.prompt.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
@@ -157,10 +160,11 @@ def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArra
 def rows_until_accurate(
     chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
 ) -> tuple[Array, ...]:
-    """Return rows of the chunks until the mean squared error is as accurate as `effort` requires.
+    """Return as many rows of the chunks as `effort` requires.
 
     A chunk consists of arrays of `chunk` rows, one per prompt. The first array contains squared
-    errors. The number of rows is doubled until the accuracy or the largest number is reached.
+    errors. The number of rows is doubled until their mean is accurate enough or the largest number
+    is reached.
     """
     most = effort.most_samples
     look = min(_FIRST_LOOK, most)
@@ -192,7 +196,10 @@ def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:
-    """Return the number of prompts per chunk, a power of two, for `most` prompts in all."""
+    """Return the number of prompts per chunk, a power of two.
+
+    `entries` is the number of array entries per prompt, and `most` the number of all prompts.
+    """
     fitting = max(1, MEMORY_BUDGET // (8 * entries))
     return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
 
@@ -205,9 +212,9 @@ def _relative_error(squares: Array) -> float:
 def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     r"""Warn if the standard error is uncertain or larger than requested; return whether it is.
 
-    The variance of n values of kurtosis $\kappa$ has a relative error of $\sqrt{(\kappa-1)/n}$.
-    Above one half, a few prompts determine the standard error. $\kappa$ is taken to be at least 3,
-    as for a Gaussian, because the kurtosis of few values is often too small.
+    The variance of n values of kurtosis $\kappa$ has a relative error of $\sqrt{(\kappa-1)/n}$. If
+    it exceeds one half, a few prompts determine the standard error. $\kappa$ is taken to be at
+    least 3, as for a Gaussian, because the kurtosis of few values is often too small.
     """
     count, reached = squares.size, _relative_error(squares)
     centred = (squares - squares.mean()) ** 2
@@ -238,11 +245,11 @@ def output_errors(
     shared: tuple[PromptSimulation, int, JaxArray, JaxArray | None],
     keys: Key[JaxArray, "prompts 2"],
 ) -> tuple[JaxArray, JaxArray, JaxArray, JaxArray]:
-    """Return arrays over prompts: squared errors, deviations from the limit, and two on weights.
+    """Return four arrays, one row per prompt.
 
-    The last two are the sums of squared weights, and the weights of known tokens and sinks.
-    `shared` is (simulation, number of random tokens, limit, tilt). If the tilt is None, the sums
-    are NaN, and the weights are empty.
+    They are the squared errors, the deviations from the limit, the sums of squared weights, and the
+    weights of known tokens and sinks. `shared` is (simulation, number of random tokens, limit,
+    tilt). If the tilt is None, the sums are NaN, and the weights are empty.
     """
     simulation, count, limit, tilt = shared
 
@@ -260,7 +267,7 @@ def output_errors(
 def outputs_and_tokens(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray, JaxArray]:
-    """Return deviations from the limit, and the random tokens.
+    """Return deviations from the limit and the random tokens, one row per prompt.
 
     `shared` is (simulation, number of random tokens, limit).
     """
@@ -276,7 +283,7 @@ def outputs_and_tokens(
 def gradient_errors(
     shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray]:
-    """Return squared distances of a gradient from its limit.
+    """Return squared distances of a gradient from its limit, one row per prompt.
 
     `shared` is (simulation, number of random tokens, limit).
     """

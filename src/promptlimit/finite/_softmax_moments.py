@@ -36,7 +36,7 @@ TOLERANCE = 1e-9
 _UNDERFLOW = 1e-280
 _ROUNDING = 8.0 * EPSILON
 _FINEST = 1e-8
-"""Errors are relative to `mse`, but at least to (this number times max |T_i|) squared."""
+"""Errors are relative to the larger of `mse` and the square of this number times max |T_i|."""
 
 
 def softmax_moments(
@@ -126,11 +126,11 @@ def _tilted_head(
 
 
 def _without_rounding(found: PromptIntegrals, size: float) -> PromptIntegrals:
-    r"""Return the moments of dependent tokens, with zeros in place of mere rounding errors.
+    r"""Return the moments of dependent tokens, with zeros in place of rounding errors.
 
     An output equals its limit if the prompt consists of whole periods of a deterministic cycle, or
-    of all tokens drawn without replacement. The integrals are then sums of terms of about $E\,S_2$
-    times `size` that cancel.
+    of all tokens drawn without replacement. The integrals are then sums of terms that cancel, each
+    about as large as $E\,S_2$ times `size`.
 
     Args:
         found: the moments.
@@ -152,7 +152,7 @@ def require_accurate(error: Array, mse: Array, lengths: Array, limit: Array) -> 
         return
     size = np.abs(mse)
     scale = np.maximum(size, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
-    # A mean square is not negative: where it is, the error is at least its size.
+    # The true mean square is not negative, so the error of a negative value is at least its size.
     relative = np.where(np.isfinite(error), np.maximum(error, -mse) / scale, np.inf)
     worst = int(np.argmax(relative))
     if not relative[worst] <= TOLERANCE and size[worst] < EPSILON * float(limit @ limit):
@@ -178,14 +178,14 @@ def softmax_and_mean_moments(
     r"""Return the moments of $T_L+\bar T_L$, with $\bar T_L$ the mean of $\bar Vz_l$ over all tokens.
 
     $\bar T_L$ is the output of a head of tilt zero with the value matrix $\bar V$. Let n be the
-    number of all tokens, m the mean of a token, $w=\bar V(z-m)$ and $D=F_0[w]$. With $k_0$ and
-    $k_1$ of the prompt and $\phi$, $F_k$ and $B=F_1[y]$ of one token, as in `weights._functional`,
+    number of all tokens, m the mean of a token, $w=\bar V(z-m)$ and $D=F_0[w]$. The functions $k_0$
+    and $k_1$ of the prompt, and $\phi$, $F_k$ and $B=F_1[y]$ of one token, are defined in
+    `weights._functional`. Then
 
         n Cov(T_L, bar T_L) = int L (F_1[yw'] / phi - B D' / phi^2) e^{k_0} + int k_1 (L D / phi)' e^{k_0}.
 
-    `heads_moments` computes the same moments in 2.5 to 24 times the time
-    (benchmarks/special_paths.py), and less accurately for long prompts of tokens that are neither
-    Gaussian nor listed.
+    `heads_moments` takes 2.5 to 24 times as long (benchmarks/special_paths.py). It is less accurate
+    for long prompts of tokens that are neither Gaussian nor listed.
 
     Args:
         law: the law of a token along the tilt of the first head.
@@ -233,7 +233,7 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
     limit: Array,
     mean: Array,
 ) -> tuple[Array, Array]:
-    """Return the number of all tokens times the covariance of both heads, and its rounding error.
+    """Return the covariance of both heads times the number of tokens, and its rounding error.
 
     The first array, [2, n, e, e], contains the integrals over the even and over the odd nodes. The
     second has one entry per length, [n].

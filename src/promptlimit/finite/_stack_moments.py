@@ -1,16 +1,16 @@
 r"""Moments of stacks over finite prompts, and limits of stacks that have no closed form.
 
-The limit of a stack over Gaussian or listed tokens is a closed form. For other tokens, atoms
-replace their law: the nodes of a quadrature rule for mixtures of Gaussians in one or two
-dimensions, and random particles otherwise.
+The limit of a stack over Gaussian or listed tokens is a closed form. Otherwise atoms (points with
+weights) replace the law of a token: the nodes of a quadrature rule for a mixture of Gaussians in
+one or two dimensions, and random particles for other laws.
 
-Over Gaussian tokens, linear layers depend on the tokens only through Wishart matrices. The output
-of softmax layers has, to leading order in 1/L, the covariance C / L and the bias b / L
+Over Gaussian tokens, linear layers depend on the tokens only through Wishart matrices. To leading
+order in 1/L, the output of softmax layers has the covariance C / L and the bias b / L
 (`promptlimit.depth`). L times the bias may be far from b even for long prompts
-(`promptlimit.depth.leading_order_ratio`). In this case the bias is NaN with a warning. The
-exception is two layers of which the first has one head: the bias is then computed from the exact
-errors of the tokens at that length. Under a causal mask the bias of K layers falls as
-$(\ln L)^{K-1}/L$ with a constant that depends on the first tokens, and is NaN. Derived in
+(`promptlimit.depth.leading_order_ratio`). In this case the bias is NaN, and a warning is issued. An
+exception is a stack of two layers of which the first has one head, for which
+`promptlimit.depth.semi_exact_bias` is used. Under a causal mask the bias of K layers falls as
+$(\ln L)^{K-1}/L$ with a constant that depends on the first tokens, and is set to NaN. Derived in
 docs/depth-theory.md.
 """
 
@@ -64,7 +64,7 @@ from promptlimit.rules import Effort, OutOfScope, unwrap
 
 _NOT_A_STACK = OutOfScope("it is not a stack of several layers")
 _PARTICLES = 1024
-"""The number N of particles in place of the law of a token; the bias of the limit is O(1/N^2)."""
+"""The number N of particles; the bias of the limit over particles is O(1/N^2)."""
 
 _REPLICAS = 64
 """The default number of sets of particles, and the largest number if prompts are simulated too."""
@@ -79,10 +79,10 @@ _MOST_TERMS = 64
 """The largest number of terms of an influence for which a control variate saves time."""
 
 _CLOSE = 1e-10
-"""The relative change of the limit at which nodes are no longer doubled."""
+"""The number of nodes is doubled until the relative change of the limit is at most this."""
 
 _FAR = 1e-4
-"""The relative change of the limit after the last doubling that raises an error."""
+"""An error is raised if the last doubling changes the limit by a larger relative amount."""
 
 
 def closed_limit_obstacle(problem: Problem) -> str | None:
@@ -115,7 +115,7 @@ def atoms_obstacle(problem: Problem) -> str | None:
 
 
 def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
-    """Return the limit over quadrature nodes; its error is the change when they last doubled."""
+    """Return the limit over quadrature nodes; its error is the change in the last doubling."""
     limit, error = _limit_by_atoms(problem)
     rows = MomentRows.at_infinity(limit, problem.lengths.size)
     return dataclasses.replace(rows, limit_error=error)
@@ -150,9 +150,9 @@ def _atom_count(parts: GaussianParts, nodes: int) -> int:
 def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
     r"""Return the output over atoms, n = `nodes` per axis of every Gaussian part.
 
-    Standardised atoms x are $\sqrt{2\pi/n}$ apart with weights proportional to $e^{-x^2/2}$: a
-    trapezoidal rule, whose error falls geometrically because layers are smooth. The atoms extend
-    to about $\sqrt{\pi n/2}$, because tilted means depend on the tails.
+    Standardised atoms x are $\sqrt{2\pi/n}$ apart and have weights proportional to $e^{-x^2/2}$.
+    They form a trapezoidal rule, whose error falls geometrically in n because layers are smooth.
+    They extend to about $\pm\sqrt{\pi n/2}$, because tilted means depend on the tails.
     """
     points, shares = [], []
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
@@ -177,7 +177,7 @@ def particles_obstacle(problem: Problem) -> str | None:
 def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
     """Return the moments of simulated prompts about a limit over atoms or particles.
 
-    The error of the mean squared errors includes the effect of the error of the limit.
+    `error` includes the effect of the error of the limit.
     """
     key, prompt_key = jax.random.split(unwrap(effort.key))
     if atoms_obstacle(problem) is None:
@@ -196,7 +196,7 @@ def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> 
     r"""Return the limit as a mean over independent sets of N particles, and its standard error.
 
     The output over one set is $2T_N-\frac12(T_{N/2}+T'_{N/2})$, which has no bias of order 1/N.
-    $T_N$ is the output over all particles, and $T_{N/2}$ and $T'_{N/2}$ over the two halves.
+    $T_N$ is the output over all particles, and $T_{N/2}$ and $T'_{N/2}$ are those over the halves.
     """
     replicas = _REPLICAS if effort.samples is None else int(effort.samples)
     if np.isfinite(problem.lengths).any():
@@ -236,7 +236,7 @@ def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentR
 
 
 def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
-    """Return rows that are complete at infinite lengths; `_put_draws` sets the others."""
+    """Return rows that are complete at infinite lengths; `_put_draws` sets finite lengths."""
     rows = MomentRows.at_infinity(limit, problem.lengths.size, problem.known.size)
     samples = np.zeros(problem.lengths.size, dtype=np.int64)
     return dataclasses.replace(rows, samples=samples, bias_error=np.zeros_like(rows.bias))
@@ -263,7 +263,7 @@ def _covariance(deviation: Array) -> Array:
 
 
 def controlled_obstacle(problem: Problem) -> str | None:
-    """Return why the first order cannot serve as a control variate; None if it can."""
+    """Return why `controlled_moments` does not apply; None if it does."""
     if problem.layers is None:
         return _NOT_A_STACK
     obstacle = expansion_obstacle(problem)
@@ -278,14 +278,16 @@ def _influence_function(problem: Problem) -> InfluenceFunction:
 
 
 def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
-    r"""Return the moments of simulated prompts, with the first order k as a control variate.
+    r"""Return the moments of simulated prompts, with their first order k as a control variate.
 
-    For each prompt, k is the mean of the influences of its tokens on the output. Over prompts, k
-    has mean zero and covariance $C/L$. So the bias is the mean of $T_L-T-k$, and the mean squared
-    error is $\mathrm{tr}\,C/L$ plus the mean of $|T_L-T|^2-|k|^2$. Subtracting k and $|k|^2$
-    reduces the noise by a factor of order $L^{1/2}$. Under a causal mask, the influence of token i
-    through p other tokens is multiplied by $\frac1{p!}(\sum_{j\ge i}1/j)^p$. Then k has mean zero
-    but another covariance, and only the bias uses it.
+    The first order k of $T_L-T$ is the mean of the influences of the tokens on the output. Over
+    prompts, k has mean zero and covariance $C/L$. So the bias is the mean of $T_L-T-k$, and the
+    mean squared error is $\mathrm{tr}\,C/L$ plus the mean of $|T_L-T|^2-|k|^2$. Subtracting k and
+    $|k|^2$ reduces the noise by a factor of order $L^{1/2}$.
+
+    Under a causal mask, the influence of token i through p other tokens is multiplied by
+    $\frac1{p!}(\sum_{j\ge i}1/j)^p$. Then the mean of k is still zero, but its covariance is not
+    $C/L$, and only the bias uses k.
     """
     limit, influence = problem.limit(), _influence_function(problem)
     try:
@@ -314,8 +316,8 @@ def _controlled(
 ) -> tuple[Array, Array, Array]:
     r"""Return squared errors, deviations $T_L-T$ and first orders k, one row per prompt.
 
-    Without a causal mask, the squared errors are $|T_L-T|^2-|k|^2+\mathrm{tr}\,C/L$; `cov` is
-    $C/L$.
+    Without a causal mask, `cov` is $C/L$, and $\mathrm{tr}\,C/L-|k|^2$ is added to the squared
+    errors $|T_L-T|^2$.
     """
     count, length, dim = tokens.shape
     by_steps = np.stack(influence.by_steps(tokens.reshape(-1, dim)))
@@ -369,8 +371,8 @@ def exact_linear_stack(problem: Problem, _effort: Effort) -> MomentRows:
 def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
     """Return the moments of a linear stack over prompts that are drawn as Wishart matrices.
 
-    The part of the deviation that is linear in the error of the second moment of the tokens has
-    mean zero, and is left out of the bias.
+    One part of the deviation is linear in the error of the second moment of the tokens. Its mean
+    is zero, so it is omitted from the bias.
     """
     stack = _linear_stack(problem)
     rows = _rows_to_fill(problem, stack.limit)
@@ -388,7 +390,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
 def _linear_draws(
     stack: LinearStack, length: float, chunk: int, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield chunks of squared errors, and of the linear and the remaining part of deviations."""
+    """Yield chunks: squared errors, the linear part of deviations, and the remaining part."""
     while True:
         first, rest = stack.drawn_deviations(length, chunk, rng)
         yield np.sum((first + rest) ** 2, axis=1), first, rest

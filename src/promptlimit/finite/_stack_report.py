@@ -1,4 +1,4 @@
-"""A report on a stack of layers: its limit, and its moments over finite prompts in every kind."""
+"""A report on a stack of layers: its limit and its moments over finite prompts."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def stack_report(
         query: one query.
         lengths: the prompt lengths, increasing.
         causal: whether each token attends only to itself and the tokens before it.
-        key: the random key; None simulates nothing.
+        key: the random key; nothing is simulated when None.
         samples: the number of prompts to simulate at each length up to 100.
         watch: a function that is called with the name of the current step, the number of completed
             steps and the number of all steps.

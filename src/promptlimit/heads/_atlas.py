@@ -59,22 +59,25 @@ def atlas(
 ) -> HeadAtlas:
     r"""Return the sharpness of every head, and the $R^2$ of its approximations.
 
-    The text is cut into windows, and each window is a prompt. The prompt of a head is the law of
-    (key, value) over the tokens to which a query attends. In a causal model these are all tokens up
-    to the query, and queries in the first eighth of the window are omitted. With rotary positions,
-    keys are used after rotation, so that the law is an average over the positions of the prompt.
-    An approximation of the head replaces this law by a simpler one (docs/heads-theory.md).
+    The text is cut into windows, and each window is a prompt. The prompt of a head at a query is
+    the law of (key, value) over the tokens to which the query attends. In a causal model these are
+    all tokens up to the query, and queries in the first eighth of the window are omitted. With
+    rotary positions, keys are used after rotation, so that the law is an average over the positions
+    of the prompt. An approximation of the head replaces the law by a simpler law
+    (docs/heads-theory.md).
 
-    The heads are used twice: for the moments of the whole text (the corpus), and to measure. The
-    model runs twice over windows whose heads do not fit in 512 MiB of memory. Memory grows linearly
-    with the window. Heads from `capture`, and heads built by hand, are measured without running a
-    model.
+    There are two passes over the windows. The first pass computes the moments of the whole text
+    (the corpus), and the second pass measures the heads. Up to 512 MiB of heads are kept in memory
+    from the first pass to the second, and the model runs twice over all further windows. Memory
+    grows linearly with the number of tokens of a window. For heads from `capture` and heads built
+    by hand, no model runs.
 
     Args:
-        model: the result of `load` or of `capture`, or heads: a list of heads for one layer; lists
-            for several layers, in a list (as `Model.heads` returns); or such lists of layers for
-            several prompts, in a list.
-        text_or_ids: a text, token ids, or windows of token ids, one per row; omitted for heads.
+        model: the result of `load` or of `capture`, or `Head` objects in nested lists: a list of
+            the heads of one layer, a list of such lists for several layers (as `Model.heads`
+            returns), or a list of lists of layers for several prompts.
+        text_or_ids: a text, token ids, or windows of token ids, one per row. Omit it for captured
+            heads and lists of heads.
         window: the number of tokens of a prompt; by default the longest prompt of the model, at
             most 512.
         windows: the largest number of windows to use.
@@ -83,8 +86,9 @@ def atlas(
         seed: the seed of the clusters.
         folder: a folder for intermediate results. After an interruption the same call resumes from
             them and returns bitwise identical results.
-        progress: a function of the name of the step, the number of finished parts and their total,
-            called after each part from any thread.
+        progress: a function that is called after each part of a step, from any thread. Its
+            arguments are the name of the step, the number of finished parts and the number of all
+            parts.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
@@ -100,7 +104,10 @@ def atlas(
     alone, key = prompts.count == 1, jax.random.key(seed)
 
     def measure(index: int, layer: int, heads: LayerHeads) -> dict[str, Any]:
-        """Measure a layer on one window. The corpus is the other windows; this one if alone."""
+        """Measure a layer on one window, with the moments of the other windows as the corpus.
+
+        A single window is its own corpus.
+        """
         corpus = moments[layer] if alone else moments[layer] - corpus_moments(heads)
         scales = prompts.scales[layer]
         maps = (to_device(part, jnp.float32) for part in corpus.affine_maps(scales))
@@ -175,8 +182,8 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the length at which the predicted error is a tenth of the variance of the limit.
 
     The logarithm of the error is interpolated linearly in the logarithm of the length. The result
-    is at least the first length of `GRID`, infinite beyond the last one, and NaN if the limit does
-    not depend on the query.
+    is at least the first length of `GRID`, infinite if it exceeds the last length of `GRID`, and
+    NaN if the limit does not depend on the query.
 
     Args:
         errors: the predicted errors at the lengths of `GRID`, [layers, heads, lengths].
@@ -201,7 +208,7 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
 
 
 def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
-    """Return the exponent of the gap of each head, for Gaussian tokens with the head's moments."""
+    """Return each head's exponent of the gap, for Gaussian keys and queries with its moments."""
     rates = np.empty(scales.shape)
     for layer, head in np.ndindex(rates.shape):
         keys, queries = moments[layer].key_law(head), moments[layer].query_law(head)
@@ -214,8 +221,9 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
     r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
 
     $Mq+b$ is the output of a head at the query q, before the layer's output matrix, over an
-    infinite Gaussian prompt. `layer.N.matrix` is M, [heads, e, d], which includes the scale of the
-    scores, and `layer.N.shift` is b, [heads, e]. Use them to initialise linear attention.
+    infinite Gaussian prompt. For layer N, the array `layer.N.matrix` is M, [heads, e, d], which
+    includes the scale of the scores, and `layer.N.shift` is b, [heads, e]. Use these arrays to
+    initialise linear attention.
     """
     save = extra("safetensors.numpy").save
     tensors = {}
@@ -226,5 +234,5 @@ def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
         f"output = matrix @ query + shift of the heads of {atlas.model}, scale of the scores "
         f"included, from {atlas.window * atlas.windows} tokens"
     )
-    # The package would write several metadata entries in an order that varies between processes.
+    # A single metadata entry, because the order of several entries varies between processes.
     write_bytes(Path(path), save(tensors, metadata={"map": note}))

@@ -1,11 +1,12 @@
 r"""Heads of a PyTorch model of any family, captured while it runs.
 
-There are two routes. Models of the package transformers call a registered attention function, so
-a function that records its arguments is registered while the model runs. In other models, calls of
-`scaled_dot_product_attention` are recorded, and so is each softmax between two matrix products. For
-the latter, the scale c and the mask are inferred from the scores, which are $c\,qk^\top$ for
-visible tokens and large negative numbers for masked tokens. On both routes, the output of every
-attention call is rebuilt from the captured heads and compared with that of the model.
+There are two routes. Models of the package transformers call a registered attention function: while
+such a model runs, a function that records its arguments is registered in its place. In other
+models, two kinds of operations are recorded: calls of `scaled_dot_product_attention`, and each
+softmax between two matrix products. For such a softmax, the scale c and the mask are inferred from
+the scores, which are $c\langle q,k\rangle$ for visible tokens and large negative numbers for masked
+tokens. On both routes, the output of every attention call is rebuilt from the captured heads and
+compared with the output in the model.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads
 
 _HIDDEN = -5e3
-"""Tokens with this score or less are masked: masks are -10000, -1e9, the least float or -inf."""
+"""Tokens with at most this score are masked. Models mask by -10000, -1e9, the least float or -inf.
+"""
 _REBUILT = {4: 1e-4, 2: 5e-2}
 """The largest relative error of a rebuilt output that rounding can cause, by the size of the
 model's numbers in bytes."""
@@ -44,31 +46,30 @@ def capture(
 ) -> CapturedHeads:
     """Run a PyTorch model and return the queries, keys and values of every head and layer.
 
-    In the result `captured`, `captured.prompts[p][layer][h]` is the `Head` with index h of a layer
-    over prompt p. Layers are in the order in which they run, and `captured.layer_names[layer]` is
-    the name of the layer's attention module.
+    If `captured` is the result, `captured.prompts[p][l][h]` is the `Head` with index h in layer l,
+    over prompt p. Layers are in the order in which they run, and `captured.layer_names[l]` is the
+    name of the attention module of layer l.
 
     The model can be any `torch.nn.Module` that computes attention by `scaled_dot_product_attention`
     or by matrix products and a softmax: a model of transformers, `torch.nn.MultiheadAttention`, or
-    a user-defined module. Queries and keys are those that enter the scores, after any rotation.
-    Keys and values that several heads share are repeated for each head. The model runs once per
-    prompt, in evaluation mode and without gradients; its mode is restored afterwards.
+    a user-defined module. Queries and keys are captured after any rotation, as they enter the
+    scores. Keys and values that several heads share are repeated for each head. The model runs once
+    per prompt, in evaluation mode and without gradients; its mode is restored afterwards.
 
     Args:
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
-        ids: the token ids of one prompt, [n], or of several, [prompts, n]. For a model that takes
-            vectors instead of ids, the vectors, [n, d] or [prompts, n, d]. Padding is not
-            supported.
+        ids: the token ids of one prompt, [n], or of several, [prompts, n]; vectors, [n, d] or
+            [prompts, n, d], for a model whose input consists of vectors. Padding is not supported.
         name: the name of the model on the HTML page of the atlas; by default the name of its
             checkpoint or class.
         route: "transformers" registers an attention function (`transformers.AttentionInterface`),
-            which also works for models loaded with flex attention; "operators" records the
-            operators of PyTorch; "auto" uses "transformers" if the model supports it.
+            also for models loaded with flex attention; "operators" records the operators of
+            PyTorch; "auto" uses "transformers" if the model supports it, otherwise "operators".
         inputs: further arguments of the model's forward pass.
 
     Raises:
         MissingPackageError: PyTorch is not installed.
-        ValueError: no attention was found, or a layer's attention is not softmax of scaled
+        ValueError: no attention was found, or the attention of a layer is not a softmax of scaled
             products.
     """
     torch = _torch()
@@ -222,7 +223,7 @@ def _calls(
 
 
 def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
-    """Return a list that contains the names of the running modules at any time, innermost last."""
+    """Return a list that always contains the names of the running modules, innermost last."""
     running = [type(model).__name__]
     for name, module in model.named_modules():
         if name:
@@ -263,7 +264,7 @@ def _recorded_attention(  # noqa: PLR0917 - the signature of transformers' atten
     **options: Any,
 ) -> tuple[Any, Any]:
     """Compute attention by the function "sdpa" of transformers, and record its arguments."""
-    # Some versions of transformers accept "sdpa" for models with these options and ignore them.
+    # For models with these options, some versions of transformers use "sdpa", which ignores them.
     if any(options.get(name) is not None for name in ("softcap", "s_aux")):
         raise ArgumentError(
             "model",
@@ -298,7 +299,8 @@ def _record_registered_calls(model: Any, record: Callable[..., None]) -> Generat
         yield
     finally:
         _record.reset(token)
-        for part, implementation in zip(parts, before, strict=True):  # the whole model is first
+        # The whole model comes first, because setting it also sets all of its parts.
+        for part, implementation in zip(parts, before, strict=True):
             part.set_attn_implementation(implementation)
 
 
@@ -308,7 +310,7 @@ def _record_fused_calls(torch: Any, following: Any, record: Callable[..., None])
     functional = torch.nn.functional
     fused = functional.scaled_dot_product_attention
 
-    def watched(  # noqa: PLR0917 - as PyTorch has it
+    def watched(  # noqa: PLR0917 - the signature of PyTorch's function
         query: Any,
         key: Any,
         value: Any,
@@ -361,7 +363,7 @@ def _record_operators(torch: Any, record: Callable[..., None]) -> Any:
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     class FollowOperators(base):
-        """Tracks which tensors are products (`scores`), and which are softmax weights of them."""
+        """Tracks which tensors are matrix products (`scores`) or softmax of these (`weights`)."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -407,7 +409,7 @@ def _record_operators(torch: Any, record: Callable[..., None]) -> Any:
 def _mask_and_scale(
     scores: np.ndarray, queries: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Return the mask, and the scale that fits the scores of visible tokens by least squares."""
+    """Return which tokens are visible, and the least-squares scale of their scores."""
     seen = scores > _HIDDEN
     products = (queries.astype(np.float64) @ keys.astype(np.float64).swapaxes(-1, -2))[seen]
     size = float((products**2).sum())
@@ -425,7 +427,7 @@ def _call(
     scale: float,
     rounding: float,
 ) -> _Call:
-    """Return a call from arrays [1, heads, ...], with shared keys and values repeated."""
+    """Return a call from arrays [1, heads, ...]; shared keys and values are repeated."""
     arrays = {"queries": queries, "keys": keys, "values": values, "outputs": outputs}
     for name, array in arrays.items():
         if array.ndim < 2 or any(size != 1 for size in array.shape[:-3]):

@@ -42,16 +42,17 @@ def causal_atlas(
     r"""Return statistics of every head of a causal model, and the $R^2$ of replacing far tokens.
 
     A query attends to the token at its position and to all earlier tokens. The first of these
-    (sinks) and the last (recent tokens) are kept exactly; the tokens between them are called far.
-    The atlas contains the variance of the scores between and within bands of distance, the weights
-    of sinks and recent tokens, the effective number of tokens and the entropy of the weights.
+    tokens (sinks) and the last (recent tokens) are kept exactly; the tokens between them are called
+    far. The atlas contains the variance of the scores between and within bands of distance, the
+    weights of sinks and recent tokens, the effective number of tokens and the entropy of the
+    weights.
 
-    The approximations in `r2` replace the far tokens, for example by their count, means and
+    Each approximation in `r2` replaces the far tokens, for example by their count, means and
     covariances. For keys of dimension d and values of dimension e these are $1+d+e+de+d(d+1)/2$
-    numbers per head. For comparison, "dropped" omits the far tokens and keeps
-    additional recent tokens in the same memory.
+    numbers per head. For comparison, the approximation "dropped" omits the far tokens and keeps as
+    many additional recent tokens as take the same memory.
 
-    The model runs over the text once. Memory grows linearly with the window.
+    The model runs over the text once. Memory grows linearly with the number of tokens of a window.
 
     Args:
         model: the model or heads, as for `atlas`.
@@ -126,11 +127,8 @@ def _moment_tokens(keys: int, values: int) -> int:
     """Return the number of tokens that take as much memory as the moments, rounded up.
 
     The moments are a count, the means of keys and values, the covariance of the keys, and the
-    covariance of the values with the keys.
-
-    Args:
-        keys: the dimension of a key.
-        values: the dimension of a value.
+    covariance of the values with the keys. `keys` and `values` are the dimensions of a key and of
+    a value.
     """
     numbers = 1 + keys + values + values * keys + keys * (keys + 1) // 2
     return -(-numbers // (keys + values))
@@ -154,9 +152,10 @@ def _positions(length: int, far: FarTokens, every: int) -> np.ndarray:
 
 
 def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the edges of nonempty classes of lengths, and a mask of the lengths in each class.
+    """Return the edges of classes of lengths, and a mask of the lengths in each class.
 
-    The ratio of consecutive edges is the same for all classes, up to rounding.
+    The ratio of consecutive edges is the same for all classes, up to rounding. There are at most
+    `_CLASSES` classes, and every class contains a length.
     """
     count = _CLASSES
     while True:
@@ -174,12 +173,11 @@ def _entropy_predicted(
     table: Prediction,
     far: FarTokens,
 ) -> dict[str, np.ndarray]:
-    r"""Return the entropy in the last class predicted from the first class.
+    r"""Return the entropy in the last class of lengths, predicted from the first class.
 
-    The classes are those of `_classes`, and the results are [layers, heads], by method.
-
-    The entropy at a query is extrapolated from the length of its prompt to the geometric mean of
-    the lengths in the last class:
+    The entropy at each query in the first class is extrapolated from the length of its prompt to
+    the geometric mean of the lengths in the last class. The result has the means over these
+    queries, [layers, heads], by method:
 
     - "no change" keeps the entropy;
     - "more tokens" adds the logarithm of the ratio of the lengths;

@@ -16,13 +16,15 @@ from promptlimit.measures import Gaussian, full_precision
 class CorpusMoments:
     """Sums over the tokens of many prompts, for the heads of one layer, in double precision.
 
+    A token is the pair (key, value) of dimension t = d + e.
+
     Attributes:
         count: the number of tokens.
         query_count: the number of queries.
-        tokens: the sums of tokens (key, value), [heads, t].
-        token_squares: the sums of the outer products of a token with itself, [heads, t, t].
-        queries: the sums of queries, [heads, d].
-        query_squares: the sums of the outer products of a query with itself, [heads, d, d].
+        tokens: the sum of the tokens, [heads, t].
+        token_squares: the sum of the outer products of each token with itself, [heads, t, t].
+        queries: the sum of the queries, [heads, d].
+        query_squares: the sum of the outer products of each query with itself, [heads, d, d].
     """
 
     count: int
@@ -54,10 +56,10 @@ class CorpusMoments:
         return _gaussian(self.query_count, self.queries[head], self.query_squares[head])
 
     def affine_maps(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
+        r"""Return $M$, [heads, e, d], and $b$, [heads, e], of the Gaussian limits $q\mapsto Mq+b$.
 
-        Here $M=c\,C_{vk}$ and $b=m_v$ with the scale c of the scores, the covariance $C_{vk}$ of
-        values with keys and the mean $m_v$ of the values (Lemma 2.1 of Boursier and
+        Here $M=c\,C_{vk}$ and $b=m_v$ with the scale c of the scores (`scales`), the covariance
+        $C_{vk}$ of values with keys and the mean $m_v$ of the values (Lemma 2.1 of Boursier and
         Boyer, 2026).
         """
         d = self.queries.shape[1]
@@ -68,7 +70,7 @@ class CorpusMoments:
 
 
 def corpus_moments(heads: LayerHeads) -> CorpusMoments:
-    """Return the moments of one prompt; the sum over prompts gives the moments of them all."""
+    """Return the moments of one prompt. Add the results of several prompts for their moments."""
     counts = heads.keys.shape[1], heads.queries.shape[1]
     sums: list[np.ndarray] = []
     for count, moments in zip(counts, _means_and_scatters(heads), strict=True):
@@ -97,11 +99,9 @@ def _parts(moments: CorpusMoments) -> tuple:
 
 
 def _gaussian(count: int, total: np.ndarray, squares: np.ndarray) -> Gaussian:
-    """Return the Gaussian with the moments of `count` vectors, given their sum and that of squares.
-
-    Variances that are negative because of rounding become zero.
-    """
+    """Return the Gaussian with the moments of `count` vectors x, from sums of x and of x x^T."""
     mean = total / count
     variances, axes = np.linalg.eigh(squares / count - np.outer(mean, mean))
+    # Rounding can make small variances negative.
     cov = (axes * np.maximum(variances, 0.0)) @ axes.T
     return Gaussian(mean, 0.5 * (cov + cov.T))

@@ -10,7 +10,7 @@ _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "i
 
 
 class ExampleModel(NamedTuple):
-    """A trained model that is stored as data in a Python package; the package is never imported.
+    """A trained model stored as data in a Python package, which is never imported.
 
     Attributes:
         name: the name of the model.
@@ -53,9 +53,9 @@ DECODER = ExampleModel(
 
 
 def example_texts() -> dict[str, str]:
-    """Return two texts from the running Python.
+    """Return two texts, by name, from the running Python.
 
-    "manual" consists of the language topics of `help()`, and "source" of the source code of a few
+    "manual" consists of the language topics of `help()`. "source" is the source code of a few
     modules of the standard library.
     """
     from pydoc_data.topics import topics  # noqa: PLC0415  # a megabyte, needed here only

@@ -4,16 +4,18 @@ A query at position i attends to the tokens 0..i. The first (sinks) and the last
 kept. The n far tokens between them have scores $s_j$ with mean s and variance var, and values $v_j$
 with mean $m_v$ and covariance $C_{vk}$ with the keys. Let t be the scaled query. A mass is a sum of
 exponentials of scores; $Z_k$ and $a_k$ are the mass and the output of the kept tokens. If the far
-tokens are replaced by their moments, their mass, their output and the output of the head are
+tokens are replaced by their moments, their mass $Z_f$, their output $a_f$ and the output of the
+head are
 
     Z_f = n exp(s + var/2),    a_f = m_v + C_vk t = mean of (1 + s_j - s) v_j,
     (Z_k a_k + Z_f a_f)/(Z_k + Z_f).
 
-The formula for $a_f$ is Lemma 2.1 of Boursier and Boyer (2026). The finite-length correction is
-that of n Gaussian tokens whose scores have mean 0 and variance var. Let Z be the sum of the
-exponentials of their scores, and $S_2$ the sum of their squared weights. Then $\ln Z_f$ becomes
-$\ln n+s+g\,\mathrm{var}/2$ with $g=2(E\ln Z-\ln n)/\mathrm{var}$, and $C_{vk}t$ is multiplied by
-$1-E\,S_2$.
+The formula for $a_f$ is Lemma 2.1 of Boursier and Boyer (2026).
+
+The finite-length correction is derived for n Gaussian tokens whose scores have mean 0 and variance
+var. Let Z be the sum of the exponentials of their scores, and $S_2$ the sum of their squared
+weights. With the correction, $\ln Z_f=\ln n+s+g\,\mathrm{var}/2$ where
+$g=2(E\ln Z-\ln n)/\mathrm{var}$, and $C_{vk}t$ is multiplied by $1-E\,S_2$.
 """
 
 from collections.abc import Callable
@@ -51,12 +53,12 @@ class FarTokens(NamedTuple):
     def rows(
         self, head: LayerHeads, scale: Array, prediction: Prediction, given: tuple[()]
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
-        """Return the function of queries and positions that `Measurement` describes.
+        """Return the function that `Measurement.rows` specifies; `given` is empty.
 
-        `given` is empty, since no further arrays are needed. The statistics of each query are:
+        The statistics of each query are:
 
         - `variance`: the variance of the scores;
-        - `between`: the variance of the mean scores of bands of distance;
+        - `between`: the variance of the mean scores of bands of distance (`_between`);
         - `sinks`, `recent`: the total softmax weights of the sinks and of the recent tokens;
         - `participation`: the sum of squared weights;
         - `entropy`: the entropy of the weights, in nats; `far_entropy`, `kept_entropy`: the entropy

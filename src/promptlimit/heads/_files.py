@@ -131,7 +131,7 @@ class AbstractModelSource(abc.ABC):
 
 
 class ModelFolder(AbstractModelSource):
-    """A folder with the layout of Hugging Face; the tensors are in one or several files."""
+    """A folder of Hugging Face layout; the tensors are in one or several files."""
 
     def __init__(self, folder: Path):
         self.place, self.name, self.described_by = folder, folder.name, "config.json"
@@ -166,7 +166,7 @@ class ModelFolder(AbstractModelSource):
         return tokenizer
 
     def _spelled(self, name: str) -> str:
-        """Return the name in the file; old models call weight and bias of a norm gamma and beta."""
+        """Return the name in the file. Old models call weight and bias of a norm gamma and beta."""
         start, dot, end = name.rpartition("LayerNorm.")
         old = f"{start}{dot}{_OLD_NAMES[end]}" if dot and end in _OLD_NAMES else name
         return old if name not in self._tensors and old in self._tensors else name

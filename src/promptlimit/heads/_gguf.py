@@ -1,7 +1,7 @@
-"""Language models in GGUF files, with the same interface as folders of Hugging Face layout.
+"""Language models in GGUF files, with the interface of a Hugging Face folder.
 
 The package gguf parses a file and dequantises its tensors. The file is not trusted: no read goes
-past its end, and the number of values in its header is limited.
+past the end of the file, and the number of values in its header is limited.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ from promptlimit.heads._files import AbstractModelSource, StoredTensor, extra
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
 _MOST_VALUES = 2**21
-"""The largest number of values in a header. Each takes about 200 bytes in memory. A vocabulary of
-128,000 tokens with its merges needs half of this number."""
+"""The largest number of values in a header. A value takes about 200 bytes in memory. A vocabulary
+of 128,000 tokens with its merges requires half of this number."""
 _KNOWN = frozenset(
     {
         "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
@@ -24,7 +24,7 @@ _KNOWN = frozenset(
         "rope.dimension_count", "rope.scaling.type",
     }
 )  # fmt: skip
-"""The metadata keys of a Llama that the forward pass supports; other keys raise an error."""
+"""The metadata keys, after "llama.", that the forward pass supports; other keys raise an error."""
 _AROUND = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -44,7 +44,7 @@ _IN_LAYER = {
 _TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 _CONTROL, _USERS = 3, 4
 _WITH_DIGITS = {"gpt-2": False, "smollm": True}
-"""For each supported pre-tokenizer: whether every digit is a separate token."""
+"""For each supported pre-tokenizer, whether every digit is a separate token."""
 
 
 class GgufModel(AbstractModelSource):
@@ -62,8 +62,8 @@ class GgufModel(AbstractModelSource):
         """Return one tensor in single precision, after its shape and type have been checked.
 
         In the file, rotary positions rotate pairs of neighbouring rows of the query and key
-        matrices. The rows are returned in the order of `rotated`, which rotates row j of a head of
-        dimension d together with row j + d/2.
+        matrices. The function `rotated` instead rotates the rows j and j + d/2 of a head of
+        dimension d, so the rows are reordered.
         """
         array = super().read(name, shape)
         if not any(part in name for part in _TURNED):

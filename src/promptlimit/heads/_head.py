@@ -85,7 +85,7 @@ class Head:
         return SoftmaxAttention(self.scale * np.eye(width, keys), np.eye(values, width, k=keys))
 
     def tokens(self, position: int | None = None) -> Empirical:
-        """Return the prompt as a measure; for a causal head, the prompt up to `position`."""
+        """Return the prompt as a measure; for a causal head, the tokens 0 to `position`."""
         return Empirical(self._prompt(position))
 
     def gaussian(self, position: int | None = None) -> Gaussian:
@@ -93,9 +93,9 @@ class Head:
         return _fitted(self._prompt(position))
 
     def mixture(self, clusters: int, *, seed: int = 0, position: int | None = None) -> Mixture:
-        """Return a mixture with one Gaussian per cluster of tokens, fitted to these tokens.
+        """Return a mixture with one Gaussian per cluster of tokens, fitted to the tokens in it.
 
-        The keys in a cluster have similar scores at all queries.
+        The clusters are those of k-means on the scores: keys in a cluster have similar scores.
         """
         label = np.asarray(clusters_of(self.queries, self.keys, clusters, seed=seed)).argmax(axis=1)
         return self._by_parts(label, position)
@@ -109,10 +109,11 @@ class Head:
         return Mixture(shares, [_fitted(part) for part in kept])
 
     def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
-        """Return a mixture: the `sinks` most attractive tokens as atoms, a Gaussian for the others.
+        """Return a mixture of `sinks` tokens as atoms and one Gaussian fitted to all other tokens.
 
-        In trained heads a few tokens often have much of the weight, while the others may be close
-        to Gaussian.
+        The atoms are the tokens whose exponentiated score has the largest mean over Gaussian
+        queries with the moments of the head. In trained heads a few tokens often have much of the
+        weight, while the other tokens may be close to Gaussian.
         """
         parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
         return self._by_parts(parts, position)
@@ -134,7 +135,11 @@ class Head:
                 "position",
                 "must be given for a causal head, got None. It is the last token of the prompt.",
             )
-        end = len(self.keys) if position is None or not self.causal else position + 1
+        if position is not None and not self.causal:
+            raise ArgumentError(
+                "position", f"must be None for a head without a causal mask, got {position}."
+            )
+        end = len(self.keys) if position is None else position + 1
         if not 1 <= end <= len(self.keys):
             raise ArgumentError(
                 "position", f"must be from 0 to {len(self.keys) - 1}, got {position}."

@@ -1,10 +1,11 @@
-r"""The approximations of a head in an atlas, compared with the head over one prompt.
+r"""The approximations of a head in `atlas`, and their errors over one prompt.
 
-At each query, an approximation returns $\sum_jw_jv_j$ over the tokens of the prompt, with values
-$v_j$ and weights $w_j$ from `_weighing`. The approximation "corpus" is instead the affine map of
-the Gaussian limit with the moments of other prompts. In "gaussian_finite" and "corpus_finite" the
-linear part is multiplied by $1-E\,S_2$, the mean effect of a finite prompt, with $S_2$ the sum of
-squared weights.
+At each query, most approximations return $\sum_jw_jv_j$ over the tokens of the prompt, with values
+$v_j$ and weights $w_j$ from `_weighing`. The approximation "corpus" is the affine map of the
+Gaussian limit with the moments of other prompts, and "affine" is the affine map with the smallest
+squared error. "gaussian_finite" and "corpus_finite" are "gaussian" and "corpus" with the linear
+part multiplied by $1-E\,S_2$, the mean effect of a finite prompt. Here $S_2$ is the sum of squared
+weights.
 """
 
 from collections.abc import Callable
@@ -34,11 +35,11 @@ MEANS = ("participation", "participation_predicted", "skewness", "kurtosis")
 
 
 class PerHead(NamedTuple):
-    r"""Further arrays for the approximations of each head.
+    r"""The arguments of `Limits.rows` that differ between heads.
 
     Attributes:
-        matrix: $M$ of the approximation "corpus", $q\mapsto m_v+Mq$.
-        shift: $m_v$ of this approximation.
+        matrix: the matrix $M$ of the approximation "corpus", $q\mapsto m_v+Mq$.
+        shift: the vector $m_v$ of this approximation.
         key: the random key of the clusters.
     """
 
@@ -51,7 +52,7 @@ class Limits(NamedTuple):
     """The statistics and approximations of `atlas`; a `Measurement`.
 
     Attributes:
-        causal: whether a query attends only to the tokens up to its own.
+        causal: whether a query attends only to the tokens up to its own position.
         clusters: the number of Gaussians in the approximation "mixture".
         sinks: the number of tokens that the approximation "sinks" keeps as atoms.
     """
@@ -63,7 +64,7 @@ class Limits(NamedTuple):
     def rows(
         self, head: LayerHeads, scale: Array, prediction: Prediction, given: PerHead
     ) -> Callable[[Array, Array], tuple[Named, Named]]:
-        """Return the function of queries and positions that `Measurement` describes."""
+        """Return the function that `Measurement.rows` specifies."""
         length = head.keys.shape[0]
         clustered = members(head.queries, head.keys, self.clusters, given.key)
         parked = sink_members(head.queries, head.keys, scale, self.sinks)
@@ -117,12 +118,12 @@ class Limits(NamedTuple):
 def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any) -> Any:
     r"""Return $E|T_L-T|^2$, the mean squared error of the Gaussian limit at a finite length.
 
-    It is $bE(A-\sigma)^2+(v-b)E\,S_2$ for Gaussian tokens (docs/finite.md), where $\sigma$ is the
+    For Gaussian tokens it is $bE(A-\sigma)^2+(v-b)E\,S_2$ (docs/finite.md), where $\sigma$ is the
     sharpness, A the weighted mean of the standardised scores and $S_2$ the sum of squared weights.
 
     Args:
-        along: $b=|C_{vk}t|^2/\sigma^2$, the variance of the values that the scores explain, with
-            $C_{vk}$ the covariance of values with keys and t the tilt.
+        along: $b=|C_{vk}t|^2/\sigma^2$, the part of the variance of the values that the scores
+            explain, with $C_{vk}$ the covariance of values with keys and t the tilt.
         spread: $v$, the total variance of the values.
         participation: $E\,S_2$.
         score_error: $E(A-\sigma)^2$.
@@ -133,24 +134,24 @@ def gaussian_error(along: Any, spread: Any, participation: Any, score_error: Any
 def layer_sums(
     rows: QueryRows, queries: np.ndarray, lengths: np.ndarray, prediction: Prediction
 ) -> dict[str, Any]:
-    r"""Return sums over the queries of one prompt, for the heads of a layer.
+    r"""Return sums and means over the queries of one prompt, for the heads of a layer.
 
     Args:
-        rows: the statistics and errors of `Limits` at the measured queries.
+        rows: the statistics and errors that `query_rows` returns for `Limits`.
         queries: the measured queries, [heads, queries, d].
-        lengths: the length of the prompt of each query, [queries].
+        lengths: $L$, the length of the prompt of each query, [queries].
         prediction: the weight statistics of Gaussian tokens.
 
     Returns:
         A mapping with these entries, of shape [heads] unless stated otherwise:
 
-        - `sharpness`, [heads, queries];
+        - `sharpness`: $\sigma$ at each query, [heads, queries];
         - `means`: the means of statistics over queries, by name; "linear" and "frozen" are the
           fractions of queries with $\sigma^2\le\frac23\ln L$ and with $\sigma^2>2\ln L$;
         - `errors`: the squared error of each approximation, by name;
-        - `predicted_error`: the error of "gaussian" predicted for Gaussian tokens;
+        - `predicted_error`: the squared error that "gaussian" would have for Gaussian tokens;
         - `total`: the sum of squared deviations of the outputs from their mean;
-        - `grid_error`: the predicted error at the lengths of `GRID`, [heads, lengths];
+        - `grid_error`: `predicted_error` at the lengths of `GRID`, [heads, lengths];
         - `grid_total`: the sum of squared deviations of the outputs of "gaussian" from their mean.
     """
     found = rows.statistics

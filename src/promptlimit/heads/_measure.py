@@ -84,7 +84,7 @@ def query_rows(  # noqa: PLR0917 - in the order of their use
     measurement: Measurement,
     given: Any = (),
 ) -> QueryRows:
-    """Return statistics and errors for the queries at some positions, computed head by head.
+    """Return statistics and errors at some queries of a layer, computed head by head.
 
     Args:
         heads: queries, keys and values of a layer.
@@ -92,7 +92,8 @@ def query_rows(  # noqa: PLR0917 - in the order of their use
         positions: the positions of the measured queries.
         prediction: the weight statistics of Gaussian tokens.
         measurement: the statistics and the approximations.
-        given: the argument `given` of `measurement.rows`, for all heads along a first axis.
+        given: arrays with one entry per head along the first axis; `measurement.rows` gets the
+            entries of its head as `given`.
     """
     rows = _device_rows(
         heads,
@@ -141,7 +142,7 @@ def in_every_layer(
 ) -> Part:
     """Return `measure(prompt, layer, heads)` for all layers of all prompts, [prompts, layers, ...].
 
-    Layers whose results are in `parts` are not measured again. `what` is the name of the step for
+    Results that `parts` contains are not computed again. `what` is the name of the step for
     `report`. Raises `ArgumentError` if scores overflow single precision.
     """
     done, total = itertools.count(1), prompts.count * len(prompts.scales)
@@ -192,10 +193,10 @@ def in_threads(work: Callable[[int], Found], first: int, end: int) -> Iterator[F
 def explained(
     errors: Mapping[str, np.ndarray], totals: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    r"""Return $R^2=1-\sum\mathrm{error}/\sum\mathrm{total}$ over windows, and its standard error.
+    r"""Return $R^2=1-\sum\mathrm{error}/\sum\mathrm{total}$, and its standard error.
 
-    The arguments are [windows, layers, heads]. The standard error is computed by the jackknife over
-    windows, and is infinite for a single window.
+    The sums are over windows, the first axis of all arrays. The standard error is that of the
+    jackknife over windows, and infinite for a single window.
     """
     r2 = {name: 1.0 - share_of(e.sum(axis=0), totals.sum(axis=0)) for name, e in errors.items()}
     if len(totals) == 1:

@@ -34,8 +34,7 @@ from promptlimit.storage import as_path
 PROBE_LENGTH = 24
 """The length of the prompt on which `load` compares each layer's output with that of its heads."""
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
-"""The ways in which a head can compute its output: as trained ("softmax") or by an approximation.
-`Replacement.way` contains indices into this tuple."""
+"""The ways in which a head computes its output: as trained ("softmax") or by an approximation."""
 
 
 class Replacement(NamedTuple):
@@ -43,8 +42,8 @@ class Replacement(NamedTuple):
 
     Attributes:
         way: the index of each head's way in `WAYS`.
-        matrix: $M$ of the affine map $q\mapsto Mq+b$ of each head for the way "corpus".
-        shift: $b$ of these maps.
+        matrix: the matrix $M$ of each head's affine map $q\mapsto Mq+b$ for the way "corpus".
+        shift: the vector $b$ of each map.
     """
 
     way: Int[Array, " heads"]
@@ -53,7 +52,7 @@ class Replacement(NamedTuple):
 
 
 class Replacements(NamedTuple):
-    """How the heads of every layer compute their outputs; `sinks` is used by the way "sinks"."""
+    """How the heads of every layer compute their outputs, and the number of sinks for "sinks"."""
 
     layers: Sequence[Replacement]
     sinks: int
@@ -167,7 +166,7 @@ class Model:
         around: the arrays outside the layers, by name.
         layers: the arrays of each layer, by name.
         tokenizer: an object of the package tokenizers, or None.
-        parity: the relative error of each layer's attention output when rebuilt from the heads, on
+        parity: the relative error of each layer's attention output when rebuilt from its heads, on
             a short prompt, [layers].
     """
 
@@ -184,7 +183,7 @@ class Model:
         return self.shape.causal and (self.shape.tied or "unembed" in self.around)
 
     def contents(self) -> list[object]:
-        """Return what determines the output of the model: its architecture and its weights."""
+        """Return the architecture and the weights, which determine the output of the model."""
         arrays = [tensors[name] for tensors in (self.around, *self.layers) for name in tensors]
         return [self.shape, *arrays]
 
@@ -242,7 +241,7 @@ class Model:
             )
 
     def heads(self, ids: np.ndarray) -> list[list[Head]]:
-        """Return the heads over one prompt: `heads[layer][h]`."""
+        """Return the heads over one prompt, a list of heads for each layer."""
         layers = []
         for index, (heads, _, _) in enumerate(self.layer_outputs(ids)):
             scale, causal = self.shape.scale(index), self.shape.causal
@@ -284,11 +283,11 @@ class Model:
 def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
-    The folder must contain `config.json`, `model.safetensors` (or shards with their index) and, for
+    A folder must contain `config.json`, `model.safetensors` (or shards with their index) and, for
     texts, `tokenizer.json`. A file must end in `.gguf` and contain a plain Llama; quantised weights
     are converted to single precision. Nothing is downloaded, no pickle is opened, and every tensor
     is checked against the configuration. The attention output of each layer is then rebuilt from
-    the heads; `Model.parity` is the relative error.
+    its heads, and `Model.parity` is the relative error.
 
     Args:
         path: the folder, or the file.

@@ -1,6 +1,6 @@
 r"""Weight statistics of Gaussian tokens, tabulated for the lengths of the prompts.
 
-The statistics are functions of the sharpness of a query and the length of its prompt
+The statistics are functions of the sharpness $\sigma$ of a query and the length of its prompt
 (docs/finite.md). They are computed exactly at 49 sharpnesses and interpolated by a spline in
 $x=\frac12\ln(1+\sigma^2)$, so that each of thousands of queries costs one table lookup.
 """
@@ -17,13 +17,14 @@ from promptlimit._inputs import to_device
 from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
-"""The largest tabulated sharpness. It replaces larger ones, at which weights are also frozen."""
+"""The largest tabulated sharpness; weights are frozen there, so it also replaces larger values."""
 GRID = tuple(2.0**power for power in range(4, 41, 2))
 """The lengths at which the error is predicted, from which `length_needed` is computed."""
 _LENGTHS = 12
 _SHARPNESSES = 49
 _NODES_PER_SHARPNESS = 48
-"""The sizes of the table: lengths, sharpnesses computed exactly, and spline nodes for each."""
+"""The sizes of the table: the number of lengths, the number of sharpnesses that are computed
+exactly, and the number of spline nodes per sharpness."""
 _END = 0.5 * np.log1p(SHARPEST**2)
 
 
@@ -33,8 +34,8 @@ class Statistics(NamedTuple):
     Attributes:
         participation: $E\,S_2$, the mean sum of squared weights.
         score_error: $E(A-\sigma)^2$, with A the weighted mean of the standardised scores.
-        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, with Z the sum of the exponentials of L scores. It is
-            1 in the limit of long prompts, and decreases with $\sigma$ from $1-1/L$ to 0.
+        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, with Z the sum of the exponentials of L scores. It
+            decreases with $\sigma$ from $1-1/L$ to 0, and tends to 1 as L grows.
     """
 
     participation: Array

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import require_unmasked, require_whole
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._head import Head
 from promptlimit.heads._model import LayerHeads, Model
@@ -33,9 +33,10 @@ class CapturedHeads:
         prompts: the heads; `prompts[p][layer][h]` is head h of a layer over prompt p.
         name: the name of the model.
         model_type: the family of the model, or the name of its class.
-        rotary: whether the model rotates queries and keys; they are stored after rotation.
+        rotary: whether the model rotates queries and keys by their position; they are stored after
+            rotation.
         parity: the relative error of each layer's attention output when rebuilt from its heads,
-            [layers]; NaN if there is no output of the model to compare with.
+            [layers]; NaN if the output of the model is not known.
         layer_names: the name of each layer's attention module; empty if unknown.
     """
 
@@ -62,8 +63,9 @@ class HeadPrompts:
     Attributes:
         name: the name of the model.
         model_type: the family of the model.
-        causal: whether the prompt of a query ends with the query.
-        rotary: whether the model rotates queries and keys; they are used after rotation.
+        causal: whether the prompt of a query ends at the position of the query.
+        rotary: whether the model rotates queries and keys by their position; they are used after
+            rotation.
         parity: the relative error of each layer's attention output when rebuilt from its heads,
             [layers].
         scales: the factor on the scores, [layers, heads].
@@ -111,7 +113,7 @@ def prompts_of(
 
     Args:
         model: the result of `load` or of `capture`, or lists of heads.
-        text_or_ids: a text, token ids, or windows of token ids; None for heads.
+        text_or_ids: a text, token ids, or windows of token ids; None for existing heads.
         window: the number of tokens of a prompt; by default the longest prompt of the model, at
             most `usual`.
         windows: the largest number of prompts.
@@ -145,8 +147,8 @@ def prompts_of(
 def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
     """Return windows of token ids, [windows, window], as prompts.
 
-    If each window is read twice, the heads of the first windows are stored in memory from the first
-    to the second reading, up to 512 MiB.
+    If `readings` is 2, the heads of the first windows are kept in memory from the first to the
+    second reading, up to 512 MiB.
     """
     shape = model.shape
     room = (
@@ -223,7 +225,7 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
 
 
 def _depths(heads: object, depth: int = 0) -> set[int]:
-    """Return the depths of lists at which heads occur, 1 to 3; 0 stands for other objects."""
+    """Return the depths, 1 to 3, at which heads occur in nested lists; 0 for anything else."""
     if isinstance(heads, Head):
         return {depth}
     if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
@@ -237,22 +239,22 @@ def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
     for number, prompt in enumerate(prompts):
         if len(prompt) != len(prompts[0]):
             raise ArgumentError(
-                "heads",
+                "model",
                 f"must have the {len(prompts[0])} layers of the first prompt in every "
                 f"prompt, got {len(prompt)} in prompt {number}.",
             )
         for place, layer in enumerate(prompt):
             if len(layer) != counts:
                 raise ArgumentError(
-                    "heads",
-                    f"must be {counts} in every layer, got {len(layer)} in layer {place}. "
+                    "model",
+                    f"must have {counts} heads in every layer, got {len(layer)} in layer {place}. "
                     "Pass only layers that agree.",
                 )
             for head in layer:
                 if _form(head) != _form(first):
                     raise ArgumentError(
-                        "heads",
-                        f"must have the same shape, got {_form(first)} in layer 0 and "
+                        "model",
+                        f"must have heads of one shape, got {_form(first)} in layer 0 and "
                         f"{_form(head)} in layer {place} of prompt {number}. Pass only layers that "
                         "agree.",
                     )
@@ -284,9 +286,12 @@ def windows_of(
 ) -> np.ndarray:
     """Return token ids cut into windows, [windows, window]; an incomplete last window is dropped.
 
-    Each window of a text includes the special tokens that the tokenizer adds at both ends. The
-    default window is the longest prompt of the model, at most 512 tokens.
+    Each window of a text includes the special tokens that the tokenizer adds at both ends. At most
+    `at_most` windows are returned. By default, `window` is the number of tokens of the longest
+    prompt of the model, at most 512.
     """
+    if at_most is not None:
+        require_whole("at_most", at_most, 1)
     window = min(USUAL, model.shape.positions) if window is None else window
     _require_window(model, window)
     if isinstance(text_or_ids, str):

@@ -42,20 +42,20 @@ def replacement_curve(
 ) -> HeadReplacement:
     """Return the model's output as more and more heads are replaced by approximations.
 
-    A curve is the loss of a causal model, or for an encoder the cosine between its embedding (the
-    mean of the last hidden state) and that of the trained model. Each curve has one approximation
-    and one order of replacement: decreasing R² of "gaussian" or "sinks", or a random order. The
-    random order and the approximation "uniform" are controls.
+    For a causal model, a curve is the loss. For an encoder, it is the cosine between the embeddings
+    (means of the last hidden state) with and without replaced heads. Each curve has one
+    approximation and one order of replacement: decreasing R² of "gaussian" or "sinks", or a random
+    order. The random order and the approximation "uniform" are controls.
 
-    The approximation "gaussian" depends on the prompt only through its moments, which are a state
-    of fixed size, whereas softmax needs all keys and values. "sinks" also keeps `atlas.sinks`
-    tokens, chosen with all queries of the window; in a causal model these include later queries.
-    "corpus" needs no state.
+    The approximation "gaussian" requires only the moments of the prompt, a state of fixed size,
+    whereas softmax requires all keys and values. "sinks" also keeps `atlas.sinks` tokens, which are
+    chosen with all queries of the window, in a causal model also with later queries. "corpus"
+    requires no state.
 
     Args:
         model: a model from `load`. Captured heads are not supported, because they have no weights.
-        text_or_ids: a text, token ids, or windows. The last windows are used; if the text is long
-            enough, the atlas has not used them.
+        text_or_ids: a text, token ids, or windows of token ids. The last `windows` windows are
+            used; if the text is long enough, the atlas has not used them.
         atlas: an atlas of the same model, which determines the order of the heads.
         windows: the number of prompts.
         counts: the numbers of heads to replace, each from 0 to the number of all heads; by default
@@ -141,7 +141,7 @@ def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
 def _ways(
     model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
 ) -> Replacements:
-    """Return replacements in which the heads `replaced` compute by `way`, the others as trained."""
+    """Return replacements by `way` for the heads `replaced`; all other heads stay as trained."""
     number = np.zeros(atlas.linear_share.shape, np.int32)
     for place in replaced:
         number[place] = WAYS.index(way)

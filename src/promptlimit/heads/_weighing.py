@@ -2,17 +2,18 @@ r"""The weights of tokens under softmax and under its approximations.
 
 The output of a head is $\sum_jw_jv_j$ with the values $v_j$ and weights $w_j$. For softmax
 $w_j\propto e^{s_j}$ with the scores $s_j$. The approximations are limits over infinite prompts with
-the moments of this prompt. Since moments are sums over tokens, the approximations too have the form
+the moments of this prompt. Moments are sums over tokens, so the approximations also have the form
 $\sum_jw_jv_j$ (docs/heads-theory.md):
 
     uniform    w_j = 1/n
     Gaussian   w_j = (1 + s_j - s)/n   (Lemma 2.1 of Boursier and Boyer, 2026)
     mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c,   r_c ∝ n_c exp(s_c + var_c/2)
 
-Here n is the number of tokens of the prompt and s the mean of their scores; n_c, s_c and var_c are
-number, mean and variance of the scores in cluster c. The array `inside` has one row per query: it
-states for each token whether the token is in the prompt of the query. In causal models this prompt
-ends at the query.
+Here n is the number of tokens of the prompt and s the mean of their scores. For a cluster c, n_c,
+s_c and var_c are the number, mean and variance of the scores in it, and r_c is its weight; the
+weights of all clusters sum to 1. The array `inside` has one row per query, which states for each
+token whether the token is in the prompt of the query. In causal models this prompt ends at the
+query.
 """
 
 import functools
@@ -84,7 +85,7 @@ def _counts(inside: Inside, scores: Scores) -> Float[Array, "n 1"]:
 def inside_of(positions: Int[Array, " n"], length: int, *, causal: bool) -> Inside:
     """Return whether each query attends to each token.
 
-    A query attends to all tokens, or, if `causal`, to the tokens up to its own position.
+    If `causal`, a query attends to the tokens up to its own position, otherwise to all tokens.
     """
     if not causal:
         return jnp.ones((positions.shape[0], length), bool)
@@ -96,10 +97,11 @@ def in_blocks(
     queries: Float[Array, "length d"],
     positions: Int[Array, " n"] | None = None,
 ) -> Rows:
-    """Return `function(queries[positions], positions)`, in blocks of 512 for more than 1024 rows.
+    """Return `function(queries[positions], positions)`.
 
-    Memory then grows linearly with the length of the prompt. The results of `function` must have
-    one row per position. By default, `positions` are those of all queries.
+    More than 1024 rows are computed in blocks of 512, so that memory grows linearly with the length
+    of the prompt. The results of `function` must have one row per position. By default,
+    `positions` contains the positions of all queries.
     """
     places = jnp.arange(queries.shape[0]) if positions is None else positions
     n = places.shape[0]
@@ -116,7 +118,7 @@ def clusters_of(
 ) -> Float[Array, "length clusters"]:
     """Return the membership of keys in clusters: 1 if a key belongs to a cluster, otherwise 0.
 
-    The clusters are those of k-means on the scores of the keys at these queries (see `members`).
+    The clusters are those of k-means on the scores of the keys at the queries (see `members`).
     """
     rows = to_device(keys, jnp.float32)
     if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
@@ -139,8 +141,8 @@ def members(
     r"""Return the membership of keys in the clusters that k-means finds.
 
     The distance of two keys is the root mean square difference of their scores over the queries,
-    $|k-k'|_M$ with $M=\frac1n\sum_iq_iq_i^\top$. The first centres are keys drawn as in k-means++,
-    and a fixed number of steps follows.
+    $\sqrt{(k-k')^\top M(k-k')}$ with $M=\frac1n\sum_iq_iq_i^\top$. The first centres are keys drawn
+    as in k-means++, and `_STEPS` steps follow.
     """
     metric = queries.T @ queries / queries.shape[0]
     values, axes = jnp.linalg.eigh(metric)

@@ -1,6 +1,6 @@
 """The effect of prompt length on softmax weights, and temperatures that compensate for it.
 
-Names load on first use: Gaussian and listed scores need no jax.
+Names load on first use, so that statistics of Gaussian and listed scores do not import jax.
 """
 
 import lazy_loader

@@ -25,16 +25,18 @@ def importance_sampling(
 
     From n draws $x_l$ of the proposal $N(m,S)$, SNIS estimates the mean of f under the target
     $N(m_p,P)$ by $\sum_lw_lf(x_l)/\sum_lw_l$. The weight $w_l$ is the density of the target divided
-    by that of the proposal at $x_l$. This is softmax attention over `GaussianQuadratic` tokens at
-    the tilt `log_ratio`. All numbers are exact, at a cost that does not depend on n.
+    by that of the proposal at $x_l$. The estimate is the output of softmax attention over
+    `GaussianQuadratic` tokens at the tilt `GaussianQuadratic.log_ratio(target)`. All results are
+    exact, at a cost that does not depend on n.
 
     Args:
         proposal: $N(m,S)$, from which the draws come.
         target: $N(m_p,P)$.
         lengths: n, the number of draws: whole numbers from 2 to 1e30, one or a list.
-        functions: one row per function f, with its coefficients as a linear combination of
-            $(x,x_ix_j)_{i\le j}$; `[f, k + k (k + 1) / 2]` for x of dimension k. The default is
-            the coordinates of x. `GaussianQuadratic.tilt(b, B)` returns coefficients in this order.
+        functions: one row per function f, which contains the coefficients of f as a linear
+            combination of $(x,x_ix_j)_{i\le j}$: `[functions, k + k (k + 1) / 2]` for x of
+            dimension k. By default, the functions are the coordinates of x.
+            `GaussianQuadratic.tilt(b, B)` returns the coefficients of $b^\top x+x^\top Bx$.
 
     >>> import promptlimit as pl
     >>> found = importance_sampling(pl.Gaussian([0.0], [[2.25]]), pl.Gaussian([0.5], [[1.0]]), 100)

@@ -2,16 +2,16 @@ r"""Moments over prompts of the log-partition function, the entropy and the weig
 
 A prompt has L free tokens with independent scores s and fixed tokens with the scores $s_f$. $Z$ is
 the sum of $e^s$ over all tokens, $p_l=e^{s_l}/Z$ are the weights, and $H=\sum_lp_l(\ln Z-s_l)$ is
-the entropy. Let $x=e^{s+u}$ for a free token, $\varphi=E\,e^{-x}$, $F_k[f]=E[f\,x^ke^{-x}]$ and
-$\chi=\exp(-\sum_fe^{s_f+u})$. For any centre c, with $v=u+c$,
-$I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$, $\gamma$ Euler's constant, $t=s+u$ and $t_f=s_f+u$,
+the entropy. Let $t=s+u$ and $x=e^t$ for a free token, $\varphi=E\,e^{-x}$,
+$F_k[f]=E[f\,x^ke^{-x}]$, $t_f=s_f+u$ and $\chi=\exp(-\sum_fe^{t_f})$. Let $\gamma$ be Euler's
+constant, and for any centre c let $v=u+c$ and $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$. Then
 
     E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2,
     E H    = -int { L F_1[t + gamma] / phi + sum_f (t_f + gamma) e^{t_f} } chi phi^L du.
 
-In the annealed limit $Z$ is replaced by $E\,Z$. Near this limit $c=\ln E\,Z$, and
-$\chi\varphi^L-e^{-e^v}=e^{-e^v}(e^{L\eta}-1)$ with $\eta$ of `PartitionMeans` is computed without
-cancellation. See docs/lengths.md for derivations.
+In the annealed limit $Z$ is equal to $E\,Z$. Near this limit c is $\ln E\,Z$. Then
+$\chi\varphi^L-e^{-e^v}=e^{-e^v}(e^{L\eta}-1)$ with $\eta$ of `PartitionMeans`, which is computed
+without cancellation. Derived in docs/lengths.md.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ class PromptStatistics:
 
 
 def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> PromptStatistics:
-    r"""Return the statistics of n prompts with L free tokens, [n], and fixed scores, [n, f]."""
+    r"""Return the statistics of n prompts with lengths L, [n], and fixed scores, [n, f]."""
     prompts = _Prompts(scores, lengths, fixed)
     moments = prompts.partition()
     entropy, square, plain_size = prompts.entropy()
@@ -100,7 +100,7 @@ def _share(size: Array, value: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _PartitionMoments:
-    r"""Moments of $Y=\ln Z-c$ for n prompts, [n] each, and the constants used for them.
+    r"""Moments of $Y=\ln Z-c$ for n prompts, [n] each, and the constants of their computation.
 
     Attributes:
         centre: c.
@@ -151,8 +151,7 @@ class _Prompts:
     def partition(self) -> _PartitionMoments:
         r"""Return the moments of $\ln Z-c$.
 
-        c is $\ln E\,Z$ near the annealed limit, else the number at which $\chi\varphi^L=1/e$ for
-        u = -c.
+        Near the annealed limit, c is $\ln E\,Z$; otherwise $\chi\varphi^L=1/e$ at u = -c.
         """
         scores, u = self.scores, self.scores.u
         log_free = np.log(self.lengths[:, 0]) + scores.log_mean
@@ -183,7 +182,7 @@ class _Prompts:
         )
 
     def entropy(self) -> tuple[Array, Array, Array]:
-        r"""Return $E\,H$, $E\,H^2$ and the sum of the absolute terms of $E\,H^2$.
+        r"""Return $E\,H$, $E\,H^2$ and the sum of the absolute values of the terms of $E\,H^2$.
 
         With $\psi_2$ and $\psi_2'$ the digamma and trigamma functions at 2, $a=F_1[1]/\varphi$,
         $e=F_1[\psi_2-t]/\varphi$, $M=La+\sum_fe^{t_f}$ and $S=\sum_f(\psi_2-t_f)e^{t_f}$, $E\,H^2$
@@ -212,8 +211,8 @@ class _Prompts:
     ) -> tuple[Array, Array, Array]:
         r"""Return the mean and variance of H, and the sum of the absolute terms of the variance.
 
-        $H=c-m+Y-W$ with $Y=\ln Z-c$, $W=\sum_lp_l(s_l-m)$ and m = `moments.mean_score`, or far from
-        the annealed limit $m=E\ln Z-E\,H$. Let $b=F_1[s-m]/\varphi$ and
+        $H=c-m+Y-W$ with $Y=\ln Z-c$ and $W=\sum_lp_l(s_l-m)$. Near the annealed limit m is
+        `moments.mean_score`; otherwise it is $E\ln Z-E\,H$. Let $b=F_1[s-m]/\varphi$ and
         $G=Lb+\sum_fe^{t_f}(s_f-m)$. Then $E\,W$, $E\,W^2$ and $E\,YW$ are the integrals over u of
         $\chi\varphi^L$ times $G$, $L(F_2[(s-m)^2]/\varphi-b^2)+G^2$ and $-(v+\gamma)G$. Near the
         annealed limit $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\eta'$ has no terms that cancel.

@@ -53,18 +53,20 @@ def length_statistics(
     r"""Return means and variances over prompts of $\ln Z$ and of the entropy at every length.
 
     Z is the sum of $e^s$ over the scores s of all tokens. A prompt has L free tokens with
-    independent scores and, optionally, fixed tokens, such as sinks, the query itself or a needle.
-    To apply an inverse temperature b, multiply $\sigma$ and the fixed scores by b.
+    independent scores. It may also have fixed tokens, which have the same scores in every prompt,
+    such as sinks, the query itself or a needle. To apply an inverse temperature b, multiply
+    $\sigma$ and the fixed scores by b.
 
     Args:
         sharpness: the law of a free score: $\sigma$ from 0 to 40, any shape, for $N(0,\sigma^2)$;
             `GaussianScores` for a mixture; `ListedScores`; or `TokenScores` for any law of tokens.
         lengths: L: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
-        fixed_scores: the scores of the fixed tokens along the last axis, relative to the mean free
-            score if `sharpness` is $\sigma$. The other axes broadcast with `lengths`.
+        fixed_scores: the scores of the fixed tokens along the last axis. If `sharpness` is
+            $\sigma$, they are relative to the mean score of free tokens. The other axes broadcast
+            with `lengths`.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
         AccuracyError: the relative error measured for Gaussian scores exceeds 1e-10.
 
     >>> needle = length_statistics(2.0, [8192, 131072], fixed_scores=[11.0])
@@ -103,7 +105,7 @@ def length_statistics(
 
 
 def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> PromptStatistics:
-    """Return the statistics of n prompts with L free tokens, [n], and fixed scores, [n, f]."""
+    """Return the statistics of n prompts with lengths L, [n], and fixed scores, [n, f]."""
     mean, variance = scores.mean_and_variance()
     statistics = _closed_forms(lengths, fixed, mean)
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
@@ -126,8 +128,8 @@ def _law_statistics(scores: AbstractScores, lengths: Array, fixed: Array) -> Pro
 def _closed_forms(lengths: Array, fixed: Array, score: float) -> PromptStatistics:
     r"""Return the statistics if all free scores are equal to `score`, or if prompts are infinite.
 
-    For a single random free score of mean `score` and no fixed tokens, they are also correct,
-    except for the variance of $\ln Z$.
+    They also apply to prompts of one free token with a random score of mean `score`, except for the
+    variance of $\ln Z$.
     """
     with np.errstate(invalid="ignore"):
         log_free = np.log(lengths) + score
@@ -156,12 +158,12 @@ def gaussian_statistics(
 ) -> PromptStatistics:
     """Return the statistics of n prompts with free scores N(0, sigma^2), [n].
 
-    With `variances=False` the variances at small sharpness, which take twelve times as long as the
-    other statistics, are inaccurate.
+    With `variances=False` the variances at small sharpness are inaccurate. Accurate ones take
+    twelve times as long as the other statistics.
 
     Raises:
-        AccuracyError: the error of a mean exceeds `TOLERANCE`, or, without fixed tokens, the error
-            of a variance does.
+        AccuracyError: the relative error of a mean exceeds `TOLERANCE`, or that of a variance does
+            in prompts without fixed tokens.
     """
     statistics = _closed_forms(lengths, fixed, 0.0)
     for value in np.unique(sigma):
@@ -200,8 +202,8 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     r"""Return the variance of the entropy at small sharpness, and its relative error.
 
     The variance is $L(pR)^2\sigma^2+f\sigma^4$. Here p is the weight of a free token and R the mean
-    score under the weights, both at $\sigma=0$, and f is a smooth function of $\sigma^2$, which a
-    polynomial extrapolates from $\sigma$ between 0.05 and 0.3.
+    score under the weights, both at $\sigma=0$. f is a smooth function of $\sigma^2$: a polynomial
+    through its values at $\sigma$ between 0.05 and 0.3 is extrapolated.
     """
     prompts, place = np.unique(np.column_stack([lengths, fixed]), axis=0, return_inverse=True)
     log_partition = np.logaddexp.reduce(
@@ -223,7 +225,7 @@ def _extrapolated(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Ar
     smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * doubts).sum(axis=0)
     linear = linear[np.ravel(place)]
     value = linear * sigma**2 + smooth * sigma**4
-    # Error and value are divided by a common power of sigma^2, which could underflow.
+    # Error and value are divided by the same power of sigma^2, which could underflow.
     leads = linear > 0.0
     errors = np.where(leads, error * sigma**2, error)
     sizes = np.where(leads, linear + smooth * sigma**2, smooth)
@@ -244,7 +246,7 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
 
 
 def _whole_error(error: Array, variance_error: Array) -> Array:
-    """Return the larger of `variance_error` and `error` times a safety factor, at most 1."""
+    """Return the larger of `_SAFETY` times `error` and of `variance_error`, at most 1."""
     return np.minimum(np.maximum(_SAFETY * error, variance_error), 1.0)
 
 
@@ -305,20 +307,21 @@ def entropy_prediction(
 ) -> EntropyPrediction:
     r"""Return an estimate of the mean entropy over prompts of L tokens, from a sample of N scores.
 
-    The N scores are a sample from an unknown law. `length_statistics` with `ListedScores` returns
-    the mean entropy for L draws from the sample, which has a bias of $c/N$ as an estimate for L
+    The N scores are a sample from an unknown law. The mean entropy for L draws from the sample
+    (`length_statistics` with `ListedScores`) differs by a bias of $c/N$ from the mean entropy for L
     draws from the law. This function subtracts the bias. With $p$ the softmax of the N scores s,
-    $w=Np$ and $e=s-\sum ps$,
+    $w=Np$, $e=s-\sum ps$ and means over the N scores,
 
         c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
 
-    With fixed tokens, bias and error are those of a jackknife with 16 groups of scores. Scores of
-    real heads are not independent: pass sinks as fixed tokens, and choose the N tokens at random.
+    With fixed tokens, a jackknife with 16 groups of scores determines the bias and the error.
+    Scores of real heads are not independent: pass sinks as fixed tokens, and choose the N tokens at
+    random.
 
     Args:
         scores: the scores of N tokens at one query, multiplied by the inverse temperature.
         lengths: L, finite.
-        fixed_scores: the scores of the tokens that are in every prompt.
+        fixed_scores: the scores of the fixed tokens, which are in every prompt.
 
     >>> scores = np.random.default_rng(0).normal(size=512)
     >>> guess = entropy_prediction(scores, [64, 4096])

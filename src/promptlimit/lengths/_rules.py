@@ -1,9 +1,9 @@
 r"""Published rules for longer prompts, which multiply the logits by a factor, and their effect.
 
-In most rules the factor is a function of the length L and of the length $L_0$ (`base`) at which it
-is 1. `temperature_table` compares the rules with the factors that keep the weight of a needle, or
-the entropy, of a head of sharpness $\sigma$. The head is frozen if $\sigma\ge\sqrt{2\ln L}$: a few
-tokens have most of the weight.
+In most rules the factor is a function of the length L and of a length $L_0$ (`base`), at which the
+factor is 1. `temperature_table` compares the rules with the exact factors that keep the weight of a
+needle or the entropy constant. A head of sharpness $\sigma$ is frozen if $\sigma\ge\sqrt{2\ln L}$:
+a few tokens have most of the weight.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ def ssmax(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $s\ln L$ with $s=1/\ln L_0$, the factor of Scalable-Softmax.
 
     The weights of Scalable-Softmax are $n^{sz_i}/\sum_jn^{sz_j}$ for n logits $z_i$ (Nakanishi,
-    arXiv 2501.19399). There s is learned for every head; here s is such that the factor is 1 at
-    $L_0$.
+    arXiv 2501.19399). In the paper s is learned for every head; here it is chosen such that the
+    factor is 1 at $L_0$.
     """
     return as_float64(_logs(lengths) / math.log(base))
 
@@ -65,9 +65,9 @@ def longrope(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $1+\ln f/\ln L_0$ with f the larger of $L/L_0$ and 1, for the target length L.
 
     LongRoPE multiplies cosines and sines, and thereby queries and keys, by the square root of this
-    factor, which does not change during inference. It is equal to `log_n` at the target length. See
-    `_compute_longrope_parameters` in modeling_rope_utils.py of transformers and `_calc_mscale_su`
-    in microsoft/LongRoPE.
+    factor. The factor belongs to the target length of a model and does not change during inference;
+    at that length it is equal to `log_n`. See `_compute_longrope_parameters` in
+    modeling_rope_utils.py of transformers and `_calc_mscale_su` in microsoft/LongRoPE.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64(1.0 + growth / math.log(base))
@@ -77,7 +77,8 @@ def yarn(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $(1+0.1\ln f)^2$ with f the larger of $L/L_0$ and 1, the factor of YaRN.
 
     YaRN (Peng et al., arXiv 2309.00071) multiplies cosines and sines by $0.1\ln f+1$, and thereby
-    logits by the square. See `_compute_yarn_parameters` in modeling_rope_utils.py of transformers.
+    logits by the square of this number. See `_compute_yarn_parameters` in modeling_rope_utils.py of
+    transformers.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64((1.0 + 0.1 * growth) ** 2)
@@ -113,7 +114,7 @@ def ministral_3(
 ) -> Array:
     r"""Return $1+0.1\ln(1+\lfloor(L-1)/16384\rfloor)$, for the last query of a prompt.
 
-    It is the rule `llama_4_scaling_beta` of Ministral 3, with positions that count from 0.
+    It is the rule `llama_4_scaling_beta` of Ministral 3, whose positions are counted from 0.
 
     Args:
         lengths: L.
@@ -183,7 +184,8 @@ def temperature_table(
 ) -> TemperatureTable:
     r"""Return the effect of every rule on a head of sharpness $\sigma$ as prompts grow from $L_0$.
 
-    The last two rows are the exact factors that keep the mean weight of a needle, and the entropy.
+    The last two rows are the exact factors that keep the mean weight of a needle and the mean
+    entropy constant.
 
     Args:
         sharpness: $\sigma$ at $L_0$, from 0 to 40.

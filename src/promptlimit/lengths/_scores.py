@@ -78,8 +78,8 @@ class GaussianScores(AbstractScores):
 class ListedScores(AbstractScores):
     r"""Scores drawn independently from a list.
 
-    Statistics of such scores are exact. If the list is a sample from an unknown law, they are only
-    estimates for that law; use `entropy_prediction` for the entropy and its error.
+    Statistics of such scores are exact. If the list is a sample from an unknown law, the statistics
+    only estimate those of the law; use `entropy_prediction` for the entropy and its error.
 
     Args:
         scores: $s_i$, finite, with differences of at most 2000.

@@ -30,14 +30,14 @@ Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
 """The quantities that an inverse temperature can keep constant."""
 
 _GRID = (np.arange(1, 33) / 32.0) ** 2
-"""The sharpnesses at which a root is searched first, as fractions of the largest sharpness."""
+"""The grid on which a root is bracketed, as fractions of the largest sharpness."""
 
 _ALL = 1.0 - 2.0**-50
 """The smallest weight that is equal to one up to rounding."""
 
 _NEAR = 0.9
-"""A maximum between grid points is searched for if a weight on the grid reaches this fraction
-of the target."""
+"""The maximum of the weight of a needle between grid points is computed if the weight on the grid
+reaches this fraction of the target."""
 
 _ROOT = 1e-13
 """The relative accuracy of roots."""
@@ -57,17 +57,18 @@ def inverse_temperature(
     target: ArrayLike | None = None,
     base: ArrayLike | None = None,
 ) -> InverseTemperatures:
-    r"""Return the smallest factor b on the scores of L tokens that keeps a quantity constant.
+    r"""Return the smallest factor b on all scores that keeps a quantity constant for L tokens.
 
     `keep` is the name of the quantity:
 
-    - "needle": the mean weight of one token whose score is `margin` above the mean of the others;
+    - "needle": the mean weight of one more token, whose score is `margin` above the mean score;
     - "entropy": the mean entropy of the weights;
     - "effective_tokens": $1/E\,S_2$ with $S_2$ the sum of the squared weights;
-    - "freezing": the ratio $b^2\sigma^2/\ln L$; from 2 on a few tokens have most of the weight.
+    - "freezing": the ratio $b^2\sigma^2/\ln L$; if it is at least 2, a few tokens have most of the
+      weight.
 
-    The value to keep is `weight` for a needle and `target` for the other quantities, or else the
-    value at the length `base` with b = 1. All arguments broadcast.
+    The value to keep is `weight` for a needle and `target` for the other quantities. Alternatively,
+    it is the value at the length `base` with b = 1. All arguments broadcast.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, the standard deviation of the scores at b = 1.
@@ -75,14 +76,15 @@ def inverse_temperature(
         keep: the name of the quantity.
         margin: the margin of the needle at b = 1.
         weight: the mean weight of the needle, between 0 and 1.
-        target: the value of another quantity; an entropy in nats.
-        base: a length; the value of the quantity at this length and b = 1 is kept.
+        target: the value of a quantity other than "needle"; an entropy is in nats.
+        base: the length at which the quantity with b = 1 has the value to keep.
 
     Returns:
         `value` contains the exact factors. A factor is NaN if no b with $b\sigma\le40$ keeps the
-        quantity; for "freezing" the factor is a closed form without this limit. `annealed` contains
-        the factors from a formula in which the sum Z of $e^s$ is replaced by its mean. The formula
-        is accurate far from freezing, and may be NaN where an exact factor exists.
+        quantity. For "freezing" the factor is a closed form, to which this limit does not apply.
+        `annealed` contains the factors from a formula in which the sum Z of $e^s$ over the scores s
+        is replaced by its mean. The formula is accurate far from freezing, and may be NaN where an
+        exact factor exists.
 
     >>> kept = inverse_temperature(1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5)
     >>> print(kept.value.round(6), kept.annealed.round(6))
@@ -129,10 +131,10 @@ def inverse_temperature(
 
 
 def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
-    r"""Return the margin of a needle whose mean weight among L scores $N(0,\sigma^2)$ is `weight`.
+    r"""Return the margin for which the mean weight of a needle among L other tokens is `weight`.
 
     Args:
-        sharpness: $\sigma$ from 0 to 40.
+        sharpness: $\sigma$ from 0 to 40; the scores of the other tokens are $N(0,\sigma^2)$.
         length: L, finite.
         weight: the mean weight of the needle, between 0 and 1.
 
@@ -167,18 +169,19 @@ def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: Array
 
 
 def needle_score(margin: Array) -> Array:
-    """Return the score of a needle, clipped where its weight is one or zero up to rounding."""
+    """Return the score of a needle, clipped to a range beyond which its weight is one or zero."""
     return as_float64(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
 def _smallest_root(
     keep: str, sigma: float, length: float, margin: float, target: float
 ) -> tuple[float, float]:
-    r"""Return the smallest b that keeps a quantity, and its relative error; NaN if there is none.
+    r"""Return the smallest b that keeps a quantity, and its relative error; NaN without such b.
 
-    As b grows from 0, the weight of a needle starts at 1/(L+1) and may increase to a maximum and
-    decrease again, so b is scanned up to the first value beyond the target. The other quantities
-    decrease. For a needle with the weight P and $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
+    As b grows from 0, the weight of a needle starts at 1/(L+1), may increase to a maximum and then
+    decrease. So b is scanned up to the first value at which the weight exceeds the target. The
+    other quantities decrease. For a needle with the weight P and $\sigma=0$ the root is
+    $\ln(LP/(1-P))/\Delta$.
     """
     needle = keep == "needle"
     if (
@@ -236,9 +239,10 @@ def _root_error(function: Callable[[float], float], root: float) -> float:
 def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target: Array) -> Array:
     r"""Return b with $Z$ replaced by its mean $Le^{b^2\sigma^2/2}$; NaN without a solution.
 
-    For a needle with the weight P and $a=\ln(LP/(1-P))$ it is the smaller root of
+    For a needle with the weight P and $a=\ln(LP/(1-P))$, b is the smaller root of
     $b\Delta-b^2\sigma^2/2=a$, which is $2a/(\Delta+\sqrt{\Delta^2-2\sigma^2a})$. For the entropy H
-    it is $\sqrt{2(\ln L-H)}/\sigma$, and for n effective tokens $\sqrt{\ln(L/n)}/\sigma$.
+    it is $\sqrt{2(\ln L-H)}/\sigma$, for n effective tokens $\sqrt{\ln(L/n)}/\sigma$, and for the
+    ratio r of "freezing" $\sqrt{r\ln L}/\sigma$.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if keep == "needle":

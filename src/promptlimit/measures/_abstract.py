@@ -29,10 +29,10 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _NEAR = 1e-12
-"""Size of the tilts at which a transform is evaluated to test whether it is finite near zero."""
+"""The size of the tilts that test whether a transform is finite near zero."""
 
 _BEYOND = 1e-5
-"""Relative step outwards from a tilt, to test whether it is on the boundary of the domain."""
+"""The relative step outwards that tests whether a tilt is on the boundary of the domain."""
 
 
 class AbstractRayTransform(abc.ABC):
@@ -110,7 +110,8 @@ class AbstractMeasure(eqx.Module):
 
         At a complex tilt, an implementation must return the analytic continuation, up to multiples
         of $2\pi i$; `jax.grad` is applied with `holomorphic=True`. Where the integral is not
-        finite, it must return NaN or infinity, even if the formula has a finite value.
+        finite, an implementation must return NaN or infinity, even if its formula has a finite
+        value.
         """
         size = jnp.sqrt(jnp.sum(tilt * tilt))  # its derivatives at zero are NaN, as intended
         return jnp.where(size == 0, size, jnp.inf)
@@ -128,7 +129,7 @@ class AbstractMeasure(eqx.Module):
         return self._tilted("limit (the mean of the tilted law)", _gradient, self._as_tilt(tilt))
 
     def tilted_cov(self, tilt: Float[Array, " d"]) -> Float[Array, "d d"]:
-        r"""Return $\nabla^2\Lambda_\mu(t)$, the covariance of that law; see `tilted_mean`."""
+        r"""Return $\nabla^2\Lambda_\mu(t)$, the covariance of the tilted law; see `tilted_mean`."""
         return self._tilted("covariance of the tilted law", _hessian, self._as_tilt(tilt))
 
     @property
@@ -144,8 +145,8 @@ class AbstractMeasure(eqx.Module):
     def gaussian_parts(self) -> GaussianParts | None:
         """Return the Gaussians and atoms of which this measure is a mixture, or None.
 
-        With them, averages over Gaussian queries, gradients with respect to score matrices and
-        linear attention have closed forms.
+        With Gaussian parts, averages over Gaussian queries, gradients with respect to score
+        matrices and moments of linear attention have closed forms.
         """
         return None
 
@@ -167,7 +168,7 @@ class AbstractMeasure(eqx.Module):
     def finite_everywhere(self) -> bool:
         r"""Whether $\Lambda_\mu(t)$ is finite at every tilt, as for bounded or Gaussian tokens.
 
-        The default is False: every tilt is then checked.
+        The default is False. The transform is then checked at every tilt.
         """
         return False
 
@@ -203,7 +204,7 @@ class AbstractMeasure(eqx.Module):
 
 
 def _with_checked_arguments(sample: Callable[..., Array]) -> Callable[..., Array]:
-    """Return the method `sample` of a measure with checks of its arguments."""
+    """Return a method `sample` that checks its arguments first."""
     signature = inspect.signature(sample)
     name = list(signature.parameters)[1]
 
@@ -219,7 +220,7 @@ def _with_checked_arguments(sample: Callable[..., Array]) -> Callable[..., Array
 
 
 def _value(measure: AbstractMeasure, tilt: Array) -> Array:
-    """Return the transform, after checking that a user-defined `log_laplace` returns a number."""
+    """Return the transform; raise an error if `log_laplace` uses NumPy or returns no number."""
     name = type(measure).__name__
     try:
         transform = measure.log_laplace(tilt)
@@ -266,9 +267,10 @@ def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
 
 
 def _one_or_nan(transform: Array) -> Array:
-    """Return 1 if the transform is finite, otherwise NaN: a factor for the derivatives.
+    """Return 1 if the transform is finite, otherwise NaN.
 
-    The formulas of the derivatives may be finite where the transform is infinite.
+    Derivatives are multiplied by this factor, because their formulas may have finite values where
+    the transform is infinite.
     """
     return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
 
@@ -290,7 +292,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
 def _require_inside(
     measure: AbstractMeasure, tilt: ArrayLike, name: str, moments: np.ndarray
 ) -> None:
-    """Raise an error if moments at a tilt are not finite because it is on the domain's boundary."""
+    """Raise an error if moments are not finite because the tilt is on the domain's boundary."""
     if np.isfinite(moments).all():
         return
     beyond = _transform_at(measure, (1.0 + _BEYOND) * np.asarray(tilt))
@@ -304,7 +306,7 @@ def _require_inside(
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Raise an error if the transform is infinite near zero: its derivatives there do not exist."""
+    """Raise an error if the transform is infinite near zero: moments are its derivatives there."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)

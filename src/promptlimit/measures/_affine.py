@@ -62,7 +62,7 @@ class Affine(AbstractMeasure):
 
     @property
     def finite_everywhere(self) -> bool:
-        """Whether the transform of the original measure is finite everywhere."""
+        r"""Whether $\Lambda_\mu$ is finite at every tilt; then $\Lambda$ is, too."""
         return self.measure.finite_everywhere
 
     @full_precision
@@ -76,11 +76,11 @@ class Affine(AbstractMeasure):
         return self.measure.sample(length, key=key) @ self.matrix.T + self.shift[None]
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the images of the Gaussian parts of the original measure."""
+        r"""Return the images of the Gaussian parts of $\mu$ under the affine map."""
         parts = self.measure.gaussian_parts()
         return parts and parts.affine(as_float64(self.matrix), as_float64(self.shift))
 
     def variance_proxy(self) -> VarianceProxy | None:
-        r"""Return $APA^\top$ with $P$ the variance proxy of the original measure."""
+        r"""Return $APA^\top$ with $P$ the variance proxy of $\mu$."""
         proxy = self.measure.variance_proxy()
         return proxy and proxy.affine(as_float64(self.matrix), as_float64(self.shift))

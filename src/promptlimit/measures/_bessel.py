@@ -1,13 +1,13 @@
 r"""The log-Laplace transform of the uniform sphere, accurate at every radius and dimension.
 
-It is $F_b(s) = \log {}_0F_1(;b;s/4)$, with $b$ half the dimension and $s=x^2$ the squared norm of
-radius times tilt. With $q_b(s) = 2F_b'(s) = I_b(x)/(x\,I_{b-1}(x))$, where $I$ is the modified
-Bessel function, the recursion
+The transform is $F_b(s) = \log {}_0F_1(;b;s/4)$, with $b$ half the dimension and $s=x^2$ the
+squared norm of radius times tilt. Let $q_b(s) = 2F_b'(s) = I_b(x)/(x\,I_{b-1}(x))$, where $I$ is
+the modified Bessel function. The recursion of n steps
 
     q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b
 
-is stable in the direction of decreasing c. It starts from Debye's expansion at the order
-$\nu = b + n - 1 \ge 40$ (derivation: docs/theory.md, section 8).
+is stable in the direction of decreasing c. It starts from Debye's expansion of $q_{\nu+1}$ and
+$F_{\nu+1}$ at the order $\nu = b + n - 1 \ge 40$. Derived in docs/theory.md, section 8.
 """
 
 from collections.abc import Callable
@@ -40,9 +40,9 @@ def _steps(b: float) -> int:
 def _quotient_derivative(k: int, b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     r"""Return $q_b^{(k)}(s)$, by the recursion on Taylor coefficients.
 
-    If $q_{c+1}(s+h) = \sum_j a_jh^j$ then $2c + (s+h)\,q_{c+1}(s+h)$ has coefficients
-    $d_0 = 2c+sa_0$, $d_j = sa_j+a_{j-1}$, and its reciprocal $q_c$ has
-    $r_0 = 1/d_0$, $r_j = -r_0\sum_{i=1}^jd_ir_{j-i}$.
+    If $q_{c+1}(s+h) = \sum_j a_jh^j$, then $2c + (s+h)\,q_{c+1}(s+h)$ has the coefficients
+    $d_0 = 2c+sa_0$ and $d_j = sa_j+a_{j-1}$. Its reciprocal $q_c(s+h)$ has the coefficients
+    $r_0 = 1/d_0$ and $r_j = -r_0\sum_{i=1}^jd_ir_{j-i}$.
     """
     steps = _steps(b)
 

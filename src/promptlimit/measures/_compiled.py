@@ -12,9 +12,9 @@ Returned = TypeVar("Returned")
 
 
 def full_precision(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Return the function with matrix products in the full precision of their type.
+    """Return the function with matrix products in the full precision of their dtype.
 
-    By default, some devices compute single-precision products with fewer digits.
+    By default, some devices compute products of float32 matrices with fewer digits.
     """
 
     @wraps(function)
@@ -26,10 +26,11 @@ def full_precision(function: Callable[Arguments, Returned]) -> Callable[Argument
 
 
 def compiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Return the function, compiled once per structure and shapes of arguments, at full precision.
+    """Return the function, compiled once per structure and shapes of its arguments.
 
-    Values in the arguments that are not arrays are constants (`equinox.filter_jit`). If there are
-    none, `jax.jit` is used, which has the lower overhead.
+    Matrix products have full precision. Values in the arguments that are not arrays are constants
+    of the compilation (`equinox.filter_jit`). If all values are arrays, `jax.jit` is used, which
+    has a lower overhead.
     """
     exactly = full_precision(function)
     plain, filtered = jax.jit(exactly), eqx.filter_jit(exactly)

@@ -4,10 +4,10 @@ Let $h_c(s) = {}_0F_1(;c;s/4)$, with the derivative $h_c' = h_{c+1}/(4c)$. The r
 
     h_c = h_{c+1} + s h_{c+2} / (4c(c+1))
 
-is stable in the direction of decreasing c. It is linear, so errors are small compared with nearby
-values of $h_c$, even at a zero of $h_c$. It starts at an order $\nu$ from Debye's expansion, which
-is accurate to double precision unless $s$ is close to $-\nu^2$. Two orders are available. If
-$|\sqrt s|$ is well above the low order, the recursion starts there, from
+is stable in the direction of decreasing c. It is linear, so errors are small compared with the
+values of $h_c$ at nearby s, even at a zero of $h_c$. The recursion starts at an order $\nu$ from
+Debye's expansion, which is accurate to double precision unless $s$ is close to $-\nu^2$. Two orders
+are used. If $|\sqrt s|$ is well above the low order, the recursion starts at the low order, from
 $h_{\nu+1} = e^F + e^{F_-}$ with the two solutions $F$ and $F_-$ of `_debye`. Otherwise it starts at
 the high order, from $e^F$.
 """
@@ -28,8 +28,8 @@ from promptlimit.measures._debye import (
 )
 
 _LOW_ORDER = 60.0  # the smallest value of the low order
-_FAR = 2.0  # start at the low order if |sqrt(s)| is above this multiple of it
-_NEAR = 0.6  # the high order is such that otherwise |sqrt(s)| is below this multiple of it
+_FAR = 2.0  # the recursion starts at the low order if |sqrt(s)| is above this multiple of it
+_NEAR = 0.6  # otherwise |sqrt(s)| is at most this multiple of the high order
 _FEWEST_STEPS = 16
 
 
@@ -40,8 +40,8 @@ def log_0f1_jet(
     r"""Return $\log{}_0F_1(;b;s/4)$, up to multiples of $2\pi i$, and `degree` derivatives.
 
     If $h_b(s+r) = \sum_ka_kr^k$, the logarithm has the Taylor coefficients
-    $l_k = \big(a_k - \sum_{0<j<k}\frac jkl_ja_{k-j}\big)/a_0$. All derivatives come from one run of
-    the recursion, because near a zero of $h_b$ all must be divided by the same rounded $a_0$.
+    $l_k = \big(a_k - \sum_{0<j<k}\frac jkl_ja_{k-j}\big)/a_0$. One run of the recursion provides
+    all derivatives, because near a zero of $h_b$ all must be divided by the same rounded $a_0$.
     """
     scale, h = _scaled_0f1s(degree, b, s)
     a = [h[k] / (4**k * factorial(k) * prod(b + j for j in range(k))) for k in range(degree + 1)]
@@ -61,9 +61,10 @@ def _log_0f1_jet_jvp(
 
 
 def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
-    r"""Return $\sigma$ and $e^{-\sigma}h_c(s)$ for $c = b, \dots, b + \max(degree, 1)$.
+    r"""Return a scale $\sigma$ and $e^{-\sigma}h_c(s)$ for $c = b, \dots, b + \max(degree, 1)$.
 
-    If $|h_b|$ is below its rounding error, $h_b$ is replaced by this error.
+    The scale prevents overflow. If $|h_b|$ is below its rounding error, $h_b$ is replaced by this
+    error.
     """
     low_steps = max(_FEWEST_STEPS, degree, ceil(_LOW_ORDER + 1.0 - b))
     low = b + low_steps - 1.0
@@ -89,7 +90,7 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
 
 
 def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Array]:
-    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$ at every order; the sign -1 gives the second solution."""
+    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$ at every order; sign -1 selects the second solution."""
 
     def row(columns: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
         order, sign, slopes, derivatives = columns
@@ -100,4 +101,4 @@ def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Ar
     columns = (
         np.array(list(column), s.real.dtype) for column in (orders, signs, slopes, derivatives)
     )
-    return jax.lax.map(row, tuple(columns))  # compiled once, unlike three expressions
+    return jax.lax.map(row, tuple(columns))  # one expression to compile instead of three

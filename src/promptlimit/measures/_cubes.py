@@ -17,7 +17,7 @@ from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class AbstractBox(AbstractMeasure):
-    r"""A law on $\prod_i[-a_i,a_i]$ with independent coordinates and half widths $a_i \ge 0$."""
+    r"""A law on the box $\prod_i[-a_i,a_i]$, $a_i \ge 0$, with independent coordinates."""
 
     half_widths: Float[Array, " d"]
 
@@ -72,7 +72,7 @@ class Rademacher(AbstractBox):
         return _corners(self.half_widths, length, key)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the corners as atoms (Gaussians of covariance 0); None if more than 4,096."""
+        """Return the corners as atoms (Gaussians of covariance 0); None for more than 4,096."""
         return multiplied(
             [atoms(as_float64([[-a], [a]]), None) for a in as_float64(self.half_widths)]
         )

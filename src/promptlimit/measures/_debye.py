@@ -1,9 +1,9 @@
 r"""Debye's expansion of modified Bessel functions, uniform in the argument for a large order.
 
-It expands $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ in powers of $1/\nu$.
-The coefficients are polynomials in $p = \nu/w$ with $w=\sqrt{\nu^2+s}$. Replacing $w$ by $-w$ gives
-a second solution of Bessel's equation, which contains only $w^2$. At complex arguments, the Bessel
-function $I_\nu$ is a sum of both solutions.
+The functions $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ are expanded in
+powers of $1/\nu$. The coefficients are polynomials in $p = \nu/w$ with $w=\sqrt{\nu^2+s}$. Bessel's
+equation contains only $w^2$, so replacing $w$ by $-w$ gives a second solution. At complex
+arguments, the Bessel function $I_\nu$ is a sum of both solutions.
 """
 
 from fractions import Fraction
@@ -84,12 +84,12 @@ def debye_slopes(order: float) -> list[float]:
 
 @cache
 def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
-    r"""Return the coefficients in $p$ of $\sum_kD_k'(p)\nu^{-k}$, truncated after `terms`."""
+    r"""Return the coefficients in $p$ of $\sum_kD_k'(p)\nu^{-k}$, summed up to k = `terms`."""
     return _series(_DEBYE_DERIVATIVES[:terms], order)
 
 
 def _series(polynomials: list[list[float]], order: float) -> list[float]:
-    r"""Return the coefficients of the sum of the polynomials, the k-th divided by $\nu^k$."""
+    r"""Return the coefficients of the sum of the polynomials, with the k-th divided by $\nu^k$."""
     scaled = [
         [c / order**k for c in polynomial] for k, polynomial in enumerate(polynomials, start=1)
     ]
@@ -100,9 +100,9 @@ def debye_value(order: float | Array, slopes: Coefficients, s: Array, w: Array) 
     r"""Return $F_{\nu+1}(s)$ for large $\nu$, or its analogue for the second solution.
 
     With $p=\nu/w$ and $y = w/\nu - 1$ it is
-    $\nu y - \nu\log(1+y/2) - \frac12\log(1+y) + \sum_k (D_k(p)-D_k(1))/\nu^k$.
-    `order` is $\nu$, `slopes` are those of `debye_slopes`, and $w$ is $\sqrt{\nu^2+s}$, or
-    $-\sqrt{\nu^2+s}$ for the second solution.
+    $\nu y - \nu\log(1+y/2) - \frac12\log(1+y) + \sum_k (D_k(p)-D_k(1))/\nu^k$, with $D_k$ of
+    `_logarithm`. `order` is $\nu$, `slopes` is `debye_slopes(order)`, and $w$ is
+    $\sqrt{\nu^2+s}$, or $-\sqrt{\nu^2+s}$ for the second solution.
     """
     p = order / w
     y = s / (order * (order + w))

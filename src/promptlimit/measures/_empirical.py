@@ -91,7 +91,7 @@ class Empirical(AbstractMeasure):
     def including(self, query: ArrayLike) -> "Empirical":
         r"""Return $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$ for the query $z$.
 
-        The query becomes a token with the average weight (Remark 3.2 of the paper).
+        The query becomes a token with the average weight (Remark 3.2 of arXiv:2512.11784).
         """
         token = float_array("query", query, rank=1)
         require_shape("query", token, (self.dim,), "the dimension of a token")
@@ -102,7 +102,7 @@ class Empirical(AbstractMeasure):
         return atoms(as_float64(self.tokens), self._host_weights())
 
     def variance_proxy(self) -> VarianceProxy:
-        """Return $P=(D^2/4)I$, with D the diameter of the tokens; a bound of D for many tokens."""
+        """Return $P=(D^2/4)I$; D is the diameter of the tokens, or a bound if they are many."""
         return of_points(as_float64(self.tokens), self._host_weights())
 
     def _host_weights(self) -> HostArray:

@@ -15,7 +15,7 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
 _ROUNDING = 1e3
-"""Rounding errors of a covariance, in units of the machine precision times its largest entry."""
+"""The rounding error allowed in a covariance, in machine precisions times the largest entry."""
 
 
 class Gaussian(AbstractMeasure):
@@ -96,7 +96,7 @@ def _sample(law: Gaussian, length: int, key: PRNGKeyArray) -> Array:
 def _semidefinite_or_nan(covariance: Array) -> Array:
     """Return a covariance, or NaN if an eigenvalue is negative by more than rounding errors.
 
-    A Cholesky factor exists for the sum of the covariance and a small multiple of the identity.
+    Otherwise the sum of the covariance and a small multiple of the identity has a Cholesky factor.
     """
     symmetric = jax.lax.stop_gradient(0.5 * covariance + 0.5 * covariance.T)
     rounding = len(covariance) * _ROUNDING * jnp.finfo(covariance.dtype).eps

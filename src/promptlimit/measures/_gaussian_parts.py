@@ -13,7 +13,7 @@ from scipy.linalg import block_diag
 from promptlimit._arrays import Array, as_float64
 
 MOST_PARTS = 4096
-"""A product measure with more Gaussian parts than this is treated as if it had none."""
+"""For a product measure with more Gaussian parts than this, `gaussian_parts` returns None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GaussianParts:
         return self.weights.size == 1 and self.covs is not None
 
     def all_covs(self) -> Array:
-        """Return the covariances, [c, d, d], with zeros for atoms."""
+        """Return the covariances, [c, d, d]; they are zero for atoms."""
         count, dim = self.means.shape
         return np.zeros((count, dim, dim)) if self.covs is None else self.covs
 
@@ -71,7 +71,7 @@ def atoms(tokens: Array, weights: Array | None) -> GaussianParts:
 
 
 def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
-    """Return the parts of a mixture; None if those of a component of nonzero weight are None."""
+    """Return the parts of a mixture; None if a component of nonzero weight has no such parts."""
     kept = [(w, part) for w, part in zip(weights / weights.sum(), parts, strict=True) if w > 0.0]
     known = [(w, part) for w, part in kept if part is not None]
     if len(known) < len(kept):
@@ -87,7 +87,7 @@ def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianPart
 def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
     """Return the parts of a product measure: each combines one part of every factor.
 
-    The result is None if the parts of a factor are None, or with over `MOST_PARTS` combinations.
+    The result is None if the parts of a factor are None, or for over `MOST_PARTS` combinations.
     """
     factors = [part for part in parts if part is not None]
     count = int(np.prod([float(part.weights.size) for part in factors]).clip(max=1e18))

@@ -22,8 +22,8 @@ from promptlimit.measures._gaussian_parts import sqrtm_psd
 class GaussianQuadratic(AbstractMeasure):
     r"""Tokens $(x, x_ix_j)_{i\le j}$ with $x\sim N(m,S)$.
 
-    The score of a token at the tilt $(b,B)$ is the quadratic function $b^\top x+x^\top Bx$. If it
-    is the logarithm of a ratio of Gaussian densities (`log_ratio`), softmax attention is
+    The score of a token at the tilt $(b,B)$ is the quadratic function $b^\top x+x^\top Bx$. If the
+    score is the logarithm of a ratio of Gaussian densities (`log_ratio`), softmax attention is
     self-normalised importance sampling with the proposal $N(m,S)$. With $S=CC^\top$,
     $A=I-2C^\top BC$ and $v=C^\top(b+2Bm)$,
 
@@ -89,8 +89,8 @@ class GaussianQuadratic(AbstractMeasure):
     def tilt(self, linear: ArrayLike, quadratic: ArrayLike) -> Float[Array, " d"]:
         r"""Return the tilt at which the score of a token is $b^\top x+x^\top Bx$, shape `[d]`.
 
-        With this vector as a row of `SoftmaxAttention.value`, the output is the weighted mean of
-        this quadratic function.
+        If the vector is a row of `SoftmaxAttention.value`, the corresponding output is the weighted
+        mean of this quadratic function.
 
         Args:
             linear: $b$, shape `[k]`.
@@ -111,8 +111,8 @@ class GaussianQuadratic(AbstractMeasure):
     def log_ratio(self, target: AbstractMeasure) -> Float[Array, " d"]:
         r"""Return the tilt whose score is $\log dN(m_p,P)/dN(m,S)$, up to a constant.
 
-        It has $B=-(P^{-1}-S^{-1})/2$ and $b=P^{-1}m_p-S^{-1}m$. Under the tilted law, $x$ has the
-        law of the target.
+        The tilt has $B=-(P^{-1}-S^{-1})/2$ and $b=P^{-1}m_p-S^{-1}m$. Under the tilted law, $x$ has
+        the law of the target.
 
         Args:
             target: the target $N(m_p,P)$, a `Gaussian` or a `GaussianQuadratic`.
@@ -126,10 +126,11 @@ class GaussianQuadratic(AbstractMeasure):
     def variance_exponent(self, target: AbstractMeasure) -> float:
         r"""Return $\kappa$ with $E\,S_2\sim n^{-\kappa}$, up to logarithms.
 
-        $S_2$ is the sum of squared normalised weights of $n$ samples. The moment $E\,w^c$ of an
-        unnormalised weight $w$ is finite for $c<c_*=1/\lambda_{max}(I-SP^{-1})$, with $P$ the
-        covariance of the target. If $c_*>2$, that is $2S>P$, the variance of weights is finite and
-        $\kappa=1$. Otherwise $\kappa=c_*-1$.
+        $S_2$ is the sum of squared normalised weights of $n$ samples. Let $\lambda$ be the largest
+        eigenvalue of $I-SP^{-1}$, with $P$ the covariance of the target. The moment $E\,w^c$ of an
+        unnormalised weight $w$ is finite for all positive $c$ with $c\lambda<1$. If
+        $\lambda<\frac12$, that is $2S>P$, the variance of weights is finite and $\kappa=1$.
+        Otherwise $\kappa=1/\lambda-1$.
         """
         wanted = self._checked(target)
         own, other = as_float64(self.law.covariance), as_float64(wanted.covariance)
@@ -171,10 +172,10 @@ def _form_minus_log_det(
 ) -> Inexact[Array, ""]:
     r"""Return $v^\top A^{-1}v-\log\det A$ for a symmetric $A$ with a positive definite real part.
 
-    In Gaussian elimination without row exchanges, the sum of the principal logarithms of the pivots
-    is the analytic continuation of $\log\det A$ from real $A$ (docs/importance.md). The principal
-    logarithm of $\det A$ may be another branch. The result is NaN if the real part of a pivot is
-    not positive.
+    The value $\log\det A$ is the analytic continuation from real $A$: the sum of the principal
+    logarithms of the pivots of Gaussian elimination without row exchanges (docs/importance.md). The
+    principal logarithm of $\det A$ may be another branch. The result is NaN if the real part of a
+    pivot is not positive.
     """
 
     def step(state: tuple[Array, Array], place: Array) -> tuple[tuple[Array, Array], Array]:
@@ -193,8 +194,9 @@ def _form_minus_log_det(
 class _QuadraticRay(AbstractRayTransform):
     r"""The transform at multiples $c(b,B)$, in a basis in which $C^\top BC$ is diagonal.
 
-    With $C^\top BC=Q\,\mathrm{diag}(\lambda)Q^\top$ and $x=m+CQy$, the tilted law has independent
-    $y_i\sim N(cr_ih_i,r_i)$, $r_i=1/(1-2c\lambda_i)$ and $h=Q^\top C^\top(b+2Bm)$.
+    Let $C^\top BC=Q\,\mathrm{diag}(\lambda)Q^\top$ and $x=m+CQy$. Under the tilted law, the $y_i$
+    are independent with law $N(cr_ih_i,r_i)$, where $r_i=1/(1-2c\lambda_i)$ and
+    $h=Q^\top C^\top(b+2Bm)$.
 
     Attributes:
         mean: m, [k].
@@ -223,9 +225,10 @@ class _QuadraticRay(AbstractRayTransform):
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         r"""Return the mean and covariance of the values under the tilted law.
 
-        Each entry of the value of a token is $f=\alpha+a^\top y+y^\top My$. With $\nu=E\,y$ and
-        $g=a+2M\nu$, its mean is $\alpha+a^\top\nu+\nu^\top M\nu+\sum_iM_{ii}r_i$. The covariance of
-        two entries $f$ and $f'$ is $g^\top\mathrm{diag}(r)g'+2\sum_{ij}M_{ij}M'_{ij}r_ir_j$.
+        Each entry of the value of a token has the form $f=\alpha+a^\top y+y^\top My$. With
+        $\nu=E\,y$ and $g=a+2M\nu$, the mean of f is
+        $\alpha+a^\top\nu+\nu^\top M\nu+\sum_iM_{ii}r_i$. For another entry $f'$ with $g'$ and $M'$,
+        the covariance of f and $f'$ is $g^\top\mathrm{diag}(r)g'+2\sum_{ij}M_{ij}M'_{ij}r_ir_j$.
         """
         outputs, size = len(value), self.mean.size
         upper = np.zeros((outputs, size, size))

@@ -1,9 +1,9 @@
 r"""$\log\cosh x$ and $\log(\sinh x/x)$, with derivatives that are accurate at all arguments.
 
-Automatic differentiation would lose all digits: of $1-\tanh^2 x$ for large $x$, and of
-$\coth x - 1/x$ for small $x$ (docs/theory.md, section 8). Both functions are even. In this module,
-$x_+$ denotes $|x|$ for real $x$; for complex $x$, it is $x$ or $-x$, whichever has a nonnegative
-real part.
+Automatic differentiation would lose all digits of the derivatives $1-\tanh^2 x$ at large $x$ and
+$\coth x - 1/x$ at small $x$ (docs/theory.md, section 8). Both functions are even. In this module,
+$x_+$ denotes $|x|$ for real $x$. For complex $x$, it denotes $x$ or $-x$, whichever has a
+nonnegative real part.
 """
 
 from collections.abc import Callable
@@ -70,9 +70,9 @@ def _sech_squared_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Ar
 def log_sinhc(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log(\sinh x/x)$.
 
-    Near zero, it equals $\log{}_0F_1(;3/2;x^2/4)$ for real $x$, and a power series is used for
-    complex $x$. Otherwise it is evaluated as $x_+ - \log 2x_+ + \log(1-e^{-2x_+})$, whose terms are
-    differentiated without cancellation.
+    Near zero, the function is evaluated as $\log{}_0F_1(;3/2;x^2/4)$ for real $x$ and as a power
+    series for complex $x$. Otherwise it is evaluated as $x_+ - \log 2x_+ + \log(1-e^{-2x_+})$,
+    whose terms are differentiated without cancellation.
     """
     return _complex_log_sinhc(0, x) if jnp.iscomplexobj(x) else _log_sinhc(x)
 
@@ -90,9 +90,9 @@ def _log_sinhc(x: Array) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _complex_log_sinhc(order: int, x: Array) -> Array:
-    """Return the derivative of log(sinh x / x) of this order, entry by entry.
+    """Return the derivative of log(sinh x / x) of the given order, entry by entry.
 
-    With the derivative rule below, jax computes it once for all directions of a Hessian.
+    With the custom derivative, jax computes it once for all directions of a Hessian.
     """
     function = _log_sinhc
     for _ in range(order):

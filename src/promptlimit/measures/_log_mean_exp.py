@@ -22,7 +22,7 @@ def relative_exponentials(
 
 
 def _mean_exp(exponents: Array, weights: Array | None) -> Array:
-    """Return the mean of exponentials; a complex mean near zero is set to its rounding error."""
+    """Return the mean of exponentials; a complex mean is at least its rounding error in modulus."""
     mean = _mean(jnp.exp(exponents), weights)
     if not jnp.iscomplexobj(exponents):
         return mean
@@ -38,9 +38,9 @@ def _mean(values: Array, weights: Array | None) -> Array:
 def _shifted(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
     r"""Return $c$ and the $s_i-c$, with $c$ the largest real part of the $s_i$ with $w_i>0$.
 
-    Derivatives with respect to a weight of zero need its exponential. Its exponent may exceed $c$,
-    so it is capped to prevent overflow. The optimization barrier prevents the compiler from
-    rounding an exponent in two different ways.
+    An exponent of weight zero may exceed $c$. The derivative with respect to the weight contains
+    its exponential, so the exponent is capped to prevent overflow. The optimization barrier
+    prevents the compiler from rounding an exponent in two different ways.
     """
     exponents = jax.lax.optimization_barrier(exponents)
     if weights is None:

@@ -79,11 +79,11 @@ class Mixture(AbstractMeasure):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
-        It is evaluated as $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$. The affine function
-        $\ell$ is zero at the given tilt, and its slope is that of $\Lambda$. The derivatives of
-        $\Lambda_c-\ell$ are those of a centred component, so a large common mean costs no digits.
-        At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of the
-        slopes of the $\Lambda_c$ with weights proportional to $\pi_c|e^{\Lambda_c}|$.
+        It is evaluated as $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$ with an affine
+        function $\ell$ that is zero at the given tilt and has the slope of $\Lambda$ there.
+        Subtracting $\ell$ centres the components, so a large common mean costs no digits in the
+        derivatives. At a complex tilt, where $e^\Lambda$ may vanish, the slope of $\ell$ is the
+        mean of the slopes of the $\Lambda_c$ with weights proportional to $\pi_c|e^{\Lambda_c}|$.
         """
         gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
@@ -103,13 +103,14 @@ class Mixture(AbstractMeasure):
         return _chosen(choice, drawn)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the Gaussian parts of all components; None if those of a component are None."""
+        """Return the Gaussian parts of all components; None if a component has no such parts."""
         return mixed(as_float64(self.weights), [part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
         r"""Return $P=(p+D^2/4)I$; None if the proxy of a component is None.
 
-        $p$ is the largest eigenvalue of the components' proxies, $D$ the diameter of their means.
+        $p$ is the largest eigenvalue of the components' proxies, and $D$ the diameter of their
+        means. A mixture of one component has the proxy of this component.
         """
         return of_mixture(
             as_float64(self.weights), [part.variance_proxy() for part in self.components]

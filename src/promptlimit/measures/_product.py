@@ -64,7 +64,10 @@ class Product(AbstractMeasure):
         return jnp.concatenate(blocks, axis=1)
 
     def gaussian_parts(self) -> GaussianParts | None:
-        """Return the combinations of one part per component; None if unknown or above 4,096."""
+        """Return the combinations of one part per component.
+
+        The result is None if a component has no Gaussian parts, or for over 4,096 combinations.
+        """
         return multiplied([part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:

@@ -57,7 +57,7 @@ class UniformSphere(AbstractMeasure):
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log{}_0F_1(;d/2;r^2\langle t,t\rangle/4)$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
-        if self.space_dim == 1:  # two points, whose tilted variance decays exponentially
+        if self.space_dim == 1:  # the tilted variance of two points decays exponentially
             return log_cosh(self.radius * tilt[0])
         return log_0f1(0.5 * self.space_dim, self.radius**2 * (tilt @ tilt))
 

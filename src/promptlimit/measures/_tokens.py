@@ -30,8 +30,8 @@ def log_laplace_of_tokens(
 ) -> Inexact[Array, ""]:
     r"""Return $\log\sum_iw_ie^{\langle z_i,t\rangle}$.
 
-    The weights are $w_i=1/L$ if None. Complex tilts use automatic differentiation without centring:
-    there the exponentials may cancel, and then $m$ is large.
+    The weights are $w_i=1/L$ if None. At a complex tilt, automatic differentiation is used without
+    centring, because the exponentials may cancel, and then $m$ is large.
     """
     if jnp.iscomplexobj(tilt):
         return log_mean_exp(tokens @ tilt, weights)

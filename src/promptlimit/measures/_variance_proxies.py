@@ -46,16 +46,17 @@ class VarianceProxy:
 
 
 def of_points(points: Array, weights: Array) -> VarianceProxy:
-    """Return $(D^2/4)I$, with D the diameter of the points, by Hoeffding's lemma."""
+    """Return $(D^2/4)I$ by Hoeffding's lemma, with D/2 the result of `_half_diameter`."""
     size = _half_diameter(points, weights) ** 2
     return VarianceProxy(weights @ points, size * np.eye(points.shape[1]))
 
 
 def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
-    """Return $(p+D^2/4)I$; None if the proxy of a component of nonzero weight is None.
+    """Return $(p+D^2/4)I$; None if a component of nonzero weight has no proxy.
 
     $p$ is the largest eigenvalue of the proxies. $D$ is the diameter of the components' means, and
-    $D^2/4$ bounds the effect of the random choice of a component.
+    $D^2/4$ bounds the effect of the random choice of a component. If only one component has nonzero
+    weight, the result is its proxy.
     """
     kept = [(w, proxy) for w, proxy in zip(weights, proxies, strict=True) if w > 0]
     known = [(w, proxy) for w, proxy in kept if proxy is not None]
@@ -82,8 +83,8 @@ def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
 def _half_diameter(points: Array, weights: Array) -> float:
     """Return half the diameter of the points of nonzero weight, or an upper bound for many points.
 
-    The bound is the radius of a ball that contains the points. Hoeffding's lemma requires only a
-    bound of half the width of the points in every direction.
+    The upper bound is the radius of a ball that contains the points. It suffices for Hoeffding's
+    lemma, which requires a bound on half the width of the points in every direction.
     """
     support = points[weights > 0]
     if support.shape[0] == 1:

@@ -1,4 +1,4 @@
-"""The active devices, on which simulations and training run: one device, or several."""
+"""The active devices, on which simulations and training run."""
 
 import contextlib
 import functools
@@ -55,17 +55,17 @@ _CURRENT: ContextVar[DeviceGroup | None] = ContextVar("devices", default=None)
 
 
 def active_devices() -> DeviceGroup:
-    """Return the devices of the enclosing `use_devices`, or jax's default device outside it."""
+    """Return the devices of the enclosing `use_devices`; without one, jax's default device."""
     current = _CURRENT.get()
     return _of((_default_device(),), 1, 0) if current is None else current
 
 
 @contextlib.contextmanager
 def use_devices(devices: int | str = "all") -> Generator[None]:
-    """Run the simulations and the training inside the context on several devices.
+    """Run simulations and training inside the context on several devices.
 
     Estimates have the same bits on any number of devices. Training distributes seeds over the
-    devices; results on different numbers of devices agree up to rounding.
+    devices; its results on different numbers of devices agree up to rounding.
 
     Args:
         devices: the number of devices, or "all" for all devices of all processes. With several
@@ -86,7 +86,7 @@ def use_devices(devices: int | str = "all") -> Generator[None]:
 
 
 def alone() -> AbstractContextManager[None]:
-    """Run the context on the default device of this process, even inside `use_devices`."""
+    """Use the default device of this process inside the context, even within `use_devices`."""
     return _active(None)
 
 
@@ -100,7 +100,7 @@ def _active(group: DeviceGroup | None) -> Generator[None]:
 
 
 def all_devices() -> DeviceGroup:
-    """Return all devices of all processes, whether active or not."""
+    """Return all devices of all processes."""
     return _of(tuple(jax.devices()), jax.process_count(), jax.process_index())
 
 

@@ -2,8 +2,8 @@
 
 When a process is lost, a collective operation fails in the other processes, and `peers_needed`
 raises a `PeerLostError`. In a process outside a collective operation, jax calls `abort` in a
-separate thread. A handler of SIGABRT then prints the same message, after the messages of jax, and
-exits with status 1.
+separate thread. A handler of SIGABRT then prints the message of `PeerLostError`, after those of
+jax, and exits with status 1.
 """
 
 import atexit
@@ -26,7 +26,7 @@ HEARTBEAT = 20
 WAIT = 300
 """Default number of seconds to wait for all processes at the start."""
 
-_GRACE = 2.0  # seconds for the main thread to report an error after jax aborts
+_GRACE = 2.0  # seconds that the main thread has to report an error after jax aborts
 
 
 class _State:
@@ -88,7 +88,8 @@ def join(
     jax detects the arguments that are None on Slurm, Open MPI, Kubernetes and other clusters.
 
     Args:
-        coordinator: HOST:PORT, the host of process 0 and any free port; the same in all processes.
+        coordinator: HOST:PORT, with the host of process 0 and any free port on it; the same in all
+            processes.
         processes: the number of processes.
         process: the index of this process, from 0.
         wait: the number of seconds to wait for all processes.
@@ -168,13 +169,12 @@ def _report_before_abort() -> None:
 def leave_at_exit(code: int) -> None:
     """When the program ends, exit with status `code` without waiting for the other processes.
 
-    A normal exit would wait for them, although they may be lost or waiting for this process.
+    A normal exit would wait for processes that may be lost or may wait for this process.
     """
     atexit.register(_exit_now, code)
 
 
 def _exit_now(code: int) -> None:
-    """Flush the output and exit immediately."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,7 +1,7 @@
 """Programs that run on every active device, and values that processes exchange.
 
-A program is a function (shared, part): `shared` is the same on all devices, and `part` differs. It
-is compiled once, and the same part gives the same bits on every device.
+A program is a function (shared, part): `shared` is the same on all devices, and `part` differs. A
+program is compiled once, and the same part gives the same bits on every device.
 """
 
 import io
@@ -22,7 +22,7 @@ from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices, all
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
-"""The smallest message in bytes. Messages are padded to powers of two, to compile few programs."""
+"""The smallest size of a message in bytes. Sizes are powers of two, so few programs compile."""
 
 
 Program = Callable[[Any, Any], Any]
@@ -99,7 +99,7 @@ def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.nd
         try:
             with alone():
                 content = _packed(work())
-        except Exception as raised:  # raised below, after the others have received it
+        except Exception as raised:  # raised below, after the other processes have received it
             problem, content = raised, f"{raised}".encode()
     head = np.array([problem is not None, len(content)], np.int64)
     failed, length = agreed(head).tolist()
@@ -121,7 +121,7 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 def collective_sums() -> tuple[np.ndarray, float]:
     """Return the sum 1 + 2 + ... + n as computed by each of n devices, and the correct value.
 
-    If they differ, the devices do not communicate correctly.
+    If a sum is not correct, the devices do not communicate correctly.
 
     >>> sums, expected = collective_sums()
     >>> bool((sums == expected).all())
@@ -166,7 +166,7 @@ def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) ->
 def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
     """Start `run_on_devices`, and return a function that waits for the result.
 
-    Meanwhile the host can do other work and launch further programs.
+    Before it calls the returned function, the host can do other work and launch other programs.
     """
     team = active_devices()
     if team.size == 1:
@@ -181,7 +181,7 @@ def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callabl
 def in_chunks(
     program: Program, shared: Any, chunk: int, *, key: PRNGKeyArray, draws: int
 ) -> Iterator[Any]:
-    """Yield the results of a program on consecutive chunks of rows of random keys, endlessly.
+    """Yield the results of a program on consecutive chunks of rows of random keys, without end.
 
     Row i consists of the keys `split(fold_in(key, i), draws)`. The sequence of results has the same
     bits on any number of devices.
@@ -233,7 +233,7 @@ def _together(program: Program, mesh: Mesh, shared: Any, parts: Any) -> Any:
 
 
 class _Words(eqx.Module):
-    """A random key as an array of numbers, which can be placed on devices of several processes.
+    """A random key as an array of integers, which can be placed on devices of several processes.
 
     Attributes:
         words: the data of the key.
@@ -278,7 +278,7 @@ def _replicated(leaf: Any, mesh: Mesh) -> Any:
 
 
 def _sharded(parts: dict[int, Any], team: DeviceGroup) -> Any:
-    """Return the parts, given by device index, stacked along an axis that the devices share."""
+    """Return the parts, given by device index, stacked along an axis with one entry per device."""
     place = NamedSharding(team.mesh, P(AXIS))
 
     def stacked(*leaves: Any) -> Array:

@@ -1,4 +1,4 @@
-"""Laws of whole prompts: known tokens among random ones, chains, draws without replacement."""
+"""Laws of whole prompts: known and random tokens, chains, draws without replacement."""
 
 import lazy_loader
 

@@ -1,8 +1,9 @@
 r"""The interface of a law of prompts: its limit, samples and cumulants.
 
-Notation: a softmax head has the tilt t, the value matrix V and the limit T, its output over an
-infinite prompt. A token z has the score $s=\langle t,z\rangle$ minus the origin of the head, and
-$x=e^{s+u}$ and $y=Vz-T$, where u is the variable of the integral for the moments (docs/finite.md).
+Notation: a softmax head has the tilt t, the value matrix V and the limit T, which is its output
+over an infinite prompt. For a token z, s is the score $\langle t,z\rangle$ minus the origin of the
+`Readout`, $x=e^{s+u}$ and $y=Vz-T$. Here u is the variable of the integral for the moments
+(docs/finite.md).
 """
 
 import abc
@@ -23,10 +24,10 @@ __all__ = ["AbstractPrompt", "Cumulants", "Leading", "Readout"]
 
 @dataclasses.dataclass(frozen=True)
 class Readout:
-    r"""One softmax head at one query, and functions of tokens from which its moments follow.
+    r"""One softmax head at one query, with the functions of tokens that determine its moments.
 
     Attributes:
-        tilt: $t$, so that a token has the score $\langle t,z\rangle$, [d].
+        tilt: $t$, [d].
         value: the value matrix $V$, [e, d].
         limit: $T$, the output over an infinite prompt, [e].
         origin: a number that is subtracted from all scores.
@@ -38,7 +39,7 @@ class Readout:
     origin: float
 
     def scores(self, tokens: Array) -> Array:
-        r"""Return $s=\langle t,z\rangle$ minus the origin, [...], of tokens [..., d]."""
+        r"""Return the scores s of tokens [..., d], minus the origin, [...]."""
         return tokens @ self.tilt - self.origin
 
     def exponentials(self, tokens: Array, u: Array) -> Array:
@@ -50,7 +51,8 @@ class Readout:
     def features(self, tokens: Array, x: Array) -> Array:
         """Return the features of tokens, [e + 2, u, ...], from which `cumulants` are computed.
 
-        They are the e entries of $y=Vz-T$, which have mean zero under the tilted law, then 1 and x.
+        The features are the e entries of $y=Vz-T$, which have mean zero under the tilted law, then
+        1 and x.
 
         Args:
             tokens: the tokens, [..., d].
@@ -63,7 +65,7 @@ class Readout:
 
 @dataclasses.dataclass(frozen=True)
 class Leading:
-    r"""Constants of the leading order in 1/L, for the output $T_L$ over L tokens.
+    r"""The constants of the leading order in 1/L, for the output $T_L$ over L tokens.
 
     Attributes:
         bias: the limit of $L(E\,T_L-T)$, [e].
@@ -80,8 +82,8 @@ class AbstractPrompt(eqx.Module):
     """The law of L tokens that need not be independent.
 
     A subclass must define `dim`, `token_law` and `sample`, which suffice for simulation. Exact
-    moments at every length require `cumulants`, and `score_range` or `window`. The leading order in
-    1/L requires `leading`.
+    moments also require `cumulants`, and `score_range` or `window`. The leading order in 1/L
+    requires `leading`.
     """
 
     @property
@@ -103,7 +105,7 @@ class AbstractPrompt(eqx.Module):
 
         They are the value, the gradient and the Hessian at $a=0$ of $\log\Psi$, where
         $\Psi(u;a)=E\exp(-\sum_lx_l(1-\langle a,y_l\rangle))$ with $x_l=e^{s_l+u}$ and $y_l=Vz_l-T$
-        for tokens $z_l$ of score $s_l$. Derived in docs/finite.md.
+        for tokens $z_l$ of score $s_l$.
 
         Args:
             head: the head, which computes scores and features of tokens.
@@ -119,7 +121,7 @@ class AbstractPrompt(eqx.Module):
         return None
 
     def window(self, head: Readout, lengths: Array) -> tuple[float, float]:
-        r"""Return the range of u in which neither $1-\Psi$ nor $\Psi$ at $a=0$ is negligible.
+        r"""Return the range of u in which neither $1-\Psi$ nor $\Psi$ is negligible, at $a=0$.
 
         If all scores are between b and c, then $e^{-Le^{c+u}}\le\Psi\le e^{-Le^{b+u}}$.
         """

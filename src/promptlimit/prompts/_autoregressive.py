@@ -17,7 +17,7 @@ from promptlimit.prompts._transfer import ENTRIES_AT_ONCE, Chain, Walk
 from promptlimit.weights import LARGEST_EXPONENT, Cumulants
 
 _RANGE = 8.5
-"""The distance by which the nodes extend below 0 and above twice the sharpness."""
+"""Nodes (standardised scores) extend by this distance below 0 and above twice the sharpness."""
 
 _LEAST_SHARPNESS = 1e-3
 _MOST_NODES = 130
@@ -26,9 +26,9 @@ _MOST_NODES = 130
 class AutoregressiveGaussian(AbstractPrompt):
     r"""Gaussian tokens $N(m,\Gamma)$ with $\mathrm{Cov}(z_k,z_l)=a^{|k-l|}\Gamma$.
 
-    Exact moments take seconds. They are available if the sharpness, the standard deviation of the
-    scores, is between 0.001 and about 2, and $|a|$ is at most about 0.95. They are computed with a
-    Markov chain of scores on quadrature nodes; the components of tokens that are independent of the
+    Exact moments take seconds. They are available if the sharpness, which is the standard deviation
+    of the scores, is between 0.001 and about 2, and $|a|$ is at most about 0.95. A Markov chain on
+    quadrature nodes represents the scores. The components of tokens that are independent of the
     scores are averaged in closed form.
 
     Args:
@@ -104,7 +104,7 @@ class AutoregressiveGaussian(AbstractPrompt):
         return float(sharpness * nodes[0]), float(sharpness * nodes[-1])
 
     def cumulants(self, head: Readout, u: Array, lengths: Array) -> Cumulants:
-        """Return the cumulants, from a Markov chain of standardised scores on nodes."""
+        """Return the cumulants, from a Markov chain of standardised scores on quadrature nodes."""
         sharpness = self._sharpness(head.tilt)
         g = self._nodes(sharpness)
         density = np.exp(-0.5 * g**2)
@@ -154,8 +154,8 @@ def _assembled(second: Array, across: Array, pull: Array, spread: Array) -> Arra
     Args:
         second: the second cumulants of (g - sigma, 1) with sigma the sharpness, [n, u, 2, 2].
         across: the factor of `spread` in the result, [n, u].
-        pull: the slope of values in g, [e].
-        spread: the covariance of values given g, [e, e].
+        pull: the slope of the mean of y given g, [e].
+        spread: the covariance of y given g, [e, e].
     """
     size = pull.size
     whole = np.empty((*second.shape[:2], size + 1, size + 1))

@@ -30,15 +30,16 @@ from promptlimit.weights import Cumulants
 class MarkovChain(AbstractPrompt):
     r"""Tokens along a Markov chain of states $i_1,i_2,\dots$ with transition matrix P.
 
-    Token $z_l$ belongs to the state $i_l$, or to the transition $i_{l-1}\to i_l$. The limit depends
-    only on the stationary law $\pi$, also for periodic chains. Moments are exact at every length,
-    and their cost does not depend on the length once the chain has mixed.
+    Token $z_l$ belongs to the state $i_l$, or to the transition $i_{l-1}\to i_l$. In the limit a
+    token has the stationary law, even if the chain is periodic: probability $\pi_i$ per state, or
+    $\pi_iP_{ij}$ per transition. Moments are exact at every length. Their cost does not depend on
+    the length if it exceeds the mixing time.
 
     Args:
         tokens: one token for each state, shape `[n, d]`, or for each transition, `[n, n, d]`.
         transitions: $P$, shape `[n, n]`, with rows that sum to one.
-        start: the first state, or its probabilities `[n]`; the stationary law when None. With
-            tokens on transitions the first state has no token.
+        start: the first state, or its probabilities `[n]`; the stationary law when None. If tokens
+            belong to transitions, the first state has no token.
         end: the last state, on which prompts are conditioned; None for no condition.
 
     >>> import promptlimit as pl
@@ -134,7 +135,7 @@ class MarkovChain(AbstractPrompt):
         return self.tokens[states]
 
     def _traced_law(self, matrix: JaxArray) -> JaxArray:
-        """Return the probabilities of the first state, [n]; may be traced by jax."""
+        """Return the probabilities of the first state, [n], in code that jax can trace."""
         size = len(matrix)
         if self.start is None:  # the chain is irreducible
             slopes = jnp.eye(size, dtype=matrix.dtype) - matrix + jnp.ones_like(matrix)
@@ -181,10 +182,11 @@ class MarkovChain(AbstractPrompt):
         zero under $\pi$,
         $K(f,g)=f'\mathrm{diag}(\pi)Gg+(g'\mathrm{diag}(\pi)Gf)'-f'\mathrm{diag}(\pi)g$ is the sum
         of their covariances over all lags. Let s be the scores of the states, y their values minus
-        the limit, $w=e^s/\pi e^s$ and $\psi=wy$. L times the covariance of the output tends to
-        $K(\psi,\psi)$, and L times the bias to $-K(\psi,w)$. To the latter limit, a first
-        state of law $\nu$ adds $\nu'G\psi$, and a condition on the last state adds the same term of
-        the reversed chain.
+        the limit, $w=e^s/(\pi'e^s)$ and $\psi=wy$. L times the covariance of the output tends to
+        $K(\psi,\psi)$, and L times the bias to $-K(\psi,w)$. A first state of law $\nu$ adds
+        $\nu'G\psi$ to the limit of L times the bias, and a condition on the last state adds the
+        same term of the reversed chain. If tokens belong to transitions, the chain of transitions
+        replaces the chain of states.
         """
         states = self._states.on_pairs() if self.is_on_transitions else self._states
         law, matrix = states.stationary, states.transitions
@@ -218,8 +220,7 @@ class _States:
         transitions: the transition matrix, [n, n].
         stationary: the stationary probabilities, [n].
         first: the probabilities of the first state, [n]; None for the stationary law.
-        last: the probabilities of the last state, given the condition on it, [n]; None without
-            condition.
+        last: the probabilities of the last state under the condition, [n]; None without condition.
     """
 
     tokens: Array
@@ -257,13 +258,13 @@ class _States:
 
     @cached_property
     def chain(self) -> Chain:
-        """The chain in a basis that separates its stationary law."""
+        """The transition matrix in a basis that separates the stationary law."""
         return Chain(self.transitions, self.stationary)
 
     def columns(self, steps: Array) -> Array | None:
-        """Return the indicator of the last state divided by its probability after `steps`.
+        """Return the indicator of the last state divided by its probability after m steps.
 
-        The result has a row for each entry of `steps`, [k, n]; it is None without a condition.
+        The result has a row for each m in `steps`, [k, n]; it is None without a condition.
         """
         if self.last is None:
             return None
@@ -298,7 +299,7 @@ def _host(matrix: JaxArray) -> Array:
 
 
 def _stationary(matrix: Array) -> Array:
-    r"""Return $\pi=\pi P$, [n]; raise unless there is exactly one recurrent class."""
+    r"""Return $\pi=\pi P$, [n]; raise an error unless there is exactly one closed class."""
     size = len(matrix)
     count, labels = connected_components(matrix > 0.0, connection="strong")
     leaves = np.array([matrix[labels == c][:, labels != c].any() for c in range(count)])

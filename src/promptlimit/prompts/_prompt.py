@@ -19,7 +19,7 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.prompts._abstract import AbstractPrompt
 
 _SCORES_THAT_COUNT = 45.0
-"""Minus the logarithm of the largest total weight of early positions that are left out."""
+"""Early positions are left out if their total weight is below e to the minus this number."""
 
 
 class Prompt(eqx.Module):
@@ -32,7 +32,7 @@ class Prompt(eqx.Module):
     Args:
         law: the law of the random tokens: a measure, or a law of prompts such as `MarkovChain`.
         fixed: the known tokens, such as a first token or a needle, shape `[k, d]`.
-        sinks: the scores of the sinks, shape `[j]`.
+        sinks: the score of each sink, a vector.
         offset: a number that is added to the scores of random tokens.
         slope: the decrease of the scores per position (ALiBi), at least 0.
 
@@ -102,7 +102,7 @@ class Prompt(eqx.Module):
 
     @property
     def extras(self) -> str:
-        """Known tokens, sinks, offset and slope as text; empty without them."""
+        """A list of known tokens, sinks, offset and slope as text; empty if there are none."""
         parts = {
             "known tokens": self.fixed is not None,
             "sinks": self.sinks is not None,
@@ -113,7 +113,7 @@ class Prompt(eqx.Module):
 
     @property
     def words(self) -> str:
-        """The difference from independent tokens as text; empty if there is none."""
+        """A description of what differs from independent tokens; empty if nothing does."""
         process = f"tokens of a {type(self.law).__name__}" if self.process is not None else ""
         return ", ".join(filter(None, [process, self.extras]))
 
@@ -123,9 +123,9 @@ class Prompt(eqx.Module):
         return self.process is None or self.process.is_nested
 
     def positions_that_count(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the lengths without early positions whose total weight is below $e^{-45}$.
+        """Return the numbers of last positions that count, for prompts of these lengths.
 
-        Only a slope makes early positions negligible.
+        Under a slope, early positions of total weight below $e^{-45}$ do not count.
         """
         if self.slope == 0.0:
             return lengths
@@ -142,11 +142,11 @@ class Prompt(eqx.Module):
 
 
 PromptLaw: TypeAlias = AbstractMeasure | AbstractPrompt | Prompt
-"""A law of prompts: a measure for independent tokens, or a prompt class."""
+"""A law of prompts: a measure if tokens are independent, or an object of this package."""
 
 
 def as_prompt(name: str, law: object) -> Prompt:
-    """Return a law of prompts as a `Prompt`; raise for other objects."""
+    """Return a law of prompts as a `Prompt`; raise an error for other objects."""
     if isinstance(law, Prompt):
         return law
     if not isinstance(law, AbstractMeasure | AbstractPrompt):

@@ -1,20 +1,20 @@
 r"""Cumulants of prompts along a finite Markov chain, by powers of its transfer matrix.
 
-Each transition has a token. P is the transition matrix, and the token of the transition from i to j
-has $x_{ij}=e^{s_{ij}+u}$ and $y_{ij}$, its value minus the limit. With m transitions, a start row r
-and an end column c,
+Each transition has a token. P is the transition matrix. For the token of the transition from i to
+j, $s_{ij}$ is the score, $x_{ij}=e^{s_{ij}+u}$, and $y_{ij}$ is the value minus the limit. With m
+transitions, a start row r and an end column c,
 
     Psi = r M^m c,   M_ij = P_ij exp(-x_ij (1 - <a, y_ij>)).
 
-The cumulants $k_0$, $k_1$ and $k_2$ are $\log\Psi$ and its derivatives in a at a = 0. If all
-eigenvalues of M except the largest, $\rho$, are negligible after m steps,
+The cumulants $k_0$, $k_1$ and $k_2$ are $\log\Psi$ and its derivatives in a at a = 0. Let $\rho$ be
+the largest eigenvalue of M. If the other eigenvalues are negligible after m steps,
 $\log\Psi=m\log\rho+\log(r\,v)+\log(w\,c)-\log(w\,v)$ with the right and left eigenvectors v and w
 of $\rho$. Otherwise powers of M are computed.
 
-At small x, $k_1$ depends on the small difference of M and P. In the basis S = [1, R], where R spans
-the vectors orthogonal to the stationary law $\pi$, $S^{-1}PS=\mathrm{diag}(1,P_\perp)$. The first
-entry of the derivative of M is then $-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$, because y has
-mean zero under the tilted law.
+At small x, $k_1$ depends on the small difference of M and P, so digits could cancel. In the basis
+S = [1, R], where R spans the vectors orthogonal to the stationary law $\pi$,
+$S^{-1}PS=\mathrm{diag}(1,P_\perp)$. The first entry of the derivative of M is then
+$-\sum\pi_iP_{ij}x_{ij}y_{ij}(1-e^{-x_{ij}})$, because y has mean zero under the tilted law.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ ENTRIES_AT_ONCE = 2**22
 """The number of entries of a jet of matrices that are computed in one block."""
 
 _MOST_SQUARINGS = 12
-"""The largest number of squarings of M; chains that mix in more than 2**11 steps use powers."""
+"""The number of powers M, M**2, M**4, ... that are tested for a dominant eigenvalue."""
 
 _RANK_ONE = 1e-13
 _SMALL = 0.1
@@ -98,7 +98,7 @@ class Jet:
         return self.mapped(lambda array: array.swapaxes(-1, -2))
 
     def put(self, places: np.ndarray, other: "Jet", valid: np.ndarray) -> None:
-        """Replace the matrices at the `places` that are `valid`, [u], by those of another jet."""
+        """Copy the matrices of another jet to the `places` at which `valid`, [u], is true."""
         kept = valid[places]
         self.value[places[kept]] = other.value[kept]
         self.first[:, places[kept]] = other.first[:, kept]
@@ -144,7 +144,7 @@ class Chain:
         """Return the jet of M in the basis S, minus 1 in the first entry.
 
         Args:
-            x: x of each transition, [u, n, n].
+            x: $x_{ij}$, [u, n, n].
             y: the features of each transition, [f, u, n, n]; all except the last two have mean zero
                 under the tilted law.
         """
@@ -171,7 +171,7 @@ class Chain:
         return plain
 
     def chance(self, row: Array, column: Array, steps: float) -> float:
-        """Return the product of a row of probabilities, P to the power `steps`, and a column."""
+        """Return the product of `row`, P to the power `steps`, and `column`."""
         basis, inverse = self.basis
         power = np.linalg.matrix_power(self._plain()[1:, 1:], int(steps))
         left, right = row @ basis, inverse @ column
@@ -184,7 +184,7 @@ class Walk:
 
     Attributes:
         chain: P and its stationary law.
-        x: x of each transition, [u, n, n].
+        x: $x_{ij}$, [u, n, n].
         y: the features of each transition, [f, u, n, n]; all except the last two have mean zero
             under the tilted law.
         row: r, [u, 1, n]; the stationary law when None.
@@ -200,7 +200,7 @@ class Walk:
     steps: Array
 
     def cumulants(self) -> Cumulants:
-        """Return the cumulants, from the largest eigenvalue of M if the others are negligible."""
+        """Return the cumulants, from the largest eigenvalue or from powers of M."""
         matrix = self.chain.matrices(self.x, self.y)
         whole = _with_one(matrix)
         mixing, right, left = _dominant(whole.value, float(self.steps.max()))
@@ -271,7 +271,7 @@ def _with_one(matrix: Jet) -> Jet:
 
 
 def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
-    """Replace products that underflow by 1 with a negligible scale."""
+    """Replace each product that underflows by 1, and its scale by a negligible one."""
     kept = product.value > np.finfo(np.float64).tiny
     arrays = (product.value, 1.0), (product.first, 0.0), (product.second, 0.0)
     jet = Jet(*(np.where(kept, array, other) for array, other in arrays))
@@ -279,7 +279,7 @@ def _without_zeros(product: Jet, scale: Array) -> tuple[Jet, Array]:
 
 
 def _powers(matrix: Jet, row: Jet, steps: Array) -> list[tuple[Jet, Array]]:
-    """Return the row times each power of the matrix, as pairs (product / exp(scale), scale)."""
+    """Return the row times each power of the matrix as a pair (product / exp(scale), scale)."""
     counts = [int(count) for count in steps]
     most, size = max(counts), matrix.value.shape[-1]
     found = [(row, np.zeros((len(matrix.value), 1, 1))) for _ in counts]
@@ -310,7 +310,7 @@ def _scaled(jet: Jet, scale: Array) -> tuple[Jet, Array]:
 def _dominant(matrix: Array, most: float) -> tuple[Array, Array, Array]:
     """Return the number of steps after which one eigenvalue dominates, [u], and its eigenvectors.
 
-    The number is infinite if it exceeds half of `most` or 2**11. The right and left eigenvectors
+    A number above `most` / 2 or 2**11 is replaced by infinity. The right and left eigenvectors
     (1, v) and (1, w) are returned as v and w, [u, n - 1] each.
     """
     mixing = np.full(len(matrix), np.inf)
@@ -367,7 +367,7 @@ def _root(matrix: Jet, right: Array, left: Array) -> _Root:
 def _eigenvector(matrix: Jet, guess: Array) -> tuple[Jet, Jet]:
     r"""Return v of the eigenvector (1, v), and $\rho-1$, by Newton's method.
 
-    If m11, m12, m21 and M22 are the blocks of the matrix minus 1 in its first entry, then
+    The argument `matrix` is M minus 1 in the first entry. If m11, m12, m21 and M22 are its blocks,
 
         m21 + M22 v = v (1 + m11 + m12 v).
 

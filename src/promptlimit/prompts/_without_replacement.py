@@ -1,12 +1,12 @@
 r"""Prompts drawn from a list of tokens without replacement.
 
-A prompt contains L of N tokens. For token i let $s_i$ be its score, $x_i=e^{s_i+u}$, and $y_i$ its
+A prompt contains L of N tokens. For token i, $s_i$ is the score, $x_i=e^{s_i+u}$, and $y_i$ is the
 value minus the limit. With $D_i=e^{-x_i(1-\langle a,y_i\rangle)}$, the function $\Psi$ of
-`AbstractPrompt.cumulants` is $\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$. This coefficient of a
-polynomial in $\zeta$ is an integral over a circle $|\zeta|=r$. At the angle $\theta$ of the circle,
-tokens are independent: token i is included with the complex probability
-$Q_i=q_ie^{i\theta}/(1-q_i+q_ie^{i\theta})$. Here $q_i=rD_i/(1+rD_i)$ at $a=0$, and r is such that
-$\sum q_i=L$.
+`AbstractPrompt.cumulants` is $\binom NL^{-1}[\zeta^L]\prod_i(1+\zeta D_i)$, where $[\zeta^L]$
+denotes the coefficient of $\zeta^L$. This coefficient is an integral over a circle $|\zeta|=r$. At
+the angle $\theta$ of the circle, tokens are independent: token i is included with the complex
+probability $Q_i=q_ie^{i\theta}/(1-q_i+q_ie^{i\theta})$. Here $q_i=rD_i/(1+rD_i)$ at $a=0$, and r is
+such that $\sum_iq_i\approx L$.
 """
 
 import dataclasses
@@ -27,15 +27,15 @@ from promptlimit.weights import EPSILON, NEGLIGIBLE, Cumulants
 
 _ENTRIES_AT_ONCE = 2**20
 _NODES_AT_ONCE = 16
-"""The number of nodes u in a block; neighbouring nodes need about the same angles."""
+"""The largest number of nodes u in a block; the nodes of a block share their angles."""
 
 _USUAL_ANGLES = 32
 
 
 class WithoutReplacement(AbstractPrompt):
-    """L of N listed tokens, no token twice; attention over all N tokens is the limit.
+    """L different tokens from a list of N; attention over all N tokens is the limit.
 
-    Moments are exact. Their cost grows with N and is below a second for a thousand tokens.
+    Moments are exact. They take less than a second for a list of a thousand tokens.
 
     Args:
         tokens: the list, shape `[N, d]`.
@@ -111,9 +111,9 @@ def _cumulants(head: Readout, tokens: Array, u: Array, length: int) -> tuple[Arr
 def _at_nodes(y: Array, x: Array, length: int) -> tuple[Array, Array, Array]:
     r"""Return $k_0$, $k_1$ and $k_2$ at some nodes.
 
-    Given the angle, $k_1=\sum Q_ix_iy_i$ and $k_2=\sum Q_i(1-Q_i)x_i^2y_iy_i'$. Because
-    $\sum_ix_iy_i=0$, $Q_i-L/N$ may replace $Q_i$ in $k_1$, so that prompts of almost all tokens
-    lose no digits.
+    Given the angle, $k_1=\sum_iQ_ix_iy_i$ and $k_2=\sum_iQ_i(1-Q_i)x_i^2y_iy_i'$. Because
+    $\sum_ix_iy_i=0$, the code replaces $Q_i$ in $k_1$ by $Q_i-L/N$, so that no digits are lost if L
+    is close to N.
     """
     share = length / x.shape[1]
     log_radius = _saddle(x, length)
@@ -164,7 +164,7 @@ class _Angles:
     Attributes:
         angle: the angles, starting at 0, [a].
         weights: 2 for an angle that also represents its negative, else 1, [a].
-        count: the number of angles on the whole circle.
+        count: the number of angles on the whole circle, including negligible ones.
     """
 
     angle: Array

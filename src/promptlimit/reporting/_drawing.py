@@ -26,7 +26,7 @@ from promptlimit.results import (
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
-"""The formats that the pages require, which are the only ones in quick mode."""
+"""The formats that pages require; quick mode writes no others."""
 
 _MARGIN = 0.1  # inches around the figure
 
@@ -56,7 +56,7 @@ def figure_of(result: Result) -> Figure | None:
         return None
     drawing = _FIGURES.get(type(result))
     with theme():
-        if isinstance(result, Training):  # its arrays do not include the names of the starts
+        if isinstance(result, Training):  # the arrays of a training lack the names of its starts
             return _result_figures.training(result.to_arrays(), result.kernels)
         if drawing is not None:
             return drawing(result.to_arrays())
@@ -75,9 +75,9 @@ def draw(name: str, data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def render(figure: Figure, *formats: Format) -> list[bytes]:
-    """Return the content of a file of the figure, for each format.
+    """Return the content of the figure's file in each format.
 
-    The layout is the same in all formats, and the same figure always gives the same bytes.
+    The layout is the same in all formats. A given figure always gives the same bytes.
     """
     with theme():
         layout = figure.get_layout_engine()

@@ -34,9 +34,9 @@ _REGIMES = ("#0072b2", "#b8930b", "#d55e00")
 
 
 def heads_phase(data: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the sharpness of every head against the prompt length, and against $R^2$ of two limits.
+    """Draw the sharpness of every head against the prompt length, and against the $R^2$ of limits.
 
-    The limits are the Gaussian limit, and the Gaussian limit with some tokens kept exactly.
+    The two limits are the Gaussian limit, and the Gaussian limit with some tokens kept exactly.
     """
     figure = Figure(figsize=(10.6, 4.4), layout="constrained")
     plane, *panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.0, 1.15, 1.15))
@@ -128,7 +128,7 @@ def _r2_panel(
 
 _DARK = "#221133"
 _MOST_WRITTEN = 240
-"""The largest number of heads at which each cell shows its number."""
+"""The largest number of heads at which cells show their values as text."""
 
 
 def heads_map(data: Mapping[str, np.ndarray]) -> Figure:
@@ -137,7 +137,7 @@ def heads_map(data: Mapping[str, np.ndarray]) -> Figure:
     The first map shows the sharpness. For an encoder, the other map shows the $R^2$ of the Gaussian
     limit. For a causal model, the other maps show the share of the variance of scores between bands
     (groups of tokens at similar distances from the query), the total weight of the first tokens,
-    and that of the last tokens.
+    and the total weight of the last tokens.
     """
     layers, heads = data["value"].shape
     titles = _titles(data)
@@ -282,7 +282,7 @@ def heads_replacement(data: Mapping[str, np.ndarray]) -> Figure:
     """Draw the quality of a model against the percentage of heads replaced by an approximation.
 
     For each approximation and each order of replacement, a curve shows the mean over prompts and a
-    band the range.
+    band shows the range.
     """
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()

@@ -130,7 +130,7 @@ def training(data: Mapping[str, np.ndarray], starts: Sequence[str]) -> Figure:
 
 
 def _error_curves(axis: Axes, x: np.ndarray, lengths: np.ndarray, risks: np.ndarray) -> None:
-    """Draw the mean squared errors, twice the risks [length, run, point], and label the lengths."""
+    """Draw mean squared errors, which are twice the risks [length, run, point], for each length."""
     finite = iter(shades(int(np.isfinite(lengths).sum())))
     for length, runs in zip(lengths, risks, strict=True):
         style: dict[str, Any] = {"color": LIMIT, "dashes": (4, 2), "label": "L = ∞"}
@@ -145,7 +145,7 @@ def _error_curves(axis: Axes, x: np.ndarray, lengths: np.ndarray, risks: np.ndar
 def stream_curve(data: Mapping[str, np.ndarray]) -> Figure:
     """Draw the distance from the limit and the effective tokens of the prefixes of a prompt.
 
-    There is one curve per query, and a curve of expected values if the data contain them.
+    There is one curve per query, and a curve of expected values if the data contain such values.
     """
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)

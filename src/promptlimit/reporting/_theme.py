@@ -29,7 +29,7 @@ SERIES = "series:"
 """The prefix of the id of a series that readers of a page can hide; its label follows."""
 
 PAINTED = "painted"
-"""The id of artists that keep their colours on a dark page, which lightens other artists."""
+"""The id of artists that keep their colours on a dark page; all other artists are lightened."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -58,7 +58,7 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def theme() -> Generator[None]:
-    """Return a context in which figures are drawn in this style."""
+    """Return a context in which figures are drawn in the style of this module."""
     with mpl.rc_context(_RC):
         yield
 
@@ -82,7 +82,7 @@ def painted(*drawn: Artist | Colorbar) -> None:
     for part in drawn:
         if isinstance(part, Colorbar):
             if part.solids is not None:
-                part.solids.set(rasterized=False, edgecolor="face")  # an image has no id
+                part.solids.set(rasterized=False, edgecolor="face")  # an image would have no id
             painted(*part.ax.collections, *part.ax.patches, *part.ax.images)
         else:
             part.set_gid(PAINTED)

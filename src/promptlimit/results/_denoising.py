@@ -27,13 +27,13 @@ class DenoisingReport(Result):
             "two_heads" (`tasks.bayes_heads`), "linear" (the best linear head) and "best"
             (`tasks.best_layer` at each length).
         error: the error of `value`.
-        tuned: the "gate" (the inverse temperature u), "temperature" ($1/u$), "gain" and "residual"
-            of the best layer, each [n]; empty if the best layer was not requested.
+        tuned: the parameters of the best layer, each [n]: "gate" (the inverse temperature $u$),
+            "temperature" ($1/u$), "gain" and "residual"; empty if the best layer was not requested.
         missing: the reason why a predictor is not available, by the name of the predictor.
         bayes_risk: the mean squared error of the Bayes denoiser itself.
         tau: the scale $\tau$ of the sharpness of the Bayes layer over queries.
         exponent: $\kappa$, where the distance of the Bayes layer falls like $L^{-\kappa}$.
-        largest_gate: the largest gate in the search for the best layer.
+        largest_gate: the largest $u$ in the search for the best layer.
         means: the means of the components, one per row.
         weights: the weights of the components.
         within_variance: the variance of a clean token within its component.
@@ -86,7 +86,7 @@ class DenoisingReport(Result):
         return notes
 
     def _rate(self) -> str:
-        """Return the rate of the Bayes layer: predicted, and from the last two finite lengths."""
+        """Return the predicted rate of the Bayes layer, and that of the last two finite lengths."""
         rate = (
             f"The distance of the Bayes layer falls like L^-{self.exponent:.4g} as L grows "
             f"(tau {self.tau:.4g})"

@@ -21,7 +21,7 @@ class DepthFlow(Result):
         error: the error of each entry of `value`, [n, d, d]; 0 for a closed form.
         kind: "limit" for a Gaussian, "exact" for tokens.
         blow_up: $t^*$, the depth at which the covariance becomes infinite; infinite if there is no
-            such depth, None if it is unknown but larger than the last time.
+            such depth, None if $t^*$ is unknown but larger than the last time.
         tokens: the tokens at each depth, [n, L, d]; None for a Gaussian.
     """
 
@@ -41,8 +41,8 @@ class DepthFlow(Result):
     def ranks(self, threshold: float = 1e-9) -> np.ndarray:
         """Return the number of eigenvalues of each covariance above `threshold` times the largest.
 
-        The exact rank does not change with depth, so an eigenvalue that is not counted may be small
-        but positive. The result is 0 from `blow_up` on.
+        The rank does not change with depth, so an eigenvalue that is not counted may be small but
+        positive. The result is 0 from `blow_up` on.
         """
         ranks = np.zeros(self.times.size, dtype=int)
         for place in np.flatnonzero(np.isfinite(self.value).all(axis=(1, 2))):

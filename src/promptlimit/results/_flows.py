@@ -17,10 +17,10 @@ class FlowReport(Result):
         lengths: $L$, the number of tokens of a prompt, [m].
         value: the risk $R_L$ along each flow, [m, n].
         error: the error of `value`, as in `Trajectory`.
-        squared_distance: the squared distance from the flow at infinite length, as the `value` of
+        squared_distance: the squared distance from the flow at infinite length, defined as in
             `TrajectoryGap`, [m, n].
-        arrival_time: the time at which the gradient fell below the threshold, [m]; NaN if it did
-            not.
+        arrival_time: the time at which the norm of the gradient fell below the threshold, [m]; NaN
+            if it did not.
         kinds: "exact", "limit" or "estimate", one per length.
     """
 

@@ -13,7 +13,8 @@ from promptlimit.results._rates import RateFit
 from promptlimit.results._result import Result, axis, derived, scalar, variable
 
 _FAR = 3.5
-"""The number of standard errors between estimate and exact value from which a note is added."""
+"""A note is added if an estimate is more than this number of standard errors from the exact value.
+"""
 
 
 class GapCurve(Result):
@@ -22,7 +23,7 @@ class GapCurve(Result):
     Attributes:
         lengths: $L$, [n].
         value: $E\|T_L-T\|^2$ over prompts and queries, [n], where $T_L$ is the output over a prompt
-            of length $L$ and $T$ its limit. If `wrt` is given, they are gradients of the output.
+            of length $L$ and $T$ its limit. With `wrt`, $T_L$ and $T$ are gradients of the outputs.
         error: the error of `value`: the measured numerical error ("exact"), one standard error
             ("estimate"), NaN ("asymptotic"), 0 ("bound").
         kind: the kind of the numbers.
@@ -57,8 +58,8 @@ class GapExponent(Result):
         tau: $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, with $\Gamma$ the covariance of the tokens, $U$
             the key-query matrix and $S$ the covariance of Gaussian queries; 0 if queries or tokens
             are bounded, and for linear attention.
-        rho: $\rho$ if the gap falls like $e^{-\sqrt{2\ln L}/\rho}$, more slowly than every power;
-            0 if it falls like a power.
+        rho: $\rho$ if the gap falls like $e^{-\sqrt{2\ln L}/\rho}$, which is slower than every
+            power; 0 if the gap falls like a power.
     """
 
     value: float
@@ -102,11 +103,11 @@ class RequiredLength(Result):
 
     Attributes:
         tolerance: the largest allowed value of $\sqrt{E\|T_L-T\|^2}$ or, if `absolute` is False, of
-            $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$; $T_L$ is the output over L tokens and $T$ its limit.
+            $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$; $T_L$ is the output over $L$ tokens and $T$ its limit.
         absolute: whether the tolerance is absolute.
         wrt: the parameter whose gradient is compared; None for outputs.
         exact: the length computed from the exact gap.
-        asymptotic: the length computed from the leading order of the gap in 1/L.
+        asymptotic: the length computed from the leading order of the gap in $1/L$.
         bound: a length that is proved to suffice.
     """
 
@@ -120,7 +121,7 @@ class RequiredLength(Result):
     @property
     @derived()
     def value(self) -> float:
-        """The first available length of `exact`, `bound` and `asymptotic`."""
+        """The first available length among `exact`, `bound` and `asymptotic`, in this order."""
         return self._best()[1]
 
     @property
@@ -138,7 +139,7 @@ class RequiredLength(Result):
     @property
     @derived()
     def length(self) -> dict[str, int | str]:
-        """The length in each kind: a whole number, or a description if there is none."""
+        """The length in each kind: a whole number, or a text such as "not available"."""
         return {
             kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
             for kind, value in self._answers.items()
@@ -190,10 +191,11 @@ class GapReport(AbstractKindReport):
     Attributes:
         curves: the curves by kind.
         missing: the reason why a kind is not available, by kind.
-        exponent: the predicted rate of the gap of outputs; None for gradients, or if it is unknown.
+        exponent: the predicted rate of the gap of outputs; None for gradients, or if the rate is
+            unknown.
         fit: a power law fitted to the exact curve or, if there is none, to the simulated curve;
             None for fewer than two usable lengths.
-        fit_from: the shortest length in this fit. If an exact curve is a power law only from some
+        fit_from: the shortest length in the fit. If an exact curve is a power law only from some
             length on, shorter lengths are not used.
     """
 

@@ -52,16 +52,17 @@ class AbstractAtlas(Result, abc.ABC):
         model_type: the family of the model, as in config.json.
         window: L, the number of tokens of a prompt.
         windows: the number of prompts.
-        sinks: the number of sinks, tokens that approximations of the head keep exactly.
+        sinks: the number of sinks, which are tokens that approximations of a head keep exactly.
         rotary: whether the model rotates queries and keys by their position. If it does, all
             statistics are those of rotated queries and keys.
         parity: the relative error of each layer's attention output when rebuilt from its heads,
             [layers]; NaN for heads built by hand.
         effective_tokens: $1/\overline{S_2}$, with $\overline{S_2}$ the mean over queries of the sum
             of squared softmax weights.
-        r2: $R^2$ of each approximation of the head, by its name: the fraction of the variance of
-            the output over queries that it explains. It is negative if the approximation is worse
-            than the mean output, and NaN if the output is the same at every query.
+        r2: $R^2$ of each approximation of the head, by name: the fraction of the variance of the
+            output over queries that the approximation explains. $R^2$ is negative if the
+            approximation is worse than the mean output, and NaN if the output is the same at every
+            query.
         r2_error: the standard error of each `r2` over windows; infinite for one window.
     """
 
@@ -115,25 +116,28 @@ class HeadAtlas(AbstractAtlas):
 
     Attributes:
         clusters: the number of Gaussians in the approximation "mixture".
-        causal: whether the prompt of a query ends with the query.
+        causal: whether the prompt of a query ends at the position of the query.
         quantiles: the probabilities of the quantiles in `sharpness`, [5].
         sharpness: the quantiles (5, 25, 50, 75 and 95 per cent) of $\sigma$ over the queries of all
             prompts, [layers, heads, 5]. $\sigma=c\sqrt{q^\top\mathrm{Cov}(k)q}$ is the standard
             deviation of the scores of a query $q$, with keys $k$ and the scale $c$.
-        linear_share: the fraction of queries with $\sigma^2\le\frac23\ln L$.
-        frozen_share: the fraction of queries with $\sigma^2>2\ln L$.
+        linear_share: the fraction of queries with $\sigma^2\le\frac23\ln L$, where $L$ is the
+            number of tokens to which the query attends.
+        frozen_share: the fraction of queries with $\sigma^2>2\ln L$, with the same $L$.
         effective_tokens_predicted: `effective_tokens`, predicted from the sharpness of each query
             as if tokens were independent and Gaussian.
         skewness: the skewness of the scores of one query, averaged over queries.
         kurtosis: the excess kurtosis of the scores of one query, averaged over queries.
         error_predicted: the fraction of the variance of the output that the approximation
             "gaussian" would leave unexplained if tokens were independent and Gaussian.
-        length_needed: the length at which `error_predicted` would be 0.1; infinite beyond $2^{40}$.
+        length_needed: the length at which the predicted error of "gaussian" is a tenth of the
+            variance of the output of "gaussian" over queries; at least 16, and infinite beyond
+            $2^{40}$.
         exponent: $\kappa$, where the gap falls like $L^{-\kappa}$ for Gaussian tokens and queries
             with the moments of the head.
-        matrix: $M$ of the Gaussian limit $q\mapsto Mq+b$ with the moments of the whole text,
-            including the scale of the scores, [layers, heads, e, d].
-        shift: $b$ of this limit, [layers, heads, e].
+        matrix: the matrix $M$ of the Gaussian limit $q\mapsto Mq+b$ with the moments of the whole
+            text, [layers, heads, e, d]. It includes the scale of the scores.
+        shift: the vector $b$ of this limit, [layers, heads, e].
     """
 
     columns: ClassVar[tuple[Column, ...]] = (
@@ -226,14 +230,14 @@ class HeadAtlas(AbstractAtlas):
         ]
 
     def median_r2(self, regime: str) -> dict[str, float]:
-        """Return the median R² of each approximation over the heads of a regime; {} without any."""
+        """Return the median R² of each approximation over the heads of a regime, {} for no head."""
         chosen = (self.regime == regime) & np.isfinite(self.r2["gaussian"])
         if not chosen.any():
             return {}
         return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
 
     def rank_correlation(self, limit: str = "gaussian") -> float:
-        """Return Spearman's correlation over heads of median sharpness and R².
+        """Return Spearman's rank correlation, over heads, of median sharpness and R².
 
         Args:
             limit: the name of the approximation.
@@ -250,11 +254,11 @@ class CausalAtlas(AbstractAtlas):
     r"""Every head of a causal model on one text: statistics by distance, and replaced far tokens.
 
     The prompt of a query at position i consists of tokens 0..i. Its first `sinks` tokens (sinks)
-    and its last `recent` tokens (recent tokens) are kept exactly; the tokens between them are far.
-    An approximation of the head replaces the far tokens. Its name in `r2` is "dropped", "mean",
-    "gaussian", "gaussian_finite" or "gaussian_mass" (docs/heads-theory.md). A band consists of the
-    tokens at `band` consecutive distances from the query. All statistics are means over queries and
-    windows. `AbstractAtlas` describes the common attributes.
+    and its last `recent` tokens (recent tokens) are kept exactly; the tokens between them are
+    called far. An approximation of the head replaces the far tokens. Its name in `r2` is "dropped",
+    "mean", "gaussian", "gaussian_finite" or "gaussian_mass" (docs/heads-theory.md). A band consists
+    of the tokens at `band` consecutive distances from the query. All statistics are means over
+    queries and windows. `AbstractAtlas` describes the common attributes.
 
     Attributes:
         shortest: the number of tokens of the shortest measured prompt.
@@ -270,8 +274,9 @@ class CausalAtlas(AbstractAtlas):
         entropy: $\overline H$, the mean entropy of the softmax weights, in nats.
         far_sharpness: the standard deviation of the scores of far tokens, as a root mean square
             over queries.
-        mass_error: the mean of $\ln(\hat Z_f/Z_f)$, with $Z_f$ the sum of $e^s$ over the scores s
-            of the far tokens, and $\hat Z_f$ its value from their mean and variance.
+        mass_error: the mean of $\ln(\hat Z_f/Z_f)$. Here $Z_f$ is the sum of $e^s$ over the scores
+            $s$ of the far tokens, and $\hat Z_f$ its approximation by the mean and variance of
+            these scores.
         lengths: the edges of the classes of prompt lengths, [classes + 1].
         by_length: `between`, `within` and `entropy` for each class of lengths,
             [layers, heads, classes].
@@ -320,7 +325,7 @@ class CausalAtlas(AbstractAtlas):
     @property
     @derived("layer", "head")
     def between_share(self) -> np.ndarray:
-        """The fraction of the variance of the scores that is between bands of distance."""
+        """The share of `between` in the variance of the scores."""
         variance = self.between + self.within
         return self.between / np.where(variance > 0, variance, np.nan)
 
@@ -337,7 +342,7 @@ class CausalAtlas(AbstractAtlas):
         return {name: float(np.nanmedian(value)) for name, value in self.r2.items()}
 
     def wins(self, way: str, other: str = "dropped") -> int:
-        """Return the number of heads where approximation `way` has a larger R² than `other`."""
+        """Return the number of heads for which approximation `way` has a larger R² than `other`."""
         return int((self.r2[way] > self.r2[other]).sum())
 
     @property
@@ -390,17 +395,17 @@ class HeadReplacement(Result):
     """The output of a model as more and more of its heads are replaced by an approximation.
 
     Attributes:
-        model: the name of the model's folder.
-        measure: "loss", in nats, or "cosine", the cosine between the embeddings of a window by this
-            model and by the model as trained.
+        model: the name of the model.
+        measure: "loss" for the loss in nats, or "cosine" for the cosine between the embeddings of a
+            window with and without replaced heads.
         window: the number of tokens of a prompt.
         sinks: the number of sinks in the approximation "sinks".
-        windows_in_atlas: the number of these windows that the atlas also used, if it was computed
-            from the same text.
+        windows_in_atlas: the number of windows that the atlas also used, if the atlas is of the
+            same text.
         counts: the numbers of replaced heads, [n].
         curves: the measure for each count and window, [n, windows], by the name of the curve.
-        baseline: a reference value: the mean cosine between embeddings of different windows, or the
-            loss of a uniform guess.
+        baseline: a reference value: the loss of a uniform guess, or the mean cosine between
+            embeddings of different windows.
     """
 
     model: str

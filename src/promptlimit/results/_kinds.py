@@ -1,4 +1,4 @@
-"""The kinds of numbers, the type of a length, and reports on one quantity in several kinds."""
+"""The kinds of results, the type of a length, and reports on one quantity in several kinds."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,8 +22,8 @@ Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 
 
 Length: TypeAlias = float | int
-"""The number of tokens of a prompt: a whole number or infinity. Run-time checks of annotations do
-not accept an int as a float, so the type includes both."""
+"""The number of tokens of a prompt: a whole number or infinity. The type includes int, because
+run-time checks of annotations do not accept an int as a float."""
 
 HEADINGS: dict[str, str] = {
     "exact": "exact",
@@ -48,7 +48,7 @@ class AbstractKindReport(Result):
     def _along_lengths(
         self, columns: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the lengths of the longest curve, and columns padded to them with NaN."""
+        """Return the lengths of the longest curve, and the columns, padded with NaN to its size."""
         axes = [curve.lengths for curve in self.curves.values()]
         lengths = max(axes, key=len, default=np.zeros(0))
         padded = {}

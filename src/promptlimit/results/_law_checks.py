@@ -11,7 +11,7 @@ class LawCheck(Result):
         name: the name of the check.
         comparisons: the number of compared numbers; 0 if the check does not apply.
         largest: the largest ratio of a deviation to the allowed deviation.
-        note: the reason why the check does not apply, or a list of omitted comparisons.
+        note: the reason why the check does not apply, or the comparisons that were omitted.
     """
 
     name: str

@@ -17,7 +17,7 @@ _WEIGHTS = np.exp(-0.5 * _NODES**2) / np.exp(-0.5 * _NODES**2).sum()
 """The trapezoidal rule for a standard normal law: nodes, and weights that sum to one."""
 
 _LEFT = 1e-9
-"""Probabilities below this number are treated as zero: 1 - P(f > c) loses their digits."""
+"""Smaller probabilities are treated as zero, because 1 - P(f > c) has few of their digits."""
 
 _HALVINGS = 80
 
@@ -33,8 +33,8 @@ class OutputLaw(Result):
 
     Attributes:
         lengths: $L$, the number of tokens drawn.
-        thresholds: $c$, [m]; by default they are dense around the mean and cover all of the
-            probability.
+        thresholds: $c$, [m]; by default they are dense around the mean, and almost no probability
+            is outside their range.
         value: $P(f_L>c)$, [m].
         mean: $E\,f_L$.
         variance: the variance of $f_L$.
@@ -60,7 +60,7 @@ class OutputLaw(Result):
     def expectation(self, function: Function, slope: Function) -> np.ndarray:
         r"""Return $E\,h(f_L)$, for every length.
 
-        It is computed as $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$, where G is normal with the
+        The formula is $E\,h(G)+\int h'(c)\,\{P(f_L>c)-P(G>c)\}\,dc$, where G is normal with the
         mean and variance of $f_L$. With the default thresholds nine digits are accurate. With other
         thresholds the accuracy depends on their density.
 
@@ -79,7 +79,7 @@ class OutputLaw(Result):
         rows = [column.reshape(-1, column.shape[-1]) for column in columns]
         means = [
             mean_under_tail(
-                function, slope, c, tail, mean=float(mean[0]), spread=math.sqrt(variance[0])
+                function, slope, c, tail, mean=float(mean[0]), spread=math.sqrt(max(variance[0], 0.0))
             )
             for c, tail, mean, variance in zip(*rows, strict=True)
         ]
@@ -88,12 +88,13 @@ class OutputLaw(Result):
     def cdf(self, x: Numbers) -> np.ndarray:
         r"""Return $P(f_L\le x)$, of shape `[*lengths.shape, *x.shape]`.
 
-        Between thresholds the normal quantile of the probability is interpolated by a monotone
-        cubic, which is exact for a normal law. With the default thresholds of `output_law` the
-        error is below 2e-5 for laws with one mode, and below 2e-3 for prompts of one or two tokens
-        whose law has two narrow modes. The steps of a law with atoms are smoothed. The result is
-        NaN outside the range of the thresholds if the probability outside exceeds 1e-9, and
-        everywhere if fewer than two thresholds have a probability between 0 and 1.
+        Between thresholds, a monotone cubic interpolates $\Phi^{-1}(P)$, where $P$ is the
+        probability and $\Phi$ the standard normal distribution function; this is exact for a normal
+        law. With the default thresholds of `output_law` the error is below 2e-5 for laws with one
+        mode, and below 2e-3 for prompts of one or two tokens whose law has two narrow modes. The
+        steps of a law with atoms are smoothed. The result is NaN outside the range of the
+        thresholds if the probability outside exceeds 1e-9, and everywhere if fewer than two
+        thresholds have a probability between 0 and 1.
 
         Args:
             x: finite numbers.
@@ -112,9 +113,9 @@ class OutputLaw(Result):
         return np.reshape(rows, (*self.lengths.shape, *points.shape))
 
     def quantile(self, p: Numbers) -> np.ndarray:
-        r"""Return the numbers at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
+        r"""Return the number at which `cdf` equals p, of shape `[*lengths.shape, *p.shape]`.
 
-        A quantile is NaN if p is not a value of `cdf`.
+        The result is NaN if p is not a value of `cdf`.
 
         Args:
             p: probabilities between 0 and 1, both excluded.
@@ -158,15 +159,15 @@ class OutputLaw(Result):
 
 
 class _Curve(NamedTuple):
-    r"""A distribution function $F(x)=\Phi(q((x-m)/s))$, with $\Phi$ that of a standard normal.
+    r"""The distribution function $F(x)=\Phi(q((x-m)/s))$; $\Phi$ is that of a standard normal law.
 
     Attributes:
-        score: $q$, a monotone cubic, linear beyond its ends; None for a single atom and if fewer
-            than two thresholds determine it.
+        score: $q$, a monotone cubic, linear beyond its ends; None for a single atom, and if fewer
+            than two thresholds are usable.
         mean: $m$, the mean of the law.
         spread: $s$, the standard deviation of the law.
-        low: the smallest value of F in the range of the thresholds; 0 if the rest is negligible.
-        high: the largest value of F in this range; 1 if the rest is negligible.
+        low: the smallest value of F in the range of the thresholds; 0 if it is negligible.
+        high: the largest value of F in this range; 1 if the probability above is negligible.
     """
 
     score: Callable[[np.ndarray], np.ndarray] | None
@@ -239,8 +240,8 @@ def mean_under_tail(
 ) -> float:
     r"""Return $E\,h(f)$ from the tail $P(f>c)$ by the formula of `OutputLaw.expectation`.
 
-    The integral is computed by the trapezoidal rule in y, with
-    $c=\text{mean}+\text{spread}\,\sinh y$.
+    The integral is computed by the trapezoidal rule in y, where the threshold is
+    $c=\text{mean}+\text{spread}\,\sinh y$ and `spread` is the standard deviation of f.
     """
     if spread <= 0.0:
         return float(function(np.array([mean]))[0])

@@ -35,16 +35,17 @@ class LengthStatistics(Result):
     in every prompt.
 
     Attributes:
-        lengths: L, the number of free tokens, broadcast with the other arguments.
+        lengths: $L$, the number of free tokens, broadcast with the other arguments of the call.
         log_partition: $E\ln Z$.
         log_partition_variance: the variance of $\ln Z$.
-        entropy: $E\,H$, $H=-\sum p\ln p$, in nats.
-        entropy_variance: the variance of H.
-        participation: $E\,S_2=E\sum p^2$.
-        fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
+        entropy: $E\,H$ with the entropy $H=-\sum p\ln p$ of the weights, in nats.
+        entropy_variance: the variance of $H$.
+        participation: $E\,S_2$ with $S_2=\sum p^2$.
+        fixed_weights: the mean weight of each fixed token, along the last axis.
         kind: "limit" if all lengths are infinite, otherwise "exact".
-        relative_error: the largest measured relative error of the means; 0 for closed forms. The
-            errors of `entropy` and `log_partition` are relative to the largest of 1 and these two.
+        relative_error: the largest measured relative error of the means; 0 for closed forms. For
+            `entropy` and `log_partition` the error is relative to the largest of 1, `entropy` and
+            the absolute value of `log_partition`.
         variance_relative_error: the largest measured relative error of the variances. If a fixed
             token has almost all the weight, the variances may have no correct digits.
     """
@@ -107,7 +108,7 @@ class EffectiveTokens(Result):
     size (ESS).
 
     Attributes:
-        lengths: L, the number of tokens.
+        lengths: $L$, the number of tokens.
         participation: $E\,S_2$ with $S_2=\sum p^2$.
         mean_effective_tokens: $E(1/S_2)$; at least $1/E\,S_2$.
         mean_max_weight: $E\max p$; NaN if the law of the scores is given only by its transform.
@@ -143,13 +144,13 @@ class ImportanceSampling(Result):
     is $\sum_lp_lf(x_l)$.
 
     Attributes:
-        lengths: n, the number of draws.
-        names: the names of the functions f.
+        lengths: $n$, the number of draws.
+        names: the names of the functions $f$.
         target_means: $E\,f$ under the target, [functions].
         bias: the bias of the estimator, [lengths, functions].
         standard_deviation: the standard deviation of the estimator, [lengths, functions].
-        value: the sum over f of the mean squared error of the estimator, [lengths].
-        effective_samples: $1/E\,S_2$, $S_2=\sum p^2$, [lengths].
+        value: the sum over the functions of the mean squared error of the estimator, [lengths].
+        effective_samples: $1/E\,S_2$ with $S_2=\sum_lp_l^2$, [lengths].
         mean_effective_samples: $E(1/S_2)$, [lengths].
         exponent: $\kappa$, where $E\,S_2$ falls like $n^{-\kappa}$ up to logarithms; below 1 if the
             weights have infinite variance.
@@ -172,7 +173,7 @@ class ImportanceSampling(Result):
     error: np.ndarray = variable("length")
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per number of draws, with bias and deviation of the first functions."""
+        """Yield one row per number of draws, with bias and deviation of the first two functions."""
         for place, draws in enumerate(self.lengths):
             row = {
                 "n": float(draws),
@@ -204,10 +205,10 @@ class EntropyPrediction(Result):
     r"""The mean entropy $E\,H$ at other lengths, predicted from N measured scores.
 
     Attributes:
-        lengths: L, the number of free tokens.
+        lengths: $L$, the number of free tokens.
         value: the prediction, `plug_in` minus `bias`.
-        plug_in: the exact $E\,H$ of L draws from the measured scores.
-        bias: the bias of `plug_in` of order 1/N.
+        plug_in: the exact $E\,H$ of $L$ draws from the measured scores.
+        bias: the bias of `plug_in`, of order $1/N$.
         naive: the measured entropy plus $\ln(L/N)$, for comparison.
         error: one standard error of the prediction.
         participation: $S_2$, the sum of squared softmax weights of the measured scores. If it is
@@ -235,15 +236,15 @@ class InverseTemperatures(Result):
     r"""Inverse temperatures b, factors on the scores that keep a quantity constant as prompts grow.
 
     Attributes:
-        sharpness: $\sigma$, the standard deviation of the scores at b = 1, broadcast with the other
-            arguments.
-        lengths: L, the number of tokens.
+        sharpness: $\sigma$, the standard deviation of the scores at $b=1$, broadcast with
+            the other arguments of the call.
+        lengths: $L$, the number of tokens.
         keep: the name of the quantity.
         target: the constant value of the quantity.
-        value: the smallest b at which the quantity has this value; NaN if there is none.
-        annealed: b from the annealed formula, an approximation; NaN if it has no solution.
+        value: the smallest $b$ at which the quantity has this value; NaN if no $b$ exists.
+        annealed: $b$ from the annealed formula, an approximation; NaN if it has no solution.
         kind: "exact".
-        error: the error of `value`; NaN if no factor exists.
+        error: the error of `value`; NaN if no $b$ exists.
     """
 
     sharpness: np.ndarray = variable("length")
@@ -258,7 +259,7 @@ class InverseTemperatures(Result):
     @property
     @derived("length")
     def possible(self) -> np.ndarray:
-        """Whether some b keeps the quantity."""
+        """Whether some $b$ keeps the quantity constant."""
         return np.asarray(np.isfinite(self.value))
 
 
@@ -266,19 +267,19 @@ class TemperatureTable(Result):
     r"""The effect of inverse temperatures b, factors on the scores, on a head as its prompts grow.
 
     Attributes:
-        sharpness: $\sigma$, the standard deviation of the head's scores at b = 1.
-        base: the length at which the sharpness was measured; b = 1 there for most rules.
+        sharpness: $\sigma$, the standard deviation of the head's scores at $b=1$.
+        base: the length at which the sharpness was measured; most rules have $b=1$ there.
         margin: $\Delta$, the score of the needle (the one relevant token) minus the mean score.
-        lengths: L, the number of tokens, [n].
-        names: the rules that determine b: `TEMPERATURE_ROWS`. A rule "keep ..." keeps a quantity
+        lengths: $L$, the number of tokens, [n].
+        names: the rules that determine $b$: `TEMPERATURE_ROWS`. A rule "keep ..." keeps a quantity
             constant.
-        value: b, [rule, n]; NaN if no b keeps the quantity.
+        value: $b$, [rule, n]; NaN if no $b$ keeps the quantity constant.
         entropy: $E\,H$ of prompts without the needle, [rule, n]. `entropy`, `participation` and
             `needle` are NaN if the sharpness $b\sigma$ exceeds 40.
         participation: $E\,S_2$ of prompts without the needle, [rule, n].
         needle: the mean weight of the needle, [rule, n].
-        frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if there is
-            no such length, NaN for the rules "keep ...".
+        frozen_from: the smallest length $L$, at least `base`, at which $b\sigma\ge\sqrt{2\ln L}$,
+            [rule]; infinite if there is no such length, NaN for the rules "keep ...".
         kind: "exact".
         error: the error of `value`, [rule, n]; 0 unless the rule is "keep ...".
         relative_error: the largest measured relative error of the other statistics.

@@ -7,12 +7,13 @@ from promptlimit.results._result import Result, axis, derived, variable
 
 
 class Limits(Result):
-    r"""Softmax and linear attention with the same matrices U and V over a prompt $\mu$.
+    r"""The outputs of softmax and linear attention with matrices U and V over a prompt $\mu$.
 
     Attributes:
-        softmax: the softmax output at the query z, $V\nabla\Lambda_\mu(Uz)$.
-        linear: the linear output at z, $V E_\mu[z'z'^\top]\,Uz$.
-        kind: "limit" when the prompt is the law of a token, "exact" when it is a list of tokens.
+        softmax: the softmax output at the query $z$, $V\nabla\Lambda_\mu(Uz)$ with the log-Laplace
+            transform $\Lambda_\mu$.
+        linear: the linear output at $z$, $V E_\mu[z'z'^\top]\,Uz$ for tokens $z'$.
+        kind: "limit" if the prompt is the law of a token, "exact" if it is a list of tokens.
         error: 0, because both are closed forms.
     """
 
@@ -46,8 +47,8 @@ class PromptMoments(Result):
             has no leading order (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
-        effective_tokens: $1/E\sum_lp_l^2$ with the attention weights $p$ of all tokens; NaN for an
-            attention that is not one head.
+        effective_tokens: $1/E\sum_lp_l^2$ with the attention weights $p_l$ of all tokens; NaN for
+            an attention that is not one head.
         limit: $T$, the output for an infinite prompt, [output_dim]. `limit`, `bias` and `mse` are
             NaN if no limit exists (docs/tutorials/2-a-law-of-my-own.md).
         kind: "exact", "estimate", "asymptotic", or "limit" if all lengths are infinite.
@@ -57,11 +58,11 @@ class PromptMoments(Result):
         limit_error: the error of `limit`, [output_dim]: 0 for a closed form; for a quadrature, the
             change when its points were last doubled; for particles, one standard error over
             replicas.
-        bias_error: one standard error of `bias` if prompts were simulated, otherwise 0,
-            [output_dim].
+        bias_error: the error of `bias`, [output_dim]: one standard error if prompts were simulated,
+            otherwise 0.
         fixed_weights: the mean attention weights of the k tokens that are in every prompt, [k]:
-            known tokens, then the query if it is in the prompt, then sinks. NaN for an attention
-            that is not one head; None if there are no such tokens.
+            known tokens, then the query if it is in the prompt, then sinks. The weights are NaN for
+            an attention that is not one head. None if no token is in every prompt.
     """
 
     lengths: np.ndarray = axis("length", "L", scale="log")
@@ -86,7 +87,7 @@ class PromptMoments(Result):
 
 
 class GradientMoments(Result):
-    r"""The mean squared difference between gradients of the output $T_L$ and of its limit $T$.
+    r"""The mean squared difference between the gradients of the output $T_L$ and of its limit $T$.
 
     Attributes:
         lengths: $L$, the number of tokens drawn, without the query.

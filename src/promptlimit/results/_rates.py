@@ -8,33 +8,35 @@ from promptlimit.results._result import Result, derived
 RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
 """Whether a curve is a power law $C L^{-\\kappa}$.
 
-- `power law`: the local exponents and their limit differ by at most the tolerance.
-- `not yet`: they differ by more than the tolerance.
-- `too noisy`: the noise is too large to decide.
+- `power law`: the reach (see `RateFit`), plus an allowance for noise, is at most the tolerance.
+- `not yet`: this sum exceeds the tolerance, and the deviation from a power law is significant.
+- `too noisy`: this sum exceeds the tolerance, but the deviation is not significant.
 - `too few`: there are only two lengths, and some power law passes through any two values.
 """
 
 
 class RateFit(Result):
-    r"""A power law $C L^{-\kappa}$ fitted to a curve, and whether the curve is one.
+    r"""A power law $C L^{-\kappa}$ fitted to a curve, and whether the curve is a power law.
+
+    The local exponent of a curve $v(L)$ is $-d\log v/d\log L$, which is constant for a power law.
 
     Attributes:
         exponent: $\kappa$, the fitted exponent.
-        exponent_interval: an interval (low, high) for the exponent as $L\to\infty$, which allows
-            for noise, at confidence `level`, and for the drift.
+        exponent_interval: an interval (low, high) for the local exponent as $L\to\infty$. Its width
+            accounts for the noise, at confidence `level`, and for the drift.
         coefficient: $C$.
         standard_error: the standard error of `exponent` due to noise; 0 for exact values.
         level: the confidence level of the intervals.
         drift: the change of the local exponent from the shortest to the longest length; NaN for two
             lengths.
         drift_interval: a confidence interval (low, high) for the drift.
-        reach: the range of the local exponents and their limit as $L\to\infty$, which is
-            extrapolated like $1/\ln L$.
-        tolerance: the largest reach for which a curve is called a power law.
+        reach: the largest minus the smallest of the local exponents and of their limit as
+            $L\to\infty$. The limit is extrapolated linearly in $1/\ln L$.
+        tolerance: the largest reach of a power law, including the allowance for noise.
         chi_square: the sum of the squared residuals of the fit in units of their noise; NaN for
             exact values.
         degrees_of_freedom: the degrees of freedom of `chi_square`.
-        p_value: the probability of a larger `chi_square` if the power law is true; NaN for exact
+        p_value: the probability of a larger `chi_square` if the curve is a power law; NaN for exact
             values.
         status: "power law", "not yet", "too noisy" or "too few".
     """
@@ -56,7 +58,7 @@ class RateFit(Result):
     @property
     @derived()
     def is_power_law(self) -> bool:
-        """Whether the data show a power law, to within the tolerance."""
+        """Whether `status` is "power law"."""
         return self.status == "power law"
 
     @property

@@ -1,6 +1,6 @@
 """The base class `Result`, which derives exports, figures and comparisons from declared fields.
 
-A subclass names the axes of each of its arrays:
+A subclass declares the axes of each of its arrays:
 
     class GapCurve(Result):
         lengths: np.ndarray = axis("length", "L", scale="log")
@@ -8,9 +8,9 @@ A subclass names the axes of each of its arrays:
         error: np.ndarray = variable("length")
         limit_square: float
 
-Here `lengths` holds the coordinates of the axis "length", usually a vector. If the coordinates are
-a single number, or an array with several dimensions, each variable along the axis has the
-dimensions of the coordinates in place of the axis.
+Here `lengths` contains the coordinates of the axis "length", usually a vector. If the coordinates
+are a single number, or an array with several dimensions, each variable along the axis has these
+dimensions in place of the axis.
 """
 
 import csv
@@ -50,14 +50,14 @@ ResultT = TypeVar("ResultT", bound="Result")
 _EXTRAS = {"xarray": "'promptlimit[xarray]'"}
 _ROLE = "__result_role__"
 _SHOWN, _ROWS, _COLUMNS = 4, 10, 8
-"""The largest numbers of array entries in a repr, and of rows and columns of an HTML table."""
+"""The largest number of array entries in a repr, and of rows and columns in an HTML table."""
 _DASHES = ("-", "--", ":", "-.")
 
 
 class Role(NamedTuple):
     """The declaration of a field, with the arguments of `axis`, `variable` or `scalar`.
 
-    `axes` is None for a field that is not an array; `symbol` is the label of an axis.
+    `axes` is None for a field that is not an array. `symbol` is the argument `label` of `axis`.
     """
 
     axes: tuple[str, ...] | None = None
@@ -94,11 +94,11 @@ def variable(
     """Declare an array, or a mapping of arrays, with named axes.
 
     Args:
-        axes: the names of the first axes of the array; further axes are named automatically.
+        axes: the names of the first axes of the array. Further axes are named automatically.
         label: the label in figures.
         scale: the scale in figures.
-        bulk: whether dictionaries and tables omit the array, because it is large.
-        names: whether the entries of the array name the curves in a figure.
+        bulk: whether dictionaries and tables omit the array because it is large.
+        names: whether the entries of the array are the names of the curves in a figure.
         default: the default of the field; None for an optional array.
     """
     return _declared(Role(axes, label, scale, bulk=bulk, names=names), default)
@@ -165,7 +165,7 @@ def package(name: str, purpose: str) -> ModuleType:
 class Result:
     """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
 
-    Subclasses become dataclasses without a decorator, and their arrays are read-only. The method
+    Subclasses are dataclasses without a decorator, and their arrays are read-only. The method
     `interval` requires a `value` and an `error`, and `plot` requires a `value` with an axis.
     """
 
@@ -196,7 +196,7 @@ class Result:
     __hash__ = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain numbers, lists and strings; non-finite numbers become None."""
+        """Return fields and derived properties as plain values; non-finite numbers become None."""
         return {
             name: plain(getattr(self, name))
             for name, role in self._roles().items()
@@ -233,7 +233,7 @@ class Result:
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with one row per entry along the axes of `value`.
 
-        A field without some of these axes is repeated along them. A field with further axes has one
+        A field that lacks one of these axes is repeated along it. A field with further axes has one
         column per entry along the further axes.
         """
         pandas = package("pandas", "to_pandas")
@@ -249,7 +249,7 @@ class Result:
             yield dict(zip(table, row, strict=True))
 
     def to_csv(self) -> str:
-        """Return the rows of `to_pandas` as comma-separated values, with a line of names."""
+        """Return the rows of `to_pandas` as comma-separated values, below a line of names."""
         rows = list(self.rows())
         text = io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
@@ -284,7 +284,7 @@ class Result:
         return dims
 
     def _names(self) -> dict[str, tuple[np.ndarray, Role]]:
-        """Return the names that label the entries of an axis, and their role, by axis."""
+        """Return, for each axis whose entries have names, these names and their declaration."""
         found = {}
         for name, role in self._roles().items():
             if role.names and role.axes and np.ndim(getattr(self, name)) == 1:
@@ -292,7 +292,7 @@ class Result:
         return found
 
     def _labelled(self) -> Iterator[tuple[str, tuple[str, ...], np.ndarray, Role]]:
-        """Yield name, dimensions, array and role of each array, also of those in mappings."""
+        """Yield name, dimensions, array and declaration of every array, also inside mappings."""
         known = self._dims()
         for name, role in self._roles().items():
             value = getattr(self, name)
@@ -306,7 +306,7 @@ class Result:
                 yield f"{name}.{key}" if key else name, (*dims, *further), array, role
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return columns with one row per entry of `value`: its coordinates, then all fields."""
+        """Return coordinates and fields as columns by name, with one row per entry of `value`."""
         entries = [entry for entry in self._labelled() if not entry[3].bulk]
         main = self._roles().get("value", Role()).axes
         if main is None:
@@ -342,7 +342,7 @@ class Result:
         return index, columns
 
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
-        """Return the pair (value - k error, value + k error); mappings if `value` is a mapping."""
+        """Return `value - k error` and `value + k error`, as mappings if `value` is a mapping."""
         if not isinstance(k, Real) or not k >= 0:
             raise ArgumentError("k", f"must be a number of at least 0, got {k!r}.")
         value, error = (getattr(self, name, None) for name in ("value", "error"))
@@ -387,9 +387,9 @@ class Result:
         """Draw `value` against its last axis that has numerical coordinates.
 
         There is one curve per entry along the other axes. The first axis whose entries have names
-        determines the colour, and the second one the dashes. A band shows one `error`. The value at
-        an infinite length or time is a dashed horizontal line. If no axis has numerical
-        coordinates, a `value` with two axes is drawn as an image.
+        determines the colour, and the second such axis the dashes. A band shows one `error`. The
+        value at an infinite length or time is drawn as a dashed horizontal line. If no axis has
+        numerical coordinates, a `value` with two axes is drawn as an image.
 
         Args:
             ax: matplotlib's axes; new ones when None.
@@ -426,9 +426,9 @@ class Result:
         return drawn
 
     def _line_style(self, place: Mapping[str, int], usual: str | None) -> dict[str, Any]:
-        """Return the label, colour and dashes of a curve from its indices `place`, by axis.
+        """Return the label, colour and dashes of the curve at the indices `place`, by axis.
 
-        Of several curves that differ only along axes without names, the first alone has a label.
+        Of several curves that differ only along axes without names, only the first has a label.
         """
         named = {dim: entry for dim, entry in self._names().items() if dim in place}
         style: dict[str, Any] = {}
@@ -455,7 +455,7 @@ class Result:
         return drawn
 
     def __repr__(self) -> str:
-        """Return class, kind, axes, the first values with their errors, and single numbers."""
+        """Return class, kind, coordinates, the first values with errors, and single numbers."""
         return f"{type(self).__name__}({', '.join(self._summary())})"
 
     def _summary(self) -> Iterator[str]:
@@ -523,8 +523,8 @@ def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
 def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
     """Raise an error for an array whose shape does not fit its axes.
 
-    The coordinates of an axis determine its size. Without coordinates, the first array along the
-    axis does. The axis "other_x" has the same size as the axis "x".
+    The coordinates of an axis determine its size. The size of an axis without coordinates is that
+    of the first array along it. The axis "other_x" has the same size as the axis "x".
     """
     known = {
         role.axes[0]: (np.shape(value), name)
@@ -575,7 +575,7 @@ def plain(value: Any) -> Any:
 
 
 def absolute(relative: Any, value: Any) -> np.ndarray:
-    """Return `relative * |value|`; 0 for a relative error of 0, even if the value is infinite."""
+    """Return `relative * |value|`; 0 if `relative` is 0, even if `value` is infinite."""
     with np.errstate(invalid="ignore"):
         return np.where(np.equal(relative, 0.0), 0.0, np.multiply(relative, np.abs(value)))
 
@@ -631,7 +631,7 @@ def _further(name: str, count: int) -> tuple[str, ...]:
 
 
 def _read_only(value: Any) -> Any:
-    """Return a value with read-only copies of its writeable arrays."""
+    """Return a value in which read-only copies replace writeable arrays."""
     if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.copy()
         value.flags.writeable = False
@@ -649,7 +649,7 @@ def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.
 
 
 def _like(array: np.ndarray, old: object, annotation: object) -> object:
-    """Return an array as a tuple or a number if the field that it replaces has this type."""
+    """Return an array in the type of the field that it replaces: tuple, number or array."""
     if isinstance(old, tuple):
         return tuple(array.tolist())
     numbers = {float, int} & set(get_args(annotation))

@@ -9,14 +9,14 @@ from promptlimit.results._result import Result, axis, derived, variable
 class Risk(Result):
     r"""The risk of a predictor on an in-context task, at one length or at many.
 
-    For one length the fields are numbers; for many, arrays with the shape of `lengths`.
+    For one length the fields are numbers; for many lengths, arrays with the shape of `lengths`.
 
     Attributes:
         value: the mean loss; for regression half the mean squared error, including the noise of
             the query's label.
         error: the error of `value`: 0 for a closed form, NaN for "asymptotic", one standard error
-            over prompts for "estimate". For an average over quadrature points ("exact", "limit") it
-            is one standard error over eight independent point sets, widened by Student's law, plus
+            over prompts for "estimate". For an average over quadrature points ("exact", "limit"),
+            one standard error over eight independent point sets, widened by Student's law, plus
             the error of interpolation tables.
         kind: "exact", "limit", "asymptotic" or "estimate"; "limit" if all lengths are infinite.
         lengths: $L$, the number of tokens of a prompt.
@@ -65,7 +65,8 @@ class TunedLayers(Result):
     r"""The best layer $cz+vA_L$ of a denoising task at one length or at many.
 
     Here z is the query and $A_L$ the softmax-weighted mean of L tokens with the key-query matrix
-    $U=(u/s)I$. For one length the fields are numbers; for many, arrays with the shape of `lengths`.
+    $U=(u/s)I$. For one length the fields are numbers; for many lengths, arrays with the shape of
+    `lengths`.
 
     Attributes:
         lengths: $L$, the number of tokens of a prompt.
@@ -74,9 +75,9 @@ class TunedLayers(Result):
         residual: $c$, with the residual matrix $C=cI$.
         value: the excess risk, half the mean squared distance to the Bayes predictor.
         error: the measured error of `value`.
-        kind: "exact", or "limit" when all lengths are infinite.
+        kind: "exact", or "limit" if all lengths are infinite.
         query_variance: $s$, the variance of a query within its component.
-        dim: $d$.
+        dim: the dimension of a token.
     """
 
     lengths: float | np.ndarray = axis("length", "L", scale="log")

@@ -67,7 +67,7 @@ def _schema(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # 
 
 
 def _reference(cls: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the schema of a class, or to those of all subclasses if abstract."""
+    """Return a reference to the schema of a class; for an abstract class, of all its subclasses."""
     if inspect.isabstract(cls):
         return {"anyOf": [_reference(own, definitions) for own in cls.__subclasses__()]}
     name = cls.__name__

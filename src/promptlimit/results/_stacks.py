@@ -10,7 +10,7 @@ from promptlimit.results._moments import PromptMoments
 
 
 class StackReport(AbstractKindReport):
-    r"""The limit of a stack of layers, and its distance from finite prompts in every kind.
+    r"""The limit of a stack of layers, and its distance from finite outputs in every kind.
 
     Attributes:
         curves: the moments over finite prompts, by kind.

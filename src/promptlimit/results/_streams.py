@@ -23,7 +23,7 @@ class StreamedAttention(Result):
         participation: $S_2=\sum_ip_i^2$, [n, q].
         entropy: $-\sum_ip_i\log p_i$, [n, q].
         mean: $\sum_ip_iz_i$, [n, q, token_dim].
-        cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$ with $\bar z$ the `mean`,
+        cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$ with `mean` $\bar z$,
             [n, q, token_dim, token_dim]; None if not requested.
         linear_output: the output of linear attention with the same matrices, [n, q, output_dim];
             None if not requested.
@@ -50,7 +50,7 @@ class StreamedAttention(Result):
 
 
 class StreamReport(Result):
-    r"""A streamed prompt compared with exact means over random prompts of its law.
+    r"""Attention over a streamed prompt, compared with exact means over random prompts of its law.
 
     Attributes:
         streamed: the streamed attention.
@@ -75,7 +75,7 @@ class StreamReport(Result):
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
 
     def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return one row per length: root mean squared distances, and means of other columns."""
+        """Return one row per length: root mean squared distances, and means, over queries."""
         streamed = self.streamed
         columns = {
             "distance": np.sqrt(self.squared_distance.mean(axis=1)),

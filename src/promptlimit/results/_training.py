@@ -20,7 +20,7 @@ class Training(Result):
 
     Attributes:
         steps: the numbers of steps at which parameters were recorded, [n].
-        times: the times $2k\eta$ of the gradient flow that correspond to k steps of size $\eta$,
+        times: the times $2k\eta$ of the gradient flow that correspond to $k$ steps of size $\eta$,
             [n]; equal to `steps` if the optimiser is not plain gradient descent.
         lengths: $L$, the prompt lengths, whole numbers or infinity.
         kernels: the kernel of each start, "softmax" or "linear"; for a start that is not one head,
@@ -28,8 +28,8 @@ class Training(Result):
         parameters: the trained arrays, by name, each [length, start, seed, step, ...].
         key_query: the merged $U$, [length, start, seed, step, dim, dim]; None if a start is not one
             head.
-        value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
-            for `key_query`.
+        value_matrix: the merged $V$, or $OV$ if the head has an output matrix $O$,
+            [length, start, seed, step, outputs, dim]; None if a start is not one head.
         value: the risk $R_L$, the mean loss of the task, [length, start, seed, step]; NaN after a
             run has diverged, or if scores are too sharp for the weight statistics.
         gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays.
@@ -113,7 +113,7 @@ class Training(Result):
         return self.trajectory(length, start, seed).attention(like, place)
 
     def table(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per length and start: the squared errors of all seeds at the last step."""
+        """Yield one row per length and start: squared errors over the seeds at the last step."""
         for i, length in enumerate(self.lengths):
             for j, kernel in enumerate(self.kernels):
                 ends, errors = 2 * self.value[i, j, :, -1], 2 * self.error[i, j, :, -1]
@@ -139,7 +139,7 @@ class TrainingCost(Result):
         lengths: the prompt lengths, [n].
         seconds: the remaining time at each length, [n]; 0 for finished runs.
         finished: whether the runs at each length are finished, [n].
-        runs: the number of runs at each length, starts times seeds.
+        runs: the number of runs at each length, which is starts times seeds.
         megabytes: the memory that the training requires.
     """
 
@@ -162,5 +162,5 @@ class TrainingCost(Result):
 
 
 def _plain(number: Length) -> Length | str:
-    """Return a number, or "inf" for infinity, which JSON has no number for."""
+    """Return a number, or the string "inf" for infinity, which JSON cannot represent."""
     return number if math.isfinite(number) else str(number)

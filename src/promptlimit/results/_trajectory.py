@@ -37,20 +37,21 @@ class Trajectory(Result):
         parameters: the trained arrays by name, such as "value" or "heads[0].value", each
             [n, ...].
         key_query: the merged $U$, [n, token_dim, query_dim]; None if the attention is not one head.
-        value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
-        value: the risk $R_L$ at each time, [n], on the points or prompts on which the flow is
-            computed.
+        value_matrix: the merged $V$, or $OV$ if the head has an output matrix $O$,
+            [n, output_dim, token_dim]; None if the attention is not one head.
+        value: the risk $R_L$ at each time, [n], averaged over the points or prompts with which the
+            flow is computed.
         gradient_norms: $\|\nabla R_L\|$ with respect to the trained arrays, [n].
         error: one standard error of `value` over independent sets of points or prompts, widened by
             Student's law, [n]; 0 for a closed form.
         parameter_error: one standard error of the vector $\theta$ of all parameters, [n]:
             $\|\theta-\theta'\|/\sqrt2$, where $\theta'$ belongs to a second flow, over an
-            independent point set. 0 for a closed form, NaN at times that the second flow does not
-            reach, None if it was not measured.
-        arrival_time: the time at which the gradient fell below the threshold and the flow stopped;
-            NaN if it did not.
-        kind: "exact", "limit" or "estimate", as for a risk; for several lengths "estimate" if the
-            risk at any of them is simulated.
+            independent point set. The error is 0 for a closed form, NaN at times that the second
+            flow does not reach, and None if it was not measured.
+        arrival_time: the time at which the norm of the gradient fell below the threshold and the
+            flow stopped; NaN if it did not.
+        kind: "exact", "limit" or "estimate", as for a risk; "estimate" if the risk at any of
+            several lengths is simulated.
         config: everything that determines the trajectory, as plain numbers and strings.
     """
 
@@ -78,7 +79,7 @@ class Trajectory(Result):
         return self.key_query, self.value_matrix
 
     def attention(self, start: HasArraysT, place: int = -1) -> HasArraysT:
-        """Return the attention at one of the times: `start` with the recorded parameters.
+        """Return the attention at one of the times, which is `start` with the recorded parameters.
 
         Args:
             start: the start of the trajectory, or another attention with the same arrays.

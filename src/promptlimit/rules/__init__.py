@@ -1,4 +1,4 @@
-"""Rules: the methods for computing a quantity, when each applies, and which one a call uses."""
+"""Rules: the methods for computing a quantity, when each applies, and which rule a call uses."""
 
 from promptlimit.rules._effort import Effort as Effort
 from promptlimit.rules._rules import Explanation as Explanation

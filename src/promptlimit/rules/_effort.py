@@ -20,8 +20,8 @@ class Effort:
     Attributes:
         key: the random key of simulated prompts.
         samples: the largest number of simulated prompts; 65536 if None.
-        rtol: the relative standard error at which the simulation stops. If None, it is 0.01 unless
-            `samples` is given; then all of these prompts are simulated.
+        rtol: the relative standard error at which the simulation stops. If None, the simulation
+            stops after `samples` prompts or, if `samples` is also None, at 0.01.
         tolerance: the relative error at which a quadrature stops.
         points: the number of quadrature points, in place of `tolerance`.
     """
@@ -48,7 +48,7 @@ class Effort:
 
     @property
     def target(self) -> float:
-        """The relative standard error at which to stop early; zero to simulate all prompts."""
+        """The relative standard error at which the simulation stops; 0 to simulate all prompts."""
         if self.rtol is not None:
             return float(self.rtol)
         return _TARGET if self.samples is None else 0.0

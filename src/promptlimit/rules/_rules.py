@@ -2,8 +2,8 @@
 
 A quantity, such as the moments of a finite prompt, has a list of rules. Each rule computes numbers
 of one kind for some problems. A problem consists of the validated arguments of a call. The list of
-rules determines which rule a call uses, its error messages, the tables of the documentation and the
-result of `explain`.
+rules determines which rule a call uses, the error if no rule applies, the tables of the
+documentation and the result of `explain`.
 """
 
 import contextvars
@@ -48,20 +48,20 @@ class OutOfScope(str):
 
 
 class UserReason(str):
-    """Obstacles joined into one text that includes those of all user-defined rules."""
+    """Several obstacles in one text, including the obstacles of all user-defined rules."""
 
     __slots__ = ()
 
 
 def unwrap(value: Known | None) -> Known:
-    """Return the value, which is not None for the problems to which a rule applies."""
+    """Return a value that is never None for a problem to which the rule applies."""
     if value is None:
         raise TypeError("a rule must not compute where its obstacle holds")
     return value
 
 
 def applies_always(problem: object) -> None:  # noqa: ARG001
-    """The obstacle of a rule that applies to every problem: return None."""
+    """Return None: the obstacle of a rule that applies to every problem."""
     return
 
 
@@ -157,13 +157,13 @@ _explained: contextvars.ContextVar[tuple[object, ...]] = contextvars.ContextVar(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantity(Generic[ProblemT, Computed]):
-    """A quantity and its rules; of the rules of one kind, the first that applies is used.
+    """A quantity and its rules. Among the rules of one kind, the first that applies is used.
 
     Attributes:
         name: the name of the public function.
         rules: the rules, to which `rule` adds and from which `remove` removes.
         hint: a suggestion for the error if no rule applies.
-        returns: a description of what the rules return.
+        returns: a description of the object that the rules return.
     """
 
     name: str
@@ -192,7 +192,7 @@ class Quantity(Generic[ProblemT, Computed]):
             method: a phrase that describes the computation.
             obstacle: a function of a problem that returns None if the rule applies to it, and
                 otherwise the reason as a clause.
-            first: whether to try the rule before those that are already registered.
+            first: whether the rule precedes the rules that are already registered.
             any_prompt: whether the rule also applies to prompts whose tokens are not independent
                 draws from one measure.
         """
@@ -216,21 +216,21 @@ class Quantity(Generic[ProblemT, Computed]):
         self.rules[:] = kept
 
     def possible(self, problem: ProblemT) -> dict[Kind, Rule[ProblemT, Computed]]:
-        """Return the first rule that applies, for every kind that has one."""
+        """Return, by kind, the first rule that applies; kinds without such a rule are omitted."""
         rules = [self.first(problem, kind) for kind in _KINDS]
         return {rule.kind: rule for rule in rules if isinstance(rule, Rule)}
 
     def choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
-        """Return the rule for the requested kind, or the best rule for "auto".
+        """Return the rule for the requested kind; for "auto", the best available rule.
 
-        If the requested kind is not available, an error gives the reason and lists the available
-        kinds. Over infinite prompts, a rule of kind "limit" replaces any kind except "estimate".
+        If the requested kind is not available, the error gives the reason and lists the available
+        kinds. If a rule of kind "limit" applies, it is returned for every kind except "estimate".
         """
         self.explain_here(problem, kind, effort)
         return self._choose(problem, kind, effort)
 
     def explain_here(self, problem: ProblemT, kind: str, effort: Effort) -> None:
-        """Raise the explanation if `explain` made this call, otherwise do nothing.
+        """Raise the explanation if `explain` made the current call; otherwise do nothing.
 
         `choose` calls this method. A function that uses rules of several kinds calls it directly.
         """
@@ -240,10 +240,10 @@ class Quantity(Generic[ProblemT, Computed]):
     def compute(
         self, rule: Rule[ProblemT, Computed], problem: ProblemT, kind: str, effort: Effort
     ) -> tuple[Rule[ProblemT, Computed], Computed]:
-        """Return the result of a rule, and the rule that computed it.
+        """Return the rule that computed the result, and the result.
 
-        If `rule` raises `AccuracyError` or `KindUnavailableError`, `kind` is "auto" and a key is
-        given, the result is that of the rule of kind "estimate".
+        If `rule` raises `AccuracyError` or `KindUnavailableError`, the rule of kind "estimate" is
+        used instead, provided that `kind` is "auto", a key is given and such a rule applies.
         """
         try:
             return rule, rule.compute(problem, effort)
@@ -312,7 +312,7 @@ class Quantity(Generic[ProblemT, Computed]):
         return self._choose(problem, "estimate", effort)
 
     def first(self, problem: ProblemT, kind: str) -> Rule[ProblemT, Computed] | str:
-        """Return the first rule of a kind that applies, or the reason why none does."""
+        """Return the first rule of a kind that applies, or the reason why no rule applies."""
         rules = (rule for rule in self.rules if rule.kind == kind)
         found = next((rule for rule in rules if rule.reason(problem) is None), None)
         return self._reason(problem, kind) if found is None else found
@@ -320,9 +320,9 @@ class Quantity(Generic[ProblemT, Computed]):
     def _reason(self, problem: ProblemT, *kinds: str) -> str:
         """Return why no rule of these kinds applies.
 
-        The text contains the obstacles of all user-defined rules and the obstacle of one built-in
-        rule: the last rule of the first kind in `kinds` that has an obstacle. An `OutOfScope`
-        obstacle is used only if there is no other.
+        The text contains the obstacles of all user-defined rules, and one obstacle of a built-in
+        rule: that of the last rule with an obstacle, of the first kind in `kinds` with such a rule.
+        An `OutOfScope` obstacle is used only if there is no other obstacle.
         """
         users: list[str] = []
         near: list[str] = []
@@ -377,7 +377,7 @@ _QUANTITIES = "__quantities__"
 def computes(*quantities: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
     """Return a decorator that records for `explain` which quantities a public function computes.
 
-    If there are several, the arguments of a call determine which of them it computes.
+    If there are several quantities, the arguments of a call determine which one it computes.
     """
 
     def mark(function: ComputeT) -> ComputeT:

@@ -22,8 +22,8 @@ BinaryFile: TypeAlias = io.BytesIO | io.BufferedReader
 _MASK = "missing."
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _UNPACKED = 2**30
-"""The largest size in bytes of the content of a pipe, and of the unpacked content of an archive,
-unless the archive itself is larger."""
+"""The largest size in bytes of a pipe's content and of an archive's unpacked content. An archive
+that is larger itself may unpack to its own size."""
 
 
 def read_arrays(
@@ -31,15 +31,15 @@ def read_arrays(
 ) -> dict[str, np.ndarray | str]:
     """Return the named arrays of a file or of a pipe.
 
-    The ending of a file name determines the format. Without an ending, and for a pipe, the first
-    bytes determine it. A pipe is read into memory, up to 1 GiB.
+    The ending of the file name determines the format. If there is no ending, as for a pipe, the
+    first bytes determine the format. A pipe is read into memory, up to 1 GiB.
 
     Args:
         source: `FILE.npz` or `FILE.json`, which contain named arrays, or `NAME=FILE` for one array
-            of a file of any format.
+            from a file of any format.
         names: the arrays to read from an archive, all if None; other arrays are returned empty.
-        unnamed: the name to give to the array of a .npy or .csv file; if None, such a file raises
-            an error unless `source` contains a name.
+        unnamed: the name of the array in a .npy or .csv file; if None, such a file raises an error
+            unless `source` contains a name.
     """
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)

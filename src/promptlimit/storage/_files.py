@@ -35,12 +35,12 @@ def as_path(value: object, what: str) -> Path:
 
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-"""The numbers of the errors of a disk without free space."""
+"""The error numbers (`errno`) of a disk without free space."""
 
 
 @contextlib.contextmanager
 def writing_to(argument: str, path: Path) -> Generator[None]:
-    """Return a context for writing to the path given as an argument; errors name the argument.
+    """Return a context for writing to `path`, in which errors name the argument that contains it.
 
     Errors of a full disk are not changed.
     """
@@ -59,7 +59,7 @@ def writing_to(argument: str, path: Path) -> Generator[None]:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: at any moment it has either the old or the new content.
 
-    A symbolic link is kept, and the file to which it points is written.
+    For a symbolic link, the file to which the link points is written.
     """
     try:
         _write_whole(Path(os.path.realpath(path)), content)
@@ -95,10 +95,11 @@ def write_json(path: Path, value: object) -> None:
 
 
 def reason_of(problem: Exception) -> str:
-    """Return, as a clause, why a file cannot be read.
+    """Return the reason why a file cannot be read, as a clause.
 
     Args:
-        problem: an error of Python or NumPy, or of this package, whose message is a clause already.
+        problem: an error of Python, of NumPy or of this package. Messages of this package are
+            returned unchanged, because they are clauses.
     """
     match problem:
         case json.JSONDecodeError():
@@ -112,7 +113,7 @@ def reason_of(problem: Exception) -> str:
         case zipfile.BadZipFile() | zlib.error() | EOFError():
             return _DAMAGED
     message = str(problem) or type(problem).__name__
-    return _DAMAGED if message.startswith("EOF: ") else message  # of NumPy
+    return _DAMAGED if message.startswith("EOF: ") else message  # "EOF: " is from NumPy
 
 
 def json_object(
@@ -127,8 +128,8 @@ def json_object(
     Args:
         path: the file.
         largest: the largest size in bytes.
-        parse_constant: a function that converts the texts NaN, Infinity and -Infinity; None keeps
-            them as floats.
+        parse_constant: a function that converts the texts NaN, Infinity and -Infinity; if None,
+            they become floats.
         pipes: whether the file may be a pipe.
     """
     try:
@@ -144,7 +145,7 @@ def json_object(
 
 
 def _depth(content: object) -> int:
-    """Return the nesting depth of lists and objects, or `_DEEPEST` + 1 if it is larger."""
+    """Return the nesting depth of lists and objects, at most `_DEEPEST` + 1."""
     level, depth = [content], 0
     while level and depth <= _DEEPEST:
         depth += 1

@@ -18,7 +18,7 @@ class Progress:
         rate: the number of steps or tokens per second; 0 before it is measured.
         lengths: the prompt lengths of the runs that are trained together; empty for a stream.
         risk: a function that computes the current risk of the first run; NaN for a stream. Call
-            it only before the watcher returns.
+            the function only before the watcher returns.
     """
 
     done: int

@@ -39,8 +39,8 @@ _LARGEST = 2**24
 CHECKPOINT = "checkpoint"
 """The file name, without .npz, of the checkpoint with the whole state of a run."""
 OPAQUE = "without a name"
-"""The key, in a configuration, of the description of an object that has no name to identify it,
-such as a lambda."""
+"""A key in a configuration: its value describes an object without an identifying name, such as a
+lambda."""
 
 Configuration = Mapping[str, object]
 """Finite numbers, strings, lists and mappings, which can be written as JSON."""
@@ -94,13 +94,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
 
     def require_writable(self) -> None:
-        """Raise an error if the folder cannot be created; creates the folder that contains it."""
+        """Raise an error if the folder cannot be created. The parent folder is created."""
         with writing_to("folder", self.path.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Lock the folder against other processes, until the context or this process ends."""
+        """Lock the folder against other processes until the context or this process ends."""
         self.create()
         # A soft lock, used on systems without file locks, would outlive a killed process.
         lock = FileLock(self.path / "lock", fallback_to_soft=False)
@@ -124,7 +124,7 @@ class RunFolder:
             lock.release()
 
     def save(self, arrays: Arrays) -> Path:
-        """Write the arrays of the finished run, unless they are stored already; return the path."""
+        """Write the arrays of the finished run unless they are already stored; return the path."""
         if self.finished:
             self.load()
             return self.path
@@ -171,8 +171,8 @@ class RunFolder:
         """Return the arrays of the last checkpoint; None without a checkpoint.
 
         Args:
-            like: arrays with the expected names, shapes and dtypes. If it contains `step`, the
-                value is the last step of the run, which the checkpoint must not exceed.
+            like: arrays with the expected names, shapes and dtypes; no check if None. An array
+                `step` contains the last step of the run, which the checkpoint must not exceed.
             name: the name of the file without .npz.
         """
         path = self._file(name)
@@ -237,7 +237,7 @@ def _environment() -> dict[str, str]:
 
 
 def require_configuration(path: Path, config: Configuration) -> None:
-    """Write a configuration to a file; if the file exists, require the same configuration."""
+    """Write a configuration to a file; if the file exists, require that it has the same content."""
     if not path.exists():
         write_json(path, config)
         return
@@ -254,7 +254,7 @@ def require_configuration(path: Path, config: Configuration) -> None:
 def differences(old: object, new: object, name: str = "") -> list[str]:
     """Return one line for each entry in which two configurations differ.
 
-    In these lines, "there" refers to the old configuration and "here" to the new configuration.
+    In each line, "there" marks the value in the old configuration, and "here" that in the new one.
 
     >>> differences({"rate": 0.1, "steps": 5}, {"rate": 0.2, "steps": 5, "seed": 1})
     ['rate: 0.1 there, 0.2 here', 'seed: nothing there, 1 here']
@@ -289,7 +289,7 @@ def _require_files(path: Path, *names: str) -> None:
 
 
 def _require_alike(there: Arrays, like: Arrays) -> None:
-    """Raise an error for arrays with other names, shapes or dtypes, or an invalid step."""
+    """Raise an error if names, shapes or dtypes differ from `like`, or if the step is invalid."""
     for name in sorted(there.keys() | like.keys()):
         right, own = (_type(arrays.get(name)) for arrays in (like, there))
         if own != right:

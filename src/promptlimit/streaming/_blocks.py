@@ -33,8 +33,8 @@ class BlockPart(NamedTuple):
 
     Attributes:
         first: the index, within the prompt, of the first leaf of the part.
-        valid: the number of tokens.
-        tokens: the tokens, [n, d], followed by finite padding; None if the device generates them.
+        valid: the number of tokens, without padding.
+        tokens: the tokens, followed by finite padding, [n, d]; None if the device generates them.
     """
 
     first: Any
@@ -45,7 +45,7 @@ class BlockPart(NamedTuple):
 class TokenSource(eqx.Module):
     """A source of the tokens of a part, in coordinates $u$.
 
-    A token of the prompt is $z=Au+b$, with $A$ and $b$ the matrix and the shift of the prompt.
+    A token is $z=Au+b$, with $A$ and $b$ the `matrix` and the `shift` of the `AbstractPrompt`.
     """
 
     @property
@@ -58,8 +58,8 @@ class TokenSource(eqx.Module):
     ) -> Float[Array, " dim"] | None:
         """Return a point near the tokens of a leaf; None if the tokens are near zero.
 
-        The leaf is summed relative to this point. Relative to zero, rounding errors in single
-        precision could exceed the covariance of tokens with a large mean.
+        The leaf is summed relative to this point. In sums relative to zero, rounding errors in
+        single precision could exceed the covariance of tokens with a large mean.
         """
         del part, leaf, count
         return None
@@ -196,7 +196,6 @@ def _leaves(shared: SharedInputs, part: BlockPart, leaves: Int32[Array, " leaves
 
 
 def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> TiltedSums:
-    """Return the sums over one leaf of a part."""
     count = jnp.clip(part.valid - leaf * LEAF, 0, LEAF)
     point = shared.source.point(part, leaf, count)
     columns = shared.source.columns(part, leaf)
@@ -214,8 +213,8 @@ def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> Tilt
 def leaves_together(shared: SharedInputs) -> int:
     """Return the number of leaves that an accelerator sums at the same time, a power of two.
 
-    Memory limits this number. Each token takes three copies (drawn, reordered and centred), the
-    products of its coordinates, its scores and its weights.
+    Memory limits this number. It holds three copies of each token (drawn, reordered and centred),
+    the products of its coordinates, its scores and its weights.
     """
     tilts, dim = shared.tilts.shape
     numbers = 3 * dim + 2 * tilts + (triangle(dim) if shared.second else 0)

@@ -1,7 +1,7 @@
 """The pass over a prompt, which computes the sums over each requested prefix.
 
 In each round every device sums the blocks of one part of the prompt. The host then adds the sums
-over blocks in a binary tree and saves checkpoints. `_sums` defines blocks and sums.
+over blocks in a binary tree, and process 0 saves checkpoints. `_sums` defines blocks and sums.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class PassState:
     """The state between two rounds; a pass that resumes from it gives identical bits.
 
     Attributes:
-        tree: the sums over the whole blocks so far.
+        tree: the sums over the blocks so far, without incomplete blocks.
         blocks: the number of blocks in the tree.
         prefixes: the sums over each finished prefix, by prefix length.
     """
@@ -261,9 +261,9 @@ def _partial_blocks(
 def _launch(
     request: StreamRequest, starts: list[int], valid: list[int]
 ) -> Callable[[], list[list[TiltedSums]]]:
-    """Launch the sums over one part per device; return a function that waits for them.
+    """Launch the sums over one part per device; return a function that waits for the sums.
 
-    This function returns the sums over each block, indexed [device][block].
+    The returned function returns the sums over each block, indexed [device][block].
 
     Args:
         request: the validated arguments of `stream`.

@@ -38,10 +38,11 @@ LONGEST = 2**31 * LEAF
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """A prompt of tokens drawn from a measure; token i depends only on the key and on i.
+    """A prompt of tokens drawn from a measure.
 
-    Tokens are drawn in single precision: for a Gaussian by a counter-based random generator, for
-    other measures by the method `sample`, in groups of 4096.
+    Token i depends only on the measure, the key and i. Tokens are drawn in single precision: for a
+    Gaussian by a counter-based random generator, for other measures by the method `sample`, in
+    groups of 4096.
 
     Args:
         measure: the law of a token.
@@ -89,7 +90,7 @@ class AbstractPrompt(abc.ABC):
         dtype: the precision of the sums over a leaf.
         length: the number of tokens; None if it is not known in advance.
         matrix: $A$ in $z=Au+b$, where $z$ is a token and $u$ its coordinates in `source`.
-        shift: $b$ in this formula.
+        shift: $b$.
         source: the source of the tokens on a device.
         description: plain numbers and strings that identify this prompt in a stored run.
     """
@@ -104,7 +105,7 @@ class AbstractPrompt(abc.ABC):
 
     @abc.abstractmethod
     def available(self, start: int, stop: int) -> int:
-        """Return the smaller of `stop` and the length of the prompt.
+        """Return `stop`, or the length of the prompt if it is smaller.
 
         After this call, parts that begin before `start` may no longer be available.
         """
@@ -199,14 +200,13 @@ class _ArrayTokens(AbstractPrompt):
 
 
 def _rows(block: object) -> np.ndarray:
-    """Return a block of tokens as a NumPy array."""
     require_unmasked("prompt", block)
     require_readable("prompt", block)
     return np.asarray(block)
 
 
 class _IteratedTokens(AbstractPrompt):
-    """Tokens from an iterator over blocks of tokens, of any sizes; stores the current blocks."""
+    """Tokens from an iterator over blocks of any sizes; it stores only the blocks in use."""
 
     def __init__(self, blocks: Iterator[Any]):
         self._blocks, self._start, self._stop = blocks, 0, 0
@@ -271,7 +271,7 @@ def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
 def _padded(rows: np.ndarray, capacity: int) -> np.ndarray:
     """Return the rows, padded to `capacity` with copies of the last row, or zeros without rows.
 
-    Zeros may be far from the tokens and could cause overflow.
+    Zeros could cause overflow if they are far from the tokens.
     """
     if len(rows) == capacity:
         return rows
@@ -291,7 +291,6 @@ def stored_length(path: Path) -> int:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """Return the memory-mapped array of a .npy file."""
     try:
         stored = np.lib.format.open_memmap(path, mode="r")
     except OSError as problem:

@@ -30,12 +30,12 @@ def active_platform() -> str:
 
 
 def leaves_per_block(platform: str) -> int:
-    """Return the number of leaves (groups of `LEAF` tokens) per block; it affects the last bits."""
+    """Return the number of leaves per block, which affects the last bits of results."""
     return 32 if platform == "cpu" else 4096
 
 
 def most_blocks(platform: str) -> int:
-    """Return the largest number of blocks per device and round whose tokens fit in 32 bits."""
+    """Return the largest number of blocks per device and round; tokens are counted in 32 bits."""
     return 2**31 // (leaves_per_block(platform) * LEAF) - 1
 
 
@@ -52,8 +52,8 @@ class StreamRequest:
         covariance: whether to return tilted covariances.
         linear: whether to compute linear attention.
         shared: the inputs that all devices share. The tilts are $A^\top Uz$ for each query $z$,
-            with $U$ the score matrix of the head and $A$ the matrix of the prompt; for linear
-            attention, the last tilt is zero.
+            with $U$ the score matrix of the head and $A$ the `matrix` of the prompt. For linear
+            attention, a tilt of zero follows.
     """
 
     attention: AbstractAttention

@@ -56,8 +56,8 @@ def stream(
         chunk: the number of internal blocks of leaves that a device sums per round; it affects only
             speed and memory.
         folder: where to save the sums. An interrupted stream resumes from this folder; an iterable
-            must then yield all its blocks again. The first 4096 tokens identify a prompt that is
-            not generated; for an array or a file, so do the shape and the last 4096 tokens.
+            must then yield all its blocks again. A prompt that is not generated is identified by
+            its first 4096 tokens, an array or a file also by its shape and its last 4096 tokens.
         every: the number of seconds between checkpoints.
         watch: True shows a progress bar on a terminal or in a notebook; a function is called with
             the `Progress` about twice a second; False shows nothing.
@@ -110,11 +110,11 @@ def streamed_attention(
 ) -> StreamedAttention:
     r"""Return attention at each prefix length, from the sums over the tokens of the prefix.
 
-    The sums are in the coordinates $u$ of a token $z=Au+b$, with $A$ and $b$ those of the prompt.
-    At a tilt $t$, the score of the token is $\langle A^\top t,u\rangle+\langle t,b\rangle$. If $u$
-    has the tilted mean $\bar u$ and the tilted covariance $C$, then $z$ has $A\bar u+b$ and
-    $ACA^\top$. The entropy of the weights is the log-sum-exp of the scores minus their weighted
-    mean.
+    The sums are in the coordinates $u$ of a token $z=Au+b$, with $A$ and $b$ the matrix and the
+    shift of the prompt. At a tilt $t$, the score of the token is
+    $\langle A^\top t,u\rangle+\langle t,b\rangle$. If $u$ has the tilted mean $\bar u$ and the
+    tilted covariance $C$, those of $z$ are $A\bar u+b$ and $ACA^\top$. The entropy of the weights
+    is the log-sum-exp of the scores minus their weighted mean.
     """
     prompt, count = request.prompt, len(request.queries)
     lengths, parts = zip(*sums_by_length, strict=True)
@@ -171,15 +171,15 @@ def stream_report(
     """Return attention over prefixes of a prompt, a reference output and expected errors.
 
     For a `Generated` prompt, the reference is the limit of infinite length, and the expected errors
-    relative to it are exact; they are None if no exact method applies. For other prompts, the
-    reference is the output on the whole prompt, and there are no expected errors.
+    relative to this limit are exact; they are None if no exact method applies. For other prompts,
+    the reference is the output over the whole prompt, and the expected errors are None.
 
     Args:
         attention: one head, softmax or linear.
         prompt: as for `stream`.
         queries: the queries, [q, query_dim].
-        lengths: increasing prefix lengths; about two per decade if None. An iterable of blocks
-            requires them.
+        lengths: increasing prefix lengths; about two per decade if None. They are required for an
+            iterable of blocks.
         covariance: as for `stream`.
         linear: as for `stream`.
         folder: as for `stream`.

@@ -1,6 +1,6 @@
 r"""The sums over tokens that determine attention, and their combination over sets of tokens.
 
-At a tilt $t$, tokens $u_i$ have the scores $s_i=\langle t,u_i\rangle$. `TiltedSums` lists the sums.
+At a tilt $t$, a token $u_i$ has the score $s_i=\langle t,u_i\rangle$. `TiltedSums` lists the sums.
 Softmax attention at a query z follows from the sums at $t=Uz$, with U the score matrix of the head.
 Linear attention follows from the sums at $t=0$.
 
@@ -26,7 +26,7 @@ Place = tuple[int, int]
 LEAF = 4096
 """The number of tokens per leaf. Another value would change the last bits of results.
 
-Leaves are added in double precision, so the rounding error does not grow with the length.
+Sums over leaves are added in double precision, so that rounding does not grow with the length.
 """
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -63,14 +63,14 @@ def no_sums(tilts: int, dim: int, entries: int) -> TiltedSums:
 
 
 def triangle(dim: int) -> int:
-    """Return the number of entries in the upper triangle of a matrix, with its diagonal."""
+    """Return the number of entries in the upper triangle of a matrix, including the diagonal."""
     return dim * (dim + 1) // 2
 
 
 def combine(a: TiltedSums, b: TiltedSums) -> TiltedSums:
     """Return the sums over the union of two sets of tokens, computed in NumPy.
 
-    If one set is empty, the result has the bits of the other.
+    If one set is empty, the result equals the sums over the other set bit for bit.
     """
     top = np.maximum(a.top, b.top)
     one, two = _scale(a.top, top, np), _scale(b.top, top, np)
@@ -130,8 +130,8 @@ def translate(sums: TiltedSums, by: Float[Array, " dim"], tilts: Array) -> Tilte
 class BlockTree:
     """A binary tree over the blocks of a prompt, which fixes the order of additions.
 
-    Node k of a level covers nodes 2k and 2k + 1 of the level below. When both are available, the
-    tree replaces them by node k, so it stores few nodes.
+    Node k of a level covers nodes 2k and 2k + 1 of the level below. When these two nodes are
+    available, the tree replaces them by node k, so it stores few nodes.
 
     Attributes:
         nodes: the sums at each stored node.
@@ -151,7 +151,7 @@ class BlockTree:
     def total(self, last: TiltedSums) -> TiltedSums:
         """Return the sums over the n blocks of the tree and over `last`, the start of block n.
 
-        The result has the bits of the root of a complete tree whose later blocks are empty.
+        The result equals bit for bit the root of a complete tree whose later blocks are empty.
         """
         in_order = sorted(self.nodes, key=lambda place: place[1] << place[0], reverse=True)
         for place in in_order:

@@ -1,7 +1,7 @@
 r"""Checks of simulated numbers, which fail by chance with probability at most `LEVEL`.
 
 A reproduction draws its prompts, starts and batches from a seed, and verdicts must not depend on
-it. The levels of all checks of a run add up to less than 1e-4 (`tests/studies` counts them).
+this seed. The levels of all checks of a run add up to less than 1e-4 (tested in `tests/studies`).
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from promptlimit._arrays import ArrayLike
 from promptlimit.claims import Check, at_least, at_most
 
-# imported from here by studies
+# studies import these names from here
 from promptlimit.claims import amended as amended  # noqa: PLC0414
 from promptlimit.claims import control_at_least as control_at_least  # noqa: PLC0414
 from promptlimit.claims import control_at_most as control_at_most  # noqa: PLC0414
@@ -95,9 +95,10 @@ def beyond_errors(name: str, distance: float | np.ndarray) -> Check:
 
 
 def share_at_least(name: str, successes: ArrayLike, share: float) -> Check:
-    """Return a check that passes unless the number of successes contradicts a share at `LEVEL`.
+    """Return a check that trials succeed with probability at least `share`.
 
-    The value of the check is the upper end of the one-sided Clopper-Pearson interval: the success
+    The check fails only if the number of successes contradicts this probability at `LEVEL`. The
+    value of the check is the upper end of the one-sided Clopper-Pearson interval: the success
     probability at which at most this number of successes occurs with probability `LEVEL`.
 
     Args:
@@ -128,7 +129,7 @@ def rejected(check: Check) -> Check:
 
 def largest_share(successes: int, trials: int) -> float:
     """Return the upper end of the one-sided Clopper-Pearson interval at `LEVEL`."""
-    from scipy.stats import beta  # noqa: PLC0415  # as above
+    from scipy.stats import beta  # noqa: PLC0415  # scipy.stats takes a second to load
 
     if successes == trials:
         return 1.0

@@ -35,7 +35,7 @@ class Listener(Protocol):
         """Receive a description of the current computation."""
 
     def end(self, *items: str, outcome: str, seconds: float | None, stored: bool) -> None:
-        """Receive the end of one or more items; `stored` is True if they were read from disk."""
+        """Receive the end of one or more items; `stored` is true if they were read from disk."""
 
 
 def reproduce(
@@ -46,7 +46,7 @@ def reproduce(
     *,
     whole: bool,
 ) -> list[Outcome]:
-    """Return the outcomes of claims and figures, in their order; compute those that are not stored.
+    """Return the outcomes of claims and figures in the order of `chosen`; compute missing results.
 
     The outcomes of failed parts (computations that claims and figures share) come last.
 
@@ -55,7 +55,7 @@ def reproduce(
         setting: the setting of all claims and figures.
         folder: the report folder in which results are stored.
         listener: the object that receives the progress.
-        whole: whether to compute the parts of a study first, if a missing item uses them.
+        whole: whether to compute the parts of a study first if a missing result uses them.
     """
     for study, _ in chosen:
         study.require_complete()
@@ -92,7 +92,6 @@ def _needs_parts(work: Work) -> bool:
 
 
 def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
-    """Return a description of the planned work."""
     counts = Counter(work.kind for work in order)
     kinds = [kind for kind in _DURATIONS if counts[kind]]
     items = ", ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in kinds)
@@ -166,7 +165,7 @@ class SeedVerdicts:
     """The verdicts of one claim at several seeds.
 
     Attributes:
-        study: the name of its study.
+        study: the name of the claim's study.
         name: the name of the claim.
         expected: the expected verdict, which the code of the study records.
         verdicts: the verdict by seed; "failed" if deciding the claim raised an error.
@@ -181,7 +180,7 @@ class SeedVerdicts:
 
     @property
     def decided(self) -> bool:
-        """False if quick mode skipped the claim at every seed."""
+        """Whether the claim was decided at some seed; false if quick mode always skipped it."""
         return set(self.verdicts.values()) != {"not decided in quick mode"}
 
 

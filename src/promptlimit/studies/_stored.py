@@ -2,10 +2,10 @@
 
 The hash of a result covers every file of its study except functions decorated with `.drawing`, and
 all code of this library except the command line, `reporting` and other studies. After a change of a
-drawing function, the figure is drawn again from its stored arrays. The hash includes the study's
-helpers without this decorator, even if only drawing functions call them. It does not include
-versions of jax and other libraries, which change results by rounding only; `environment.json` and
-`provenance.json` record them.
+drawing function, the figure is drawn again from its stored arrays. The hash covers helper functions
+without this decorator, even if only drawing functions call them. It does not cover the versions of
+jax and other libraries, because they change results only by rounding. `environment.json` and
+`provenance.json` record these versions.
 
 This module does not import jax. It imports studies only to draw a figure again.
 """
@@ -81,7 +81,7 @@ def _library_hash(*, studies_too: bool) -> str:
 def _study_hash(source: Path, *, with_drawings: bool) -> str:
     """Return the hash of a file, or of all files of a folder.
 
-    It is cached, because later changes of the files do not affect code that is already imported.
+    The hash is cached, because later changes of the files do not affect imported code.
     """
     sources = {}
     for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
@@ -145,12 +145,12 @@ def write_pages(
 ) -> tuple[Path, StoredReport, list[str]]:
     """Write the pages of a folder; return the path of `index.html`, the results, and problems.
 
-    A problem is a sentence about a stored result that the pages do not show, or not as intended.
+    Each problem is a sentence about a result that the pages omit, or do not show as intended.
 
     Args:
         folder: the folder of the results. Its files are read and validated again.
-        known: studies given by a path, in addition to those that `studies()` finds. A study draws
-            its figures again if their stored SVG is missing or not valid.
+        known: studies that were given by a path, in addition to the result of `studies()`. A
+            figure whose stored SVG is missing or not valid is drawn again by its study.
         drawings: the SVG of each figure that was just drawn, by study and name.
     """
     report = folder.read()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TAKEN = ("claims", "figures", "runs")
-"""Names of folders in a report that cannot be names of studies."""
+"""Names that a study cannot have, because a report has folders with these names."""
 
 Protocol = Literal["exact", "full"]
 Arrays = Mapping[str, "np.ndarray"]
@@ -66,7 +66,7 @@ class Setting:
         protocol: "exact" computes gradient flows and a few runs of gradient descent; "full" also
             runs the whole training protocol of a paper.
         folder: the folder of trajectories and training runs, which figures and claims share. An
-            interrupted command resumes from it. None keeps runs in memory.
+            interrupted command resumes from this folder. If None, runs are only kept in memory.
         report: a function that receives a short description of the current computation.
     """
 
@@ -156,8 +156,8 @@ class Figure:
 class Part:
     """A computation that several claims and figures share and that is stored in `Setting.folder`.
 
-    Parts only save time: they run first, in parallel processes. A claim or figure must also work
-    without them.
+    Parts run before the claims and figures, in parallel processes. They only save time: a claim or
+    figure must give the same result without them.
 
     Attributes:
         name: a short description.
@@ -183,7 +183,7 @@ class Study:
         citation: authors, place and year.
         link: an address that starts with https://; optional.
         summary: the findings, in a few sentences.
-        key_figure: the name of the figure that represents the study on the first page.
+        key_figure: the name of the figure that represents the study on the report's first page.
         order: the sort key of studies in a report; lower numbers come first.
         module: the name of the module that defines the study; by default the module that is being
             imported.
@@ -260,10 +260,11 @@ class Study:
     ) -> Callable[[Callable[[Setting], Iterable[Check]]], Claim]:
         """Return a decorator that registers a function of a `Setting` as a claim.
 
-        The function returns or yields checks. Its docstring is the statement.
+        The function returns or yields checks. Its docstring is the statement. See also the
+        attributes of `Claim`.
 
         Args:
-            number: the number of the claim in the study; `Claim` describes all arguments.
+            number: the number of the claim in the study.
             reference: the place of the statement in the paper.
             expected: the expected verdict.
             evidence: the reasons for an expected verdict other than "holds".
@@ -302,11 +303,11 @@ class Study:
     ) -> Callable[[Callable[[Setting], Arrays]], Figure]:
         """Return a decorator that registers a function of a `Setting` as a figure.
 
-        The function returns the arrays of the figure, by name. If it is called NAME, decorate the
-        function that draws the arrays with `NAME.drawing`.
+        The function returns the arrays of the figure, by name. If the function is called NAME,
+        decorate the function that draws the arrays with `NAME.drawing`.
 
         Args:
-            title: the subject of the figure; `Figure` describes all arguments.
+            title: the subject of the figure, in a few words.
             reference: the number of the figure in the paper, or the place that defines what the
                 figure shows.
             section: "paper" if the paper contains the figure, otherwise "beyond".
@@ -343,7 +344,7 @@ class Study:
 
     @property
     def figures(self) -> tuple[Figure, ...]:
-        """All figures: first those of the paper, then the others, each sorted by name."""
+        """All figures, sorted by section ("paper" first) and by name."""
         self._import_all()
         return tuple(
             sorted(self._figures, key=lambda figure: (figure.section == "beyond", figure.name))
@@ -351,7 +352,7 @@ class Study:
 
     def draw(self, name: str, arrays: Arrays) -> "matplotlib.figure.Figure":
         """Return the figure called `name`, drawn from its arrays."""
-        from matplotlib.figure import Figure  # noqa: PLC0415  # loaded when it is needed
+        from matplotlib.figure import Figure  # noqa: PLC0415  # Matplotlib loads slowly
 
         from promptlimit.reporting import theme  # noqa: PLC0415  # as above
 

@@ -127,8 +127,8 @@ class Outcome:
 def outcome(work: Work, folder: ReportFolder) -> Outcome:
     """Return the outcome of a piece of work: read from disk if it is stored, otherwise computed.
 
-    An exception in the code of a study is reported in `Outcome.problem`, stored for the report, and
-    does not stop other work. Only an `OSError` or `MemoryError` is raised.
+    An exception in the code of a study does not stop other work: it is described in
+    `Outcome.problem` and stored for the report. Only an `OSError` or `MemoryError` is raised.
     """
     item = f"the {work.kind} {work.item.name} of {work.study.name}"
     began = time.monotonic()
@@ -184,7 +184,7 @@ def _figure_outcome(work: Work, figure: Figure, folder: ReportFolder) -> Outcome
             origin=_origin(work, began),
         )
         folder.save_figure(stored)
-        stored = folder.figure(study.name, figure.name) or stored  # a redrawing reads the same file
+        stored = folder.figure(study.name, figure.name) or stored  # a later redrawing reads it too
     formats = QUICK_FORMATS if work.setting.quick else FORMATS
     drawn, svg = drawn_figure(study, stored, folder, drawing_hash(study), formats)
     return Outcome(drawn, fresh, redrawn=drawn is not stored, svg=svg, note=note)
@@ -269,7 +269,7 @@ def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:
 
 
 def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> Any:
-    """Return `compute(setting)`, evaluated with jax in double precision, by default on the CPU."""
+    """Return `compute(setting)`, with double precision and the CPU as the defaults of jax."""
     with jax.enable_x64(True), on_cpu():
         return compute(setting)
 

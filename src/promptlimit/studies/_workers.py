@@ -62,7 +62,7 @@ def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
 def _start_worker(cache: str) -> None:
     """Set the environment before NumPy and jax load, and end this process with its parent."""
     os.environ.update(_ENVIRONMENT)
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a cache of the user keeps its own limits
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a user's cache keeps its limits
         os.environ.update(_CACHE, JAX_COMPILATION_CACHE_DIR=cache)
     threading.Thread(target=_end_with_parent, args=(cache,), daemon=True).start()
 
@@ -71,13 +71,13 @@ def _end_with_parent(cache: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        shutil.rmtree(cache, ignore_errors=True)  # a killed parent process left it
+        shutil.rmtree(cache, ignore_errors=True)  # a killed parent process leaves it
         os._exit(1)
 
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Generator[None]:
-    """Block Ctrl-C within the context, so that processes started in it never receive it."""
+    """Block Ctrl-C in this context; processes that are started in the context never receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return

@@ -1,4 +1,4 @@
-"""In-context tasks: the law of a prompt, a query and a loss; exact risks and baselines."""
+"""In-context tasks (laws of prompts and queries, losses), their exact risks, and baselines."""
 
 from promptlimit.tasks._abstract import AbstractTask as AbstractTask
 from promptlimit.tasks._bigram import InContextBigram as InContextBigram
@@ -60,7 +60,7 @@ from promptlimit.tasks.regression import tabulate_risks as tabulate_risks
 from promptlimit.tasks.regression import train_test_risk as train_test_risk
 
 # isort: split
-# Rules for all tasks are registered after those of the tasks above, and are tried last.
+# Rules are tried in the order of registration, so those for all tasks are imported last.
 from promptlimit.tasks._check_task import TaskReport as TaskReport
 from promptlimit.tasks._check_task import check_task as check_task
 from promptlimit.tasks._denoising_report import denoising_report as denoising_report

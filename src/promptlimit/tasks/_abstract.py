@@ -22,8 +22,9 @@ from promptlimit.measures import AbstractMeasure, Empirical
 class AbstractTask(eqx.Module):
     r"""An in-context task: a law over prompts $\mu$, a law $\nu_\mu$ of target tokens, and a loss.
 
-    The query is computed from the target token z, for example by hiding its label. The risk of an
-    attention $T$ over L tokens is the mean loss $R_L=E_\mu\,E_{z_1,\dots,z_L\sim\mu}\,
+    The query is computed from the target token z, for example by hiding its label. Let
+    $\hat\mu_L$ be the prompt that consists of the tokens $z_1,\dots,z_L$. The risk of an attention
+    $T$ over L tokens is the mean loss $R_L=E_\mu\,E_{z_1,\dots,z_L\sim\mu}\,
     E_{z\sim\nu_\mu}\,\ell(T[\hat\mu_L](\mathrm{query}(z)),\,z)$ (section 4 of the paper, where
     $\nu_\mu=\mu$; Remark 4.1 allows other $\nu_\mu$).
 
@@ -53,9 +54,9 @@ class AbstractTask(eqx.Module):
     >>> print(found.kind, abs(found.value - 0.1) < 4 * found.error)
     estimate True
 
-    **Optional methods** return None by default. If a task defines `closed_risk`, its risks, their
-    gradients, flows and the risks recorded by `sgd` are exact. `tasks.check_task` compares such a
-    formula with simulated prompts.
+    **Optional methods**, `closed_risk` and `bayes_risk`, evaluate formulas; by default they return
+    None. If a task defines `closed_risk`, its risks, their gradients, its flows and the risks that
+    `sgd` records are exact. `tasks.check_task` compares the formulas with simulated prompts.
 
     >>> class HiddenMeanWithRisk(HiddenMean):
     ...     def closed_risk(self, attention, length):
@@ -110,8 +111,9 @@ class AbstractTask(eqx.Module):
     ) -> tuple[AbstractMeasure, Float[Array, " token_dim"]]:
         """Return the tokens of a prompt, as a measure, and its target token.
 
-        By default tokens are independent draws from the law that `draw` returns. A task with other
-        prompts overrides this method; `draw` then describes only infinite prompts.
+        By default tokens are independent draws from the first law that `draw` returns. A task
+        whose tokens are not independent overrides this method; `draw` then describes only infinite
+        prompts.
 
         Args:
             length: the length L of the prompt.
@@ -129,13 +131,13 @@ class AbstractTask(eqx.Module):
         r"""Return $R_L$ by a formula that is differentiable in the attention; None by default.
 
         Args:
-            attention: $T$; `attention.single_head()` returns it as one head, with its matrices.
-            length: $L$, traced and possibly infinite.
+            attention: $T$; if it is one head, `attention.single_head()` returns its matrices.
+            length: $L$, which may be traced by jax and may be infinite.
         """
         return None
 
     def bayes_risk(self, length: Number) -> float | None:  # noqa: ARG002
-        """Return the smallest risk of any predictor by a formula; None by default.
+        """Return the smallest risk of any predictor, by a formula; None by default.
 
         Args:
             length: $L$, which may be infinite.
@@ -145,9 +147,9 @@ class AbstractTask(eqx.Module):
 
 @contextlib.contextmanager
 def calling(task: AbstractTask, method: str) -> Generator[None]:
-    """Raise an `ArgumentError` for two common mistakes in a method of a task that is called here.
+    """Raise an `ArgumentError` if the called method of a task makes one of two common mistakes.
 
-    These are operations that jax cannot trace, and a field that is a list instead of an array.
+    The mistakes are an operation that jax cannot trace, and a field that is a list, not an array.
     """
     name = type(task).__name__
     try:
@@ -213,7 +215,7 @@ def loss_of(
 
 
 def require_real_number(task: AbstractTask, method: str, value: object) -> None:
-    """Raise an error if a method of a task returned anything except one real number."""
+    """Raise an error unless `value`, which a method of a task returned, is one real number."""
     numeric = isinstance(value, Real) or jnp.issubdtype(
         getattr(value, "dtype", np.object_), jnp.floating
     )

@@ -1,10 +1,13 @@
 r"""In-context bigrams: the risk of an induction head on Markov chains over n symbols.
 
-Each prompt is a Markov chain of L symbols with a new transition matrix P, whose rows are
+Each prompt is a Markov chain of L symbols with a new transition matrix P, whose rows have the law
 Dirichlet($\alpha$). The last symbol q of a prompt is the query. The output T of an induction head
-contains the weighted frequencies of the symbols, an estimate of the row $P_q$ of P. A pair of
-neighbours (i, j) has the weight 1 if it is a match, $i=q$, and $e^{-\beta}$ otherwise. Let
-$x_{ij}=e^u$ for a match and $e^{u-\beta}$ otherwise, $y_{ij}=e_j-P_q$ and
+contains weighted frequencies of the symbols, which estimate the row $P_q$ of P. A pair of
+neighbours (i, j) is a match if $i=q$. A match has the weight 1, and any other pair has the weight
+$e^{-\beta}$.
+
+For a real number u and a vector a, let $x_{ij}=e^u$ for a match and $x_{ij}=e^{u-\beta}$ otherwise.
+Let $y_{ij}=e_j-P_q$ with the j-th unit vector $e_j$, and
 $M_{ij}=P_{ij}e^{-x_{ij}(1-\langle a,y_{ij}\rangle)}$. Let $\nu$ be the uniform law of the first
 symbol. For given P, exactly,
 
@@ -53,13 +56,13 @@ _MOST_COUNTED = 1024
 
 
 class InductionHead(AbstractAttention):
-    r"""The mean of the symbols that follow earlier copies of the query.
+    r"""The weighted mean of the next symbols, with large weights after copies of the query.
 
     A token $(e_i,e_j)$ is a symbol i and the next symbol j. Its value is $e_j$, and its weight
     before normalisation is 1 if i is the query and $e^{-\beta}$ otherwise. The sink is a further
     token with the weight $\kappa$, whose value is the uniform distribution. The prompt must be an
-    `Empirical`. If it has weights, they are the frequencies of tokens in an infinite prompt, where
-    the sink has no effect.
+    `Empirical`. If the measure has weights, it represents an infinite prompt with these frequencies
+    of tokens, and the sink has no effect.
 
     Args:
         symbols: the number n of symbols.
@@ -108,7 +111,7 @@ class InductionHead(AbstractAttention):
             raise ArgumentError("prompt", f"must be an Empirical, got {type(prompt).__name__}.")
         matches, sink = prompt.tokens[:, : self.symbols] @ query, self.sink
         weights = matches + (1.0 - matches) * jnp.exp(-self.inverse_temperature)
-        if prompt.weights is not None:  # frequencies in an infinite prompt
+        if prompt.weights is not None:
             weights, sink = weights * prompt.weights, 0.0 * sink
         total = weights @ prompt.tokens[:, self.symbols :] + sink / self.symbols
         return total / (weights.sum() + sink)
@@ -117,17 +120,17 @@ class InductionHead(AbstractAttention):
 class InContextBigram(AbstractTask):
     r"""Prediction of the next symbol of a Markov chain with a new transition matrix per prompt.
 
-    The rows of the transition matrix P are Dirichlet($\alpha$), and the first symbol is uniform. A
-    prompt of L symbols has L - 1 tokens $(e_i,e_j)$, each a symbol and the next symbol. The query
-    is the last symbol q. The loss of an output T is $\frac12|T-P_q|^2$, where the row $P_q$ is the
-    law of the symbol after q. The induction head with $\beta=\infty$ and the sink $n\alpha$ is the
-    posterior mean.
+    The rows of the transition matrix P have the law Dirichlet($\alpha$), and the first symbol is
+    uniform. A prompt of L symbols has L - 1 tokens $(e_i,e_j)$, each of which consists of a symbol
+    and the next symbol. The query is the last symbol q. The loss of an output T is
+    $\frac12|T-P_q|^2$, where the row $P_q$ is the law of the symbol after q. The output of the
+    induction head with $\beta=\infty$ and the sink weight $n\alpha$ is the posterior mean of $P_q$.
 
     Args:
         symbols: the number n of symbols, at least 2.
         concentration: the parameter $\alpha$ of the Dirichlet law, positive.
-        transitions: the matrix P, shape `[n, n]`, if it is the same for all prompts; if None, P is
-            random.
+        transitions: the matrix P, shape `[n, n]`, of all prompts; if None, each prompt has a new
+            random P.
 
     >>> import promptlimit as pl
     >>> task = InContextBigram(2, 1.0)
@@ -169,7 +172,7 @@ class InContextBigram(AbstractTask):
 
     @property
     def bayes_sink(self) -> float:
-        r"""The sink weight $n\alpha$: with it, the head at $\beta=\infty$ is the posterior mean."""
+        r"""The sink weight $n\alpha$ for which the head at $\beta=\infty$ is the posterior mean."""
         return self.symbols * self.concentration
 
     def head(
@@ -189,7 +192,7 @@ class InContextBigram(AbstractTask):
         return InductionHead(self.symbols, beta, sink)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Empirical, Empirical]:
-        """Return the law of a token of an infinite prompt, and that of the target token."""
+        """Return the law of a token of an infinite prompt, and the law of the target token."""
         transitions = self._rows(key)
         system = jnp.concatenate(
             [transitions.T - jnp.eye(self.symbols), jnp.ones_like(transitions)]
@@ -335,7 +338,7 @@ def _gauss_rows(count: int, alpha: float) -> tuple[HostArray, HostArray]:
 
 
 def _sobol_rows(symbols: int, alpha: float, points: int) -> Iterator[tuple[HostArray, HostArray]]:
-    """Yield sets of transition matrices with Dirichlet rows, and weights, from Sobol' points."""
+    """Yield sets of matrices with Dirichlet rows from Sobol' points, and their weights."""
     sets = sobol_sets(symbols**2, points, 42)
     for _, uniform in zip(range(_REPLICATES), sets, strict=False):
         gammas = np.maximum(gammaincinv(alpha, uniform), 1e-300).reshape(-1, symbols, symbols)
@@ -343,9 +346,9 @@ def _sobol_rows(symbols: int, alpha: float, points: int) -> Iterator[tuple[HostA
 
 
 def _errors(matrices: HostArray, end: int, length: int, beta: float, sink: float) -> HostArray:
-    r"""Return the mean of $|T-P_q|^2$ over prompts that end in q, times the probability of q.
+    r"""Return the mean of $|T-P_q|^2$ over prompts that end in q, times their probability.
 
-    Here q is `end`. The result has one entry for each of the transition matrices, [b, n, n].
+    Here q is `end`. The result has one entry for each of the b transition matrices, [b, n, n].
     """
     symbols = matrices.shape[1]
     if math.isinf(beta) and length <= _MOST_COUNTED:
@@ -364,10 +367,10 @@ def _errors(matrices: HostArray, end: int, length: int, beta: float, sink: float
 def _counted_errors(matrices: HostArray, end: int, length: int, sink: float) -> HostArray:
     r"""Return the result of `_errors` at infinite $\beta$, by recursion along the chain.
 
-    Let m be the number of matches so far, and S the sum of one output coordinate of their $y_{qj}$.
-    The array `moments`, [3, n, m, b], contains the expectations of 1, S and $S^2$ on the event that
-    the current symbol and m have given values. At the end this coordinate of $T-P_q$ is
-    $(S+\kappa y_s)/(m+\kappa)$.
+    Consider one output coordinate. Let m be the number of matches so far, and S the sum of this
+    coordinate of $y_{qj}$ over the matches. The array `moments`, [3, n, m, b], contains the
+    expectations of 1, S and $S^2$ on the event that the current symbol and m have given values. At
+    the end of the chain this coordinate of $T-P_q$ is $(S+\kappa y_s)/(m+\kappa)$.
     """
     symbols, count = matrices.shape[1], len(matrices)
     matches = np.arange(float(length))[:, None]
@@ -422,8 +425,8 @@ def _integrated_errors(  # noqa: PLR0917
 
 
 _Jet = tuple[HostArray, HostArray, HostArray]
-"""The value and two derivatives at a = 0 of a matrix function of one coordinate of a,
-[i, j, b, u] each."""
+"""The value and the first two derivatives, at a = 0, of a matrix that depends on one coordinate
+of a; [i, j, b, u] each."""
 
 
 def _times(left: _Jet, right: _Jet) -> _Jet:
@@ -442,7 +445,7 @@ def _product(left: HostArray, right: HostArray) -> HostArray:
 
 
 def _powered(row: _Jet, matrix: _Jet, count: int) -> _Jet:
-    """Return the row times the power `count` of the matrix, by the faster of two methods."""
+    """Return the row times the matrix to the power `count`, by the faster of two methods."""
     size = len(matrix[0])
     if count <= 2 * size * math.log2(count + 1):
         for _ in range(count):

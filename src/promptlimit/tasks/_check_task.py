@@ -1,4 +1,4 @@
-"""A check that the formulas of a task agree with simulated prompts."""
+"""A comparison of the formulas of a task with simulated prompts."""
 
 import contextlib
 import math
@@ -29,7 +29,7 @@ _SMALLEST = 1e-300
 
 
 class TaskReport(Result):
-    """Values from the formulas of a task, and from simulated prompts.
+    """Risks from the formulas of a task and from simulated prompts.
 
     Attributes:
         lengths: the lengths of the prompts, [n].
@@ -37,8 +37,8 @@ class TaskReport(Result):
         error: the standard error of `simulated`, [n].
         samples: the number of simulated prompts at each length.
         risk: the risk from a formula, [n]; None without a formula.
-        gradient_deviation: the largest difference between an entry of the gradient of this formula
-            and of the simulated gradient, in standard errors, [n]; None without a formula.
+        gradient_deviation: the largest difference, in standard errors, between an entry of the
+            gradient of `risk` and of the simulated gradient, [n]; None without a formula.
         bayes_risk: the Bayes risk from a formula, [n]; None without a formula.
     """
 
@@ -46,7 +46,7 @@ class TaskReport(Result):
     simulated: np.ndarray = variable("length", label="risk", scale="log")
     error: np.ndarray = variable("length")
     samples: int
-    # `Any` avoids checks for None.
+    # With `Any`, type checkers do not require users to check for None.
     risk: np.ndarray | Any = variable("length", default=None)
     gradient_deviation: np.ndarray | Any = variable("length", default=None)
     bayes_risk: np.ndarray | Any = variable("length", default=None)
@@ -64,16 +64,17 @@ def check_task(
     r"""Check that the formulas of a task agree with simulated prompts; raise if they do not.
 
     Call this function once in the tests of a user-defined task, with an attention whose matrices
-    have no special form. Exact results use `closed_risk` without a comparison with `draw` and
-    `loss`. Three deviations must be at most six standard errors:
+    have no special form. Exact results use `closed_risk` and never compare it with `draw` and
+    `loss`. The check compares:
 
-    - of the risk by `closed_risk`, or by a rule of kind "exact", from the mean loss;
-    - of each entry of the gradient of this risk from the mean gradient of the loss;
-    - of the Bayes risk by `bayes_risk`, or by a rule, from the mean loss, if the Bayes risk is
-      larger: no attention has a smaller risk.
+    - the risk from `closed_risk`, or from a rule of kind "exact", with the mean loss;
+    - each entry of the gradient of this risk with the mean of the gradients of the loss;
+    - the Bayes risk from `bayes_risk`, or from a rule, with the mean loss. It fails only if the
+      Bayes risk is larger, because no attention has a risk below the Bayes risk.
 
-    With the default `samples` a correct task practically never fails, unless rare prompts dominate
-    the mean loss. If a registered rule replaces a formula, the formula is not checked.
+    Each difference must be at most six standard errors. With the default `samples` a correct task
+    practically never fails, unless rare prompts dominate the mean loss. If a registered rule takes
+    precedence over a formula, the formula is not checked.
 
     Args:
         task: the task, with at least one formula.
@@ -103,7 +104,7 @@ def check_task(
     def compare(
         method: str, words: str, formula: ArrayLike, simulated: ArrayLike, error: ArrayLike
     ) -> Array:
-        """Return the largest deviation at each length, in standard errors, or raise."""
+        """Return the largest deviation at each length, in standard errors, or raise an error."""
         rows = [np.reshape(part, (tokens.size, -1)) for part in (formula, simulated, error)]
         size = np.abs(rows[1]).max()
         deviation = np.abs(rows[0] - rows[1]) / (rows[2] + _DIGITS * size + _SMALLEST)

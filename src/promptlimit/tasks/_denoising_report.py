@@ -33,16 +33,17 @@ def denoising_report(
     """Return the mean squared distances of several predictors from the Bayes predictor.
 
     The predictors are the Bayes layer (Proposition 4.4 of the paper on mixtures), the linear head
-    closest to the Bayes predictor and, on request, the two heads of Theorem 4.1 and the best layer
-    at each length. If a predictor does not exist for the task, `missing` contains the reason.
+    closest to the Bayes predictor and, if requested, the two heads of Theorem 4.1 and the best
+    layer at each length. If a predictor does not exist for the task, `missing` of the result
+    contains the reason.
 
     Args:
         task: the denoising task.
-        lengths: whole numbers from 1 to 1e30; the infinite length is added.
+        lengths: whole numbers from 1 to 1e30; the function appends the infinite length.
         two_heads: whether to include the two heads, which takes about 15 seconds.
         best: whether to include the best layer, which takes about ten seconds per length.
-        watch: a function to call before each step and at the end, with the name of the step, the
-            number of finished steps and the number of all steps.
+        watch: a function that is called before each step and at the end. Its arguments are the name
+            of the step, the number of finished steps and the number of all steps.
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[2], [-2]], [0.5, 0.5], within_variance=1, noise_variance=1)
@@ -105,7 +106,7 @@ def denoising_report(
 def _attentions(
     task: Denoising, *, two_heads: bool
 ) -> tuple[dict[str, AbstractAttention], dict[str, str]]:
-    """Return the predictors that do not depend on the length, and why others do not exist."""
+    """Return the predictors that do not depend on L, and the reason for each missing predictor."""
     makers: dict[str, Callable[[Denoising], AbstractAttention]] = {"layer": bayes_layer}
     makers |= {"two_heads": bayes_heads} if two_heads else {}
     makers["linear"] = linear_denoiser

@@ -19,7 +19,7 @@ from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import AbstractTask
 
 SHARPNESS_RANGES = (16.0, 40.0)
-"""The largest sharpness in tables of weight statistics: the usual value and the upper limit."""
+"""The largest sharpness in the usual tables of weight statistics, and in the widest tables."""
 
 
 class Estimate(NamedTuple):
@@ -60,7 +60,7 @@ class AbstractObjective(eqx.Module):
     def of_matrices(self) -> MatrixRisk | None:
         """The risk as a function of U and V of a single head; None by default.
 
-        With it, all parametrisations of a head share one compiled program.
+        If it is given, all parametrisations of a head share one compiled program.
         """
         return None
 
@@ -88,11 +88,11 @@ class FormulaObjective(AbstractObjective):
 
 @dataclasses.dataclass(frozen=True)
 class Objectives:
-    """The risk at one length as functions of the attention, one per point set.
+    """The risk at one length, as one function of the attention per point set.
 
     Attributes:
-        make: the function that returns the risk for the largest sharpness of tables and the
-            replicate, the index of an independent point set.
+        make: a function that returns the risk as an objective. Its arguments are the largest
+            sharpness in the tables and the replicate, which is the index of a point set.
         is_closed_form: whether the risk has no error and all replicates are equal.
     """
 
@@ -101,16 +101,16 @@ class Objectives:
 
     @classmethod
     def closed(cls, objective: AbstractObjective) -> "Objectives":
-        """Return a risk in closed form."""
+        """Return the `Objectives` of a risk in closed form."""
         return cls(lambda _sharpness, _replicate: objective, is_closed_form=True)
 
     @classmethod
     def formula(cls, formula: Formula, task: AbstractTask, length: float) -> "Objectives":
-        """Return the risk by a formula, at one length."""
+        """Return the `Objectives` of a formula at one length."""
         return cls.closed(FormulaObjective(formula, task, to_device(length, jnp.float64)))
 
     def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
-        """Return the risk over the points of a replicate."""
+        """Return the risk over the points of a replicate, with tables up to `max_sharpness`."""
         return self.make(max_sharpness, replicate)
 
     def replicates(self) -> list[AbstractObjective]:
@@ -151,7 +151,7 @@ def to_tolerance(
     """Return a mean over points, quadrupling their number until the error is small enough.
 
     Args:
-        mean: a function of the number of points.
+        mean: a function of the number of points that returns the mean over them.
         effort: its `tolerance` is the relative error to reach; its `points`, if given, are the
             fixed number of points.
         first: the first number of points.
@@ -177,8 +177,8 @@ def gradient_moments(
     Args:
         attention: the attention at which the risk is differentiated.
         risks: the risk over each independent point set; a single risk if it is closed-form.
-        changed: risks over the first set with tables changed by their error. Their differences from
-            the first of `risks` are added to the error, because all sets share these tables.
+        changed: risks over the first set, with tables changed by their error. Because all `risks`
+            use the same tables, the changes of the gradient are added to the error.
     """
     rows = [_slopes(attention, risk) for risk in risks]
     others = [_slopes(attention, risk) for risk in changed]

@@ -35,16 +35,16 @@ BatchGradient: TypeAlias = Callable[
     ],
     tuple[Array, Array],
 ]
-r"""A function of a step, $U$ and $V$ that returns the gradients of twice the mean loss over the
-batch of the step in $U$ and $V$."""
+r"""A function of a step, $U$ and $V$. It returns the gradients in $U$ and $V$ of twice the mean
+loss over the batch of the step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RiskProblem:
     """A validated problem: an attention on a task, in double precision, at lengths [n].
 
-    The task has the type Any. A rule may use the attributes of a class of tasks only after its
-    obstacle has checked the class.
+    The task has the type Any, because a rule may use attributes that only one class of tasks has.
+    The obstacle of such a rule must check the class.
     """
 
     attention: AbstractAttention
@@ -73,7 +73,7 @@ class RiskProblem:
 
     @cached_property
     def heads(self) -> tuple[AbstractHead, ...] | None:
-        """The heads whose sum, with a residual, is the attention; None without `as_heads`."""
+        """The heads from `as_heads`, whose sum plus a residual is the attention; possibly None."""
         heads = self.attention.as_heads()
         return None if heads is None else tuple(heads)
 
@@ -106,7 +106,7 @@ class BatchProblem:
         keys: the random key of each run; the batch of step k is a function of (key, length, k).
         size: the number of prompts per batch.
         kernels: "softmax" or "linear", for each head.
-        sampling: "tokens", or "law" to draw sums over tokens from their law.
+        sampling: "tokens" to draw tokens, or "law" to draw sums over tokens from their law.
     """
 
     task: Any
@@ -125,41 +125,41 @@ class BatchProblem:
 _ESTIMATES = "a list with one `tasks.Estimate` (value, error, points) per length"
 
 RISK: Quantity[RiskProblem, list[Estimate]] = Quantity("risk", returns=_ESTIMATES)
-"""The rules of `risk`: one value per length."""
+"""The rules of `risk`, which return one value per length."""
 
 OBJECTIVE: Quantity[RiskProblem, list[Objectives]] = Quantity(
     "objective", returns="a list with one `tasks.Objectives` per length"
 )
-"""The rules of objectives: risks as differentiable functions of the attention."""
+"""The rules of objectives, which are risks as differentiable functions of the attention."""
 
 RISK_GRADIENT: Quantity[RiskProblem, list[tuple[ArrayMoments, int]]] = Quantity(
     "risk_gradient",
     returns="a list with ((gradients, errors), points) per length: two lists of arrays, a number",
 )
-"""The rules of `risk_gradient`: gradients, errors and the number of points, per length."""
+"""The rules of `risk_gradient`: gradients, their errors and the number of points per length."""
 
 BAYES_RISK: Quantity[BayesProblem, list[Estimate]] = Quantity(
     "bayes_risk",
     hint="Give the task a method `bayes_risk`, or register a rule.",
     returns=_ESTIMATES,
 )
-"""The rules of `bayes_risk`: one value per length."""
+"""The rules of `bayes_risk`, which return one value per length."""
 
 BAYES_EXCESS: Quantity[RiskProblem, list[Estimate]] = Quantity(
     "bayes_excess", hint="Subtract `bayes_risk` from `risk`.", returns=_ESTIMATES
 )
-"""The rules of `bayes_excess`: one value per length."""
+"""The rules of `bayes_excess`, which return one value per length."""
 
 BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity(
     "batch_gradient", returns="a function of step, U and V that returns the gradients in U and V"
 )
-"""The rules of batch gradients; without one, `sgd` uses `AbstractTask.draw_prompt`."""
+"""The rules of batch gradients; if none applies, `sgd` uses `AbstractTask.draw_prompt`."""
 
 
 def on(
     *classes: type[AbstractTask], obstacle: Callable[[Any], str | None] = applies_always
 ) -> Callable[[Any], str | None]:
-    """Return the obstacle of a rule for some classes of tasks, combined with another `obstacle`."""
+    """Return an obstacle that first checks the class of the task and then calls `obstacle`."""
     names = " and ".join(one.__name__ for one in classes)
 
     def whole(problem: Any) -> str | None:
@@ -171,7 +171,7 @@ def on(
 
 
 def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] | str:
-    """Return the first rule of `OBJECTIVE` without simulation, or the reason why none applies."""
+    """Return the rule of `OBJECTIVE` that applies without simulation, or why none applies."""
     found = [OBJECTIVE.first(problem, kind) for kind in ("limit", "exact")]
     rules = [one for one in found if isinstance(one, Rule)]
     reasons = [one for one in reversed(found) if isinstance(one, str)]
@@ -182,12 +182,12 @@ def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] 
 def exact_objectives(
     problem: RiskProblem, points: int, together: Sequence[float] = ()
 ) -> Objectives | None:
-    """Return the risk at the one length of a problem, without simulation; None if no rule applies.
+    """Return the risk at the single length of a problem; None if it requires simulation.
 
     Args:
         problem: the attention, the task and one length.
         points: the number of quadrature points.
-        together: the lengths whose tables are computed in the same pass.
+        together: further lengths, whose tables are computed in the same pass.
     """
     rule = objective_rule(problem)
     if isinstance(rule, str):
@@ -222,7 +222,7 @@ def checked_risk_problem(
 
 
 def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Risk:
-    """Return `Estimate`s as a `Risk` with arrays of the shape of the lengths, or with numbers."""
+    """Return one `Estimate` per length as a `Risk`: arrays shaped like `lengths`, or numbers."""
     if len(risks) != lengths.size or not all(isinstance(risk, Estimate) for risk in risks):
         raise TypeError(
             f"a rule must return a list with one `Estimate` per length ({lengths.size}), got "
@@ -293,7 +293,7 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
 
 
 def require_points(points: int) -> int:
-    """Return the number of points, or raise an error if it is not a power of two."""
+    """Return the number of points, or raise an error if it is not a power of two in range."""
     whole = isinstance(points, int | np.integer) and not isinstance(points, bool)
     if not (whole and 4 <= points <= LARGEST_POINTS and points & (points - 1) == 0):
         raise ArgumentError(

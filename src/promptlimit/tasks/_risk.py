@@ -1,4 +1,4 @@
-"""The risk of an attention on a task, its gradient, the Bayes risk, and the excess over it."""
+"""The risk of an attention on a task, its gradient, the Bayes risk and the Bayes excess."""
 
 from typing import Any
 
@@ -59,8 +59,8 @@ def risk(
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
     On `LinearRegression` it is half the mean squared error of the last output coordinate, or of the
-    last m coordinates for labels in $\mathbb R^m$. The risk is exact if a rule applies:
-    `print(promptlimit.tasks.RISK.table())` lists the rules, and `explain(risk, ...)` shows the one
+    last m coordinates for labels in $\mathbb R^m$. The result is exact if an exact rule applies:
+    `print(promptlimit.tasks.RISK.table())` lists all rules, and `explain(risk, ...)` shows the rule
     that a call uses. Otherwise prompts are simulated, which requires a `key`. Use `risk_gradient`
     for gradients, and `risk_function` for a differentiable function.
 
@@ -68,7 +68,7 @@ def risk(
         attention: $T$; on regressions its last output coordinate is the prediction.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: the relative error at which quadrature points are no longer added.
+        rtol: the relative error at which the quadrature stops adding points.
         points: the number of quadrature points in each of eight independent sets, a power of two.
             If it is given, `rtol` is not used.
         key: the random key for simulated prompts.
@@ -186,13 +186,13 @@ def bayes_excess(
     r"""Return the risk of an attention minus the Bayes risk, computed without a subtraction.
 
     On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$ for a query Z, the attention f and the Bayes
-    predictor $f^*$. It is accurate even if it is as small as 1e-30.
+    predictor $f^*$. The result is accurate even if it is as small as 1e-30.
 
     Args:
         attention: the attention f.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        rtol: the relative error at which quadrature points are no longer added.
+        rtol: the relative error at which the quadrature stops adding points.
         points: the number of quadrature points in each of eight independent sets, a power of two.
             If it is given, `rtol` is not used.
 
@@ -225,7 +225,7 @@ def _at_lengths(
     kind: str,
     effort: Effort,
 ) -> Risk:
-    """Return the result of the best rule of a kind, in the shape of the lengths."""
+    """Return the result of the rule for `kind`, with values in the shape of `lengths`."""
     rule = quantity.choose(problem, kind, effort)
     rule, risks = quantity.compute(rule, problem, kind, effort)
     return risk_at_lengths(risks, lengths, kind_of(rule.kind, lengths))

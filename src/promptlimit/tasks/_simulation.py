@@ -1,6 +1,7 @@
 """Monte Carlo estimates of risks, gradients and gaps for any task and any attention.
 
-Each sample is a prompt and its target token. These rules are used if no exact rule applies.
+Each sample is a prompt and its target token. These rules apply if no exact rule applies, and for
+kind="estimate".
 """
 
 import math
@@ -27,7 +28,7 @@ from promptlimit.tasks._problem import OBJECTIVE, RISK, RISK_GRADIENT, USUAL_POI
 
 _DEFAULT_SAMPLES = 2**14
 _MEMORY_BUDGET = 2**26  # bytes of the prompts that are simulated at a time
-_LARGEST_PROMPT = 2**30  # bytes of one prompt
+_LARGEST_PROMPT = 2**30  # bytes of one prompt and its copies
 _COPIES = 4  # arrays of the size of a prompt that a program needs
 _MOST_AT_ONCE = 1024  # prompts
 _LARGEST = 2**31  # bytes of the tokens of an objective
@@ -105,7 +106,7 @@ def _over_prompts(
 ) -> tuple[ArrayMoments, int]:
     """Return the means of a program's outputs over prompts, their errors and the prompt count.
 
-    Prompt i is drawn from `split(fold_in(key, i), 3)`, so the draws do not depend on the chunks.
+    Prompt i is drawn with the keys `split(fold_in(key, i), 3)`, whatever the size of the chunks.
     """
     samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     simulation = RiskSimulation(problem.attention, problem.task, length)
@@ -217,7 +218,7 @@ class SimulatedObjective(AbstractObjective):
     kind="estimate", scope="every problem", method="prompts that are simulated once and then kept"
 )
 def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the mean loss over fixed prompts at each length; each replicate has other prompts."""
+    """Return the mean loss over fixed prompts at each length; replicates have different prompts."""
     samples = USUAL_POINTS if effort.samples is None else effort.samples
 
     def make(length: float, _sharpness: float, replicate: int) -> AbstractObjective:

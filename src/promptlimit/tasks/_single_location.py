@@ -1,8 +1,9 @@
-r"""Single-location regression: one token of the prompt has the label, and its score is larger.
+r"""Single-location regression: the label is the value of one token, whose mean score is larger.
 
-The relevant token is token 0 with the weight $p_0$, and the L - 1 other tokens have the weights
-$p_l$. Let $x=e^{s+u}$ for a score s. Let $\varphi=E\,e^{-x}$ and $F_k=E[x^ke^{-x}]$ for the score of
-another token, and $\varphi_0=E\,e^{-x}$ for the score of the relevant token. Then
+The relevant token is token 0 with the softmax weight $p_0$. The L - 1 other tokens have the weights
+$p_l$. For a token with the score s and a real number u, let $x=e^{\beta s+u}$ with the inverse
+temperature $\beta$. Let $\varphi_0=E\,e^{-x}$ for the relevant token. For any other token, let
+$\varphi=E\,e^{-x}$ and $F_k=E[x^ke^{-x}]$. Then
 
     E(1 - p_0)^2 + E sum_{l>0} p_l^2 = int phi_0 {2(L-1) F_2 phi^{L-2} + (L-1)(L-2) F_1^2 phi^{L-3}} du
     1 - E p_0                        = int phi_0 (L-1) F_1 phi^{L-2} du.
@@ -72,7 +73,7 @@ class SingleLocation(AbstractTask):
         return SoftmaxAttention([[beta], [0.0]], [[0.0, 1.0]])
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002  # one law
-        """Return the law of the other tokens, and the law of the relevant token."""
+        """Return the law of a token that is not relevant, and the law of the relevant token."""
         return (
             Gaussian(np.zeros(2), np.eye(2)),
             Gaussian(np.array([math.sqrt(self.signal), 0.0]), np.eye(2)),
@@ -88,7 +89,7 @@ class SingleLocation(AbstractTask):
         return Empirical(jnp.concatenate([token, others])), token[0]
 
     def query_of(self, token: Float[Array, " 2"]) -> Float[Array, " 1"]:
-        """Return the query, which is 1 for every prompt."""
+        """Return the query, which is 1 for every token."""
         return jnp.ones_like(token[:1])
 
     def loss(self, output: Float[Array, " 1"], token: Float[Array, " 2"]) -> Float[Array, ""]:
@@ -150,7 +151,7 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 
 
 def _error(beta: float, shift: float, length: float, *, square: bool) -> tuple[float, float]:
-    """Return the mean squared error (`square`) or 1 - E p_0, and its numerical error."""
+    """Return the mean squared error if `square`, else 1 - E p_0, and the numerical error."""
     if length == 1.0:
         return 0.0, 0.0
     if math.isinf(length):

@@ -1,6 +1,6 @@
 """Exact statistics of softmax weights over finite prompts.
 
-Names load on first use: `weight_statistics` does not import jax.
+Names load on first use, so that `weight_statistics` does not import jax.
 """
 
 import lazy_loader

@@ -1,9 +1,9 @@
-r"""The law of a token from a list along a tilt t; its transforms $F_k$ are sums over the list.
+r"""The law of a token from a list, along a tilt t.
 
-Token $z_i$ has the probability $w_i$ and the score $s_i=\langle t,z_i\rangle$, and
-$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$ with $x_i=e^{s_i+u}$. A place, as in
-`AbstractProducts`, is a token, or for a long list a score at which functions are interpolated
-(`ManyAtoms`).
+Token $z_i$ has the probability $w_i$ and the score $s_i=\langle t,z_i\rangle$. The transforms of
+`_score_law` are sums over the list, $F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$ with $x_i=e^{s_i+u}$.
+A place of `AbstractProducts` is a token. For a long list, it is a score at which functions are
+interpolated (`ManyAtoms`).
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ _CELL = 0.5
 """The width of a cell of scores."""
 
 _NODES = 16
-r"""Chebyshev nodes per cell, which interpolate every $x^ke^{-x}$ to 1e-16 of its peak."""
+r"""Chebyshev nodes per cell. They interpolate every $x^ke^{-x}$ to 1e-16 of its peak."""
 
 _SHORT = 4.0
-"""The ratio of tokens to nodes of cells above which `ManyAtoms` is used."""
+"""The number of tokens per node above which `ManyAtoms` is used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +70,17 @@ class Atoms(AbstractScoreLaw):
 
     @property
     def places(self) -> Array:
-        r"""The scores s at which $x^ke^{-x}$ is evaluated, [j]."""
+        r"""The scores $s_j$ at which $x^ke^{-x}$ is evaluated, with $x_j=e^{s_j+u}$, [j]."""
         return self.token_scores
 
     @property
     def masses(self) -> Array:
-        """The weights of the places in means of functions of the score, [j]."""
+        r"""$m_j$ in $F_k[1]=\sum_jm_jx_j^ke^{-x_j}$, [j]."""
         return self.weights
 
     @property
     def factors(self) -> Array:
-        """The factor of each mean of `readings` in a sum over places, [j]."""
+        r"""$c_j$ in $F_k[f]=\sum_jc_jx_j^ke^{-x_j}f_j$, where $f_j$ is the mean of f at j, [j]."""
         return self.weights
 
     @property
@@ -96,7 +96,7 @@ class Atoms(AbstractScoreLaw):
         return float(np.logaddexp.reduce(np.log(self.weights) + self.token_scores))
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        # 1 - phi is at most E e^(s+u), and phi at most exp(-e^(s+u)) with the smallest score s.
+        # 1 - phi is at most E e^(s+u), and phi at most exp(-e^(s+u)) for the smallest score s.
         low = -NEGLIGIBLE - math.log(longest) - self.log_mean
         high = math.log(NEGLIGIBLE / shortest) + 0.5 - float(self.token_scores.min())
         return require_near(low, high)
@@ -136,7 +136,7 @@ class Atoms(AbstractScoreLaw):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # other laws use it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield blocks of tokens with the values Vz - T, T being `limit`; covariances are zero."""
+        """Yield blocks of tokens with their values Vz - T. Covariances and errors are zero."""
         centred, outputs = self._centred(value), limit.size
         for part in blocks(self.weights.size, outputs**2, _ENTRIES_AT_ONCE):
             zeros = np.zeros((part.stop - part.start, outputs, outputs))
@@ -145,7 +145,7 @@ class Atoms(AbstractScoreLaw):
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
 
-        Tokens are first measured from the heaviest token, to whose value T may be close.
+        The heaviest token is subtracted first, because T may be close to its value.
         """
         tilted = softmax(np.log(self.weights) + self.token_scores)
         apart = self.tokens - self.tokens[self.heaviest]
@@ -159,7 +159,7 @@ class Atoms(AbstractScoreLaw):
 
 
 def _kernel_means(u: Array, scores: Array, weights: Array, powers: Sequence[float | int]) -> Array:
-    r"""Return $\log E\,e^{-x}$, and $E[x^ke^{-x}]$ for each k in `powers`, [1 + powers, u]."""
+    r"""Return $\log E\,e^{-x}$ and all $E[x^ke^{-x}]$ with $x=e^{s+u}$, [1 + powers, u]."""
     found = np.empty((1 + len(powers), u.size))
     for part in blocks(u.size, scores.size, _ENTRIES_AT_ONCE):
         x = np.exp(np.minimum(u[part, None] + scores, LARGEST_EXPONENT))
@@ -190,8 +190,8 @@ class AtomProducts(AbstractProducts):
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
         r"""Return $F_{k-1}[f]$ and its error.
 
-        For values f with $E[fx^{k-1}]=0$ it is equal to $-E[fx^{k-1}(1-e^{-x})]$. The sum with the
-        smaller terms is used.
+        Since $E[fx^{k-1}]=0$, $F_{k-1}[f]=-E[fx^{k-1}(1-e^{-x})]$. Of the two sums, the one with
+        the smaller terms is used.
         """
         law, below = self.law, self.power - 1
         lowered, errors = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
@@ -217,12 +217,12 @@ def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
 
 
 class ManyAtoms(Atoms):
-    r"""The law of a long list. Scores are grouped in cells, and sums run over nodes g of the cells.
+    r"""The law of a long list, with sums over nodes g instead of tokens.
 
-    It is 13 times faster than `Atoms` for 1000 tokens and 45 times for 100,000
-    (benchmarks/every_law.py). A function $K(s+u)$ of the score is interpolated by Lagrange
+    Scores are sorted into cells. In each cell, a function K of s + u is interpolated by Lagrange
     polynomials $\ell_g$, $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$. Hence
-    $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with $f_g=\sum_iw_i\ell_g(s_i)f_i$.
+    $\sum_iw_if_iK(s_i+u)\approx\sum_gK(g+u)f_g$ with $f_g=\sum_iw_i\ell_g(s_i)f_i$. This is 13
+    times faster than `Atoms` for 1000 tokens, and 45 times for 100,000 (benchmarks/every_law.py).
     """
 
     @property
@@ -250,7 +250,7 @@ class ManyAtoms(Atoms):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # other laws use it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        r"""Yield nodes g, means $y_g$ and covariances $(yy')_g-y_gy_g'$ for y = Vz - T."""
+        r"""Yield the nodes g of each cell, with $y_g$ and $(yy')_g-y_gy_g'$ for y = Vz - T."""
         centred, outputs = self._centred(value), limit.size
         first = self._cells.sums(centred)
         for start in range(0, self.places.size, _NODES):
@@ -272,7 +272,7 @@ class _Cells:
 
     Attributes:
         order: the indices of the tokens, sorted by cell, [i].
-        starts: the positions in `order` at which cells start, and the number of tokens,
+        starts: the positions in `order` at which cells start, followed by the number of tokens,
             [cells + 1].
         nodes: the Chebyshev nodes of each cell, [cells * nodes].
         scores: the scores of the tokens, [i].

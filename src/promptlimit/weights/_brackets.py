@@ -3,9 +3,9 @@ r"""Moments of softmax weights as brackets: integrals of products of transforms 
 The L tokens of a prompt have scores $\sigma g_l$ with independent standard normal $g_l$, and the
 softmax weights $p_l$. Consider a product of sums over tokens that contains K weights. Its mean is a
 sum of terms $[f]_b/(K-1)!$, one for each pattern of equal indices in the product. Here b is the
-number of distinct tokens, f a product of b transforms, and the bracket $[f]_b$ an integral
-(`brackets`).
-Functions that return `Integrands` return `{b: f / (K-1)!}` (docs/finite.md, section 2).
+number of distinct tokens in the pattern, and f is a product of b transforms. The bracket $[f]_b$ is
+an integral (`brackets`; docs/finite.md, section 2). `Integrands` map each b to the sum of
+$f/(K-1)!$ over the patterns with b tokens.
 
 Sums over tokens are $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$. The
 transforms $a_{k,j}$ and $c_{k,j}$ are defined in `ScoreTransforms`.
@@ -28,6 +28,8 @@ HIGHEST = (4, 4)
 """The largest k and the largest j of the transforms."""
 
 _CENTRED_ABOVE = 4.0
+"""The sharpness above which the centre of `score_transforms` depends on u."""
+
 _CENTRED = tuple((k, j) for k, degree in ((1, 2), (2, 4), (3, 2)) for j in range(degree + 1))
 """The indices (k, j) of the $c_{k,j}$ that statistics need."""
 
@@ -55,20 +57,20 @@ def score_transforms(
 ) -> ScoreTransforms:
     r"""Return $\varphi$, $a_{k,j}$ and $c_{k,j}$ at evenly spaced u.
 
-    Formulas in $c_{k,j}$ hold for any centre c. They lose no digits if c is near the scores that
-    matter: $c=-u/\sigma$ for $\sigma>4$ and $u>-\sigma^2$, else $c=\sigma$.
+    Formulas in $c_{k,j}$ are valid for any centre c. They lose no digits if c is near the g that
+    dominate the means. Therefore $c=-u/\sigma$ if $\sigma>4$ and $u>-\sigma^2$, else $c=\sigma$.
 
     Args:
         sharpness: $\sigma > 0$.
         u: the nodes, [u].
-        highest: the largest k and j of $a_{k,j}$; $c_{k,j}$ is complete only at `HIGHEST`.
+        highest: the largest k and j. Below `HIGHEST`, $c=\sigma$ at all u.
     """
     score = GaussianScore(0.0, sharpness, u)
     moments = score.moments(tuple(range(1, highest[0] + 1)), highest[1], sharpness)
     centred = moments
     first = int(np.searchsorted(u, -(sharpness**2), side="right"))
     if sharpness > _CENTRED_ABOVE and highest == HIGHEST and first < u.size:
-        first = min(first, u.size - 2)  # the step needs two nodes
+        first = min(first, u.size - 2)  # `GaussianScore` needs two nodes
         centred = moments.copy()
         centred[..., first:] = np.nan
         powers, degrees = np.transpose(_CENTRED)
@@ -95,7 +97,7 @@ def brackets(
         known: c, the sum of $e^{s+u}$ over the scores s of the known tokens, [u].
 
     Returns:
-        For each name the sum by the even nodes and by the odd nodes, [..., 2, n].
+        For each name, the sum of brackets by the even nodes and by the odd nodes, [..., 2, n].
     """
     total: dict[str, Array] = {}
     step = (u[-1] - u[0]) / (u.size - 1)
@@ -139,21 +141,22 @@ _SUMS: dict[str, tuple[int, tuple[float, ...]]] = {
     "Q": (2, (0.0, 0.0, 1.0)),
     "C": (3, (1.0,)),
 }
-"""For each letter of `monomial`: the power of the weights, and the coefficients of P(h)."""
+"""For each letter of `monomial`: the power of the weights and the coefficients of P(h)."""
 
 
 def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -> Integrands:
     r"""Return the integrands of the mean of a product of sums over tokens.
 
-    The product is a word of these letters, with $h_l=g_l-\sigma$ and $p_0$ the weight of a known
-    token of score $s_0$; for example, "0BB" is $p_0B^2$:
+    A product is written as a word. For example, "0BB" is $p_0B^2$. With $h_l=g_l-\sigma$ and $p_0$
+    the weight of a known token of score $s_0$, the letters are
 
         0  p_0              B  sum p h          Y  sum p (h^2-1)
         S  sum p^2          H  sum p^2 h        Q  sum p^2 h^2        C  sum p^3
 
-    Each sum has the form $\sum_lp_l^{k_f}P_f(h_l)$ with a power $k_f$ and a polynomial $P_f$. A
-    pattern divides the sums of the word into b blocks with equal indices. With $c=e^{u+s_0}$, K the
-    number of weights in the word and i the number of factors $p_0$,
+    The sum of a letter f has the form $\sum_lp_l^{k_f}P_f(h_l)$ with a power $k_f$ and a polynomial
+    $P_f$. A pattern divides the sums of the word into b blocks. Sums in one block have the same
+    index l, and different blocks have different indices. With $c=e^{u+s_0}$, K the number of
+    weights in the word and i the number of factors $p_0$,
 
     $$E[p_0^i\prod_f\sum_lp_l^{k_f}P_f(h_l)]=\frac1{(K-1)!}\sum_{\text{patterns}}
     \Big[c^i\prod_{\text{blocks}}a_k[P]\Big]_b,\qquad a_k[P]=E[P(h)x^ke^{-x}],$$
@@ -180,7 +183,7 @@ def monomial(word: str, transforms: ScoreTransforms, own: Array | float = 1.0) -
 
 @functools.cache
 def _patterns(letters: str) -> dict[tuple[str, ...], int]:
-    """Return how often each pattern of equal indices occurs, by the letters of its blocks."""
+    """Return the number of patterns of `monomial`, by the letters of their blocks."""
     patterns: dict[tuple[str, ...], int] = {(): 1}
     for letter in letters:
         longer: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -194,10 +197,10 @@ def _patterns(letters: str) -> dict[tuple[str, ...], int]:
 
 
 def _block(letters: str, transforms: ScoreTransforms) -> Array:
-    r"""Return $a_k[P]$ for a block of sums.
+    r"""Return $a_k[P]$ for one block of `monomial`.
 
-    Stein's identity gives $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$. The
-    left sides would lose digits at large L (docs/finite.md).
+    By Stein's identity, $a_1[h]=-\sigma a_2[1]$ and $a_1[h^2-1]=\sigma^2(a_3[1]-a_2[1])$. The left
+    sides would lose digits at large L (docs/finite.md, section 2).
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     if letters == "B":
@@ -210,7 +213,7 @@ def _block(letters: str, transforms: ScoreTransforms) -> Array:
 
 @functools.cache
 def _product(letters: str) -> tuple[int, tuple[float, ...]]:
-    """Return k and the coefficients of P for a block of sums."""
+    """Return k and the coefficients of P for one block of `monomial`."""
     product = functools.reduce(np.convolve, (_SUMS[letter][1] for letter in letters), np.ones(1))
     return sum(_SUMS[letter][0] for letter in letters), tuple(product.tolist())
 
@@ -231,7 +234,7 @@ def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return $E\,S_3$, $E\,S_2^2$ and $E\,\mathrm{tr}\,W^2$, as sums of positive terms.
 
-    With $W=\mathrm{diag}(p)-pp^\top$, the last one is $([2a_{20}^2]_2+[a_{20}a_{10}^2]_3)/6$.
+    With $W=\mathrm{diag}(p)-pp^\top$, $E\,\mathrm{tr}\,W^2=([2a_{20}^2]_2+[a_{20}a_{10}^2]_3)/6$.
     """
     a = _Indexed(transforms.about_sharpness)
     return {
@@ -255,8 +258,8 @@ def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return $E\,m^2$ and $E[m S_2]$, and the sizes of their terms.
 
-    The terms are small if the weights are spread over many tokens. Then $m=Y-B^2$ is small, with Y
-    and B of `monomial`, because $V\approx1$.
+    The terms are those of $m=Y-B^2$, with Y and B as in `monomial`. They are small if the weights
+    are spread over many tokens, because then $V\approx1$.
     """
     square, mixed, fourth, ys, bbs = (
         monomial(word, transforms) for word in ("YY", "BBY", "BBBB", "SY", "BBS")
@@ -272,9 +275,9 @@ def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return $E V$, $E V^2$ and $E[V S_2]$, and the sizes of their terms.
 
-    They are small if a few tokens have most of the weight. Then $E\,m^2=1-2E\,V+E\,V^2$ and
-    $E[mS_2]=E[VS_2]-E\,S_2$ lose no digits. The formulas use $V=\frac12\sum p_lp_n(g_l-g_n)^2$ and
-    $v=c_{12}c_{10}-c_{11}^2$:
+    The terms are small if a few tokens have most of the weight. Then $E\,m^2=1-2E\,V+E\,V^2$ and
+    $E[mS_2]=E[VS_2]-E\,S_2$ lose no digits. With $V=\frac12\sum p_lp_n(g_l-g_n)^2$ and
+    $v=c_{12}c_{10}-c_{11}^2$, the formulas are
 
         E V      = [v]_2
         E V^2    = {[2 c20 c24 - 8 c21 c23 + 6 c22^2]_2 / 2 + [q]_3 + [v^2]_4} / 6,
@@ -304,11 +307,11 @@ def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return integrands whose integrals are known: the sum of weights, and Stein's identities.
+    r"""Return integrands whose integrals are known: the sum of weights and Stein's identities.
 
         [a10]_1 = 1,    a_{k,1} - sigma ((k-1) a_{k,0} - a_{k+1,0}) = 0,  k below the highest
 
-    "stein_k_size", the integral of $\sqrt{a_{k,0}a_{k,2}}$, is the scale of these errors.
+    The integral of $\sqrt{a_{k,0}a_{k,2}}$, "stein_k_size", is the scale of the error "stein_k".
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     residuals: dict[str, Integrands] = {"mass": {1: a[1, 0]}}

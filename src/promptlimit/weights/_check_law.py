@@ -2,8 +2,8 @@ r"""Checks that the methods of a law agree: log-Laplace transform, derivatives a
 
 A check is a function in `_CHECKS` that yields comparisons (`_Finding`). The comparisons with
 samples use means over samples whose expectation is zero if `log_laplace` is the transform
-$\Lambda(t)$ of the law from which `sample` draws. Their standard errors are computed from
-$\Lambda$, not from the samples, so a rare token that is not among the samples causes no false
+$\Lambda(t)$ of the law from which `sample` draws. The standard errors of these means are computed
+from $\Lambda$, not from the samples, so a rare token that is not among the samples causes no false
 alarm.
 """
 
@@ -31,13 +31,13 @@ _FALSE_ALARM = 1e-6
 """The documented probability of a false alarm."""
 
 _NOMINAL = 1e-9
-"""The probability of a false alarm if means were normal; skewed means make it larger."""
+"""The probability of a false alarm if all means were normal. Skewed means make it larger."""
 
 _SKEWED = 0.06
-r"""The largest $\gamma/\sqrt n$, where $\gamma$ is the skewness of one of n samples.
+r"""The largest $\gamma/\sqrt n$, for n samples of a statistic of skewness $\gamma$.
 
-At a threshold of x = 7 standard errors, the skewness multiplies the tail probability by about
-$e^{\gamma x^3/(6\sqrt n)}\le e^{3.4}=31$.
+At a threshold of x = 7 standard errors, the skewness multiplies the tail probability of the mean by
+about $e^{\gamma x^3/(6\sqrt n)}\le e^{3.43}=31$.
 """
 
 _FEWEST = 1024
@@ -52,7 +52,7 @@ _MULTIPLES = np.array([1j, 0.5 + 1j])
 """Complex multiples of a tilt at which the continuation is compared with samples."""
 
 _DIGITS = 1e-6
-"""The largest relative difference due to rounding: laws may compute in single precision."""
+"""The largest relative difference due to rounding, because laws may use single precision."""
 
 _TOLERANCE = 5e-4
 """The largest relative error of finite differences."""
@@ -73,32 +73,34 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     r"""Check that the methods of a law describe the same probability measure; raise if they do not.
 
     Call this function once in the tests of a user-defined law. Exact results use `log_laplace` and
-    never call `sample`, so they do not reveal a difference. The report has a row for each check:
+    never call `sample`, so they do not reveal that the two disagree. The report has a row for each
+    check:
 
     - *samples*: `sample` returns an array of the right shape with finite entries;
-    - *domain*: $\Lambda(0)=0$, and $\Lambda$ is finite on an interval around 0 along each
-      direction, everywhere if the law sets `finite_everywhere`;
+    - *domain*: $\Lambda(0)=0$, and along each direction $\Lambda$ is finite on an interval that
+      contains 0, or everywhere if the law sets `finite_everywhere`;
     - *convexity* of $\Lambda$ along each direction;
-    - *derivatives*: `mean` and `cov`, and `tilted_mean` and `tilted_cov` at other tilts, against
-      finite differences of `log_laplace`;
-    - *digits near zero*: `tilted_mean` and `tilted_cov` against `mean` and `cov` at small tilts, in
-      double precision, and in single precision if jax computes in it;
+    - *derivatives*: `mean` and `cov` at tilt 0, and `tilted_mean` and `tilted_cov` at other tilts,
+      against finite differences of `log_laplace`;
+    - *digits near zero*: `tilted_mean` and `tilted_cov` at small tilts, against values that follow
+      from the mean and covariance at tilt 0, in double precision, and also in single precision
+      unless jax has 64-bit numbers enabled;
     - *mean* and *covariance* against samples;
     - *transform* and *tilted mean*: $E\,e^{\langle t,z\rangle-\Lambda(t)}=1$ and
       $E\,e^{\langle t,z\rangle-\Lambda(t)}(z-\nabla\Lambda(t))=0$ over samples, at tilts whose
       scores have standard deviations from 0.3 to 4.8, unless there are too few samples for a tilt;
     - *tilts left out*: the number of tilts for which there are too few samples;
-    - *continuation*: as *transform*, at complex tilts, which exact results use, if `log_laplace` is
-      analytic;
+    - *continuation*: the check *transform* at complex tilts, which exact results use, if
+      `log_laplace` is analytic;
     - *Gaussian parts* and *variance proxy* against $\Lambda$, if the law provides them.
 
-    A correct law fails with a total probability below 1e-6. A comparison with samples is left out
-    if its distribution is too skewed for the number of samples; the report counts such comparisons.
+    The probability that a correct law fails any check is below 1e-6. A comparison with samples is
+    left out if its statistic is too skewed for the number of samples. The report counts omissions.
 
     Args:
         law: the law of a token.
         key: the random key of the samples.
-        samples: the number of tokens to draw.
+        samples: the number of tokens to draw, at least 1024.
 
     Raises:
         LawMismatchError: a check fails. The message names the first such check and both numbers.
@@ -130,8 +132,8 @@ class _Finding:
 
     Attributes:
         check: the name of the check.
-        share: the deviation as a fraction of the allowed deviation; None for a note in the report.
-        message: the text of the note, or the text of the error if `share` is above 1.
+        share: the deviation as a fraction of the allowed deviation; None for a note.
+        message: the note in the report, or the error message if `share` is above 1.
     """
 
     check: str
@@ -141,7 +143,7 @@ class _Finding:
 
 def _report_rows(law: AbstractMeasure, findings: Iterator[_Finding]) -> tuple[LawCheck, ...]:
     """Return one row per check, or raise at the first comparison that fails."""
-    shares: dict[str, list[float]] = {"samples": [0.0]}  # otherwise `_drawn` raises
+    shares: dict[str, list[float]] = {"samples": [0.0]}  # `_drawn` raises if it fails
     notes: dict[str, str] = {}
     for finding in findings:
         row = shares.setdefault(finding.check, [])
@@ -174,8 +176,8 @@ class _Direction:
 
     Attributes:
         name: the direction in messages.
-        tilt: the tilt u in this direction at which scores have standard deviation one, unless they
-            are constant, [d].
+        tilt: the tilt u in this direction at which the scores have standard deviation one, unless
+            they are constant, [d].
         ray: the multiples of u.
     """
 
@@ -188,7 +190,7 @@ class _Direction:
         return np.real(self.ray.log_laplace(np.asarray(multiples, np.float64)))
 
     def derivatives(self, at: float) -> tuple[float, float]:
-        r"""Return $d\Lambda(cu)/dc$ and $d^2\Lambda(cu)/dc^2$ from differences.
+        r"""Return $d\Lambda(cu)/dc$ and $d^2\Lambda(cu)/dc^2$ at c = `at` from differences.
 
         Both are NaN if the differences do not converge.
         """
@@ -202,19 +204,19 @@ class _Direction:
         return math.nan, math.nan
 
     def _differences(self, at: float, step: float) -> tuple[float, float]:
-        r"""Return slope and curvature from five values of $\Lambda$."""
+        r"""Return the first and second derivatives from five values of $\Lambda(cu)$."""
         far_left, left, here, right, far_right = self.at(at + step * np.arange(-2.0, 3.0))
         slope = (8.0 * (right - left) - (far_right - far_left)) / (12.0 * step)
         bend = 16.0 * (left + right) - (far_left + far_right) - 30.0 * here
         return float(slope), float(bend / (12.0 * step**2))
 
     def moment_bounds(self, centre: float) -> tuple[float, float]:
-        r"""Return bounds for the fourth and sixth central moments of a score.
+        r"""Return upper bounds of the fourth and sixth central moments of the score at the tilt u.
 
-        For a centred score x of variance v, $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$.
-        Hence $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
-        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$ for every s. The smallest bounds over
-        several s are returned.
+        Let x be the centred score and v its variance. Since $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and
+        $E\,x^4\ge v^2$, $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
+        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$ for every s. The function returns the
+        smallest bounds over several s.
 
         Args:
             centre: the mean of the score.
@@ -232,11 +234,12 @@ class _Direction:
         return max(float(fourth[finite].min()), variance**2), float(sixth[finite].min())
 
     def third_derivative_bound(self) -> float:
-        r"""Return a bound for $|d^3\Lambda(cu)/dc^3|$ at $|c|\le10^{-3}$.
+        r"""Return an upper bound of $|d^3\Lambda(cu)/dc^3|$ for $|c|\le10^{-3}$.
 
-        With x the centred score, this derivative is the third central moment of the tilted law, at
-        most $8E|x|^3e^{c|x|}\le16(3/(es'))^3E\cosh sx$ with $s'=s-10^{-3}$, for every s. The
-        smallest bound over several s is returned.
+        This derivative is the third central moment of the score under the tilted law. Let x be the
+        score minus its mean without tilt. For every s, the moment is at most
+        $8E|x|^3e^{|cx|}\le16(3/(es'))^3E\cosh sx$ with $s'=s-10^{-3}$. The function returns the
+        smallest bound over several s.
         """
         centre = self.derivatives(0.0)[0]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -245,7 +248,7 @@ class _Direction:
         return float(np.nan_to_num(bounds, nan=math.inf).min())
 
     def moments(self, law: AbstractMeasure, at: float) -> tuple[float, float]:
-        r"""Return $d\Lambda(cu)/dc$ and $d^2\Lambda(cu)/dc^2$ from the tilted moments of a law."""
+        r"""Return $d\Lambda(cu)/dc$ and $d^2\Lambda(cu)/dc^2$ from tilted moments of `law`."""
         tilt = to_device(at * self.tilt, jnp.result_type(float))
         mean, cov = as_float64(law.tilted_mean(tilt)), as_float64(law.tilted_cov(tilt))
         return float(self.tilt @ mean), float(self.tilt @ cov @ self.tilt)
@@ -262,8 +265,8 @@ class _Subject:
         directions: coordinate axes, sums of two axes if the dimension is small, and random
             directions.
         mean: the mean of a token, [d]; NaN if zero is not inside the domain.
-        cov: the covariance of a token, [d, d]; NaN in the same case.
-        size: the root mean square of a token.
+        cov: the covariance of a token, [d, d]; NaN if zero is not inside the domain.
+        size: the root mean square norm of a token.
         precisions: the dtypes in which derivatives near zero are checked.
     """
 
@@ -283,7 +286,7 @@ class _Subject:
         key: PRNGKeyArray,
         precisions: tuple[type[np.floating], ...],
     ) -> "_Subject":
-        """Return the subject; a few samples replace an unavailable covariance in the scales."""
+        """Return the subject. Samples set the scale of directions without a positive variance."""
         tokens = _drawn(law, jax.random.fold_in(key, 0), _FEWEST)
         size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
         try:
@@ -311,7 +314,7 @@ class _Subject:
 
     @cached_property
     def tilts(self) -> "tuple[list[_Tilt], int]":
-        """The tilts for which there are enough samples, and the number of the other tilts."""
+        """The tilts for which there are enough samples, and the number of tilts left out."""
         allowed = 0.5 * _SKEWED * math.sqrt(self.samples)
         scales = np.array([sign * scale for scale in _SCALES for sign in (1.0, -1.0)])
         found, few = [], self.directions[:2] + self.directions[2:][-2:]
@@ -440,13 +443,14 @@ def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterat
 def _near_zero(subject: _Subject) -> Iterator[_Finding]:
     r"""Yield comparisons of the first two derivatives of $\Lambda(cu)$ at small c and at zero.
 
-    They differ by $c$ times the second derivative, up to $Bc^2/2$, and by up to $B|c|$, where B
-    bounds the third derivative. Formulas such as $\log(\sin(t)/t)$ lose all digits near zero.
+    Let B be an upper bound of the third derivative. The first derivative changes by c times the
+    second derivative, up to an error of $Bc^2/2$, and the second derivative by at most $B|c|$.
+    Derivatives of formulas such as $\log(\sinh(t)/t)$ lose all digits near zero.
     """
     few = subject.directions[:2] + subject.directions[2:][-2:]
     bounded = [(one, one.third_derivative_bound()) for one in few]
     for dtype in subject.precisions:
-        with jax.enable_x64(dtype == np.float64):  # a `yield` inside could leave it open
+        with jax.enable_x64(dtype == np.float64):  # a `yield` inside would leave it changed
             law = in_precision(subject.law, dtype)
             findings = [
                 finding
@@ -460,7 +464,7 @@ def _near_zero(subject: _Subject) -> Iterator[_Finding]:
 def _lost_digits(
     law: AbstractMeasure, direction: _Direction, bound: float, size: float
 ) -> Iterator[_Finding]:
-    """Yield the comparisons along one direction in the precision of the law."""
+    """Yield the comparisons along one direction, in the current precision of jax."""
     dtype, length = jnp.result_type(float), float(np.linalg.norm(direction.tilt))
     rounding, size = _LOST * float(jnp.finfo(dtype).eps), 1.0 + size * length
     mean, cov = direction.moments(law, 0.0)
@@ -573,8 +577,10 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
     fourth, sixth = np.array([one.moment_bounds(float(c)) for one, c in pairs]).T
     quartic = np.maximum(fourth - spreads**2, 0.5 * spreads**2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        skewed = np.sqrt(fourth) / spreads  # an upper bound for E|x|^3 / sd^3
-        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # a third of a bound that is loose
+        # Upper bounds of E|x|^3 / sd^3 for x and for x^2 - v, with x the centred score of variance
+        # v. The bound for x^2 - v is loose and is therefore divided by 3.
+        skewed = np.sqrt(fourth) / spreads
+        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)
     lengths = np.linalg.norm(tilts, axis=1)
     size = subject.size * float(lengths.max())
     for check, claimed, variance, ratio, power in (
@@ -598,7 +604,7 @@ def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
 
 
 def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
-    r"""Yield the checks of $\Lambda$ and of the tilted mean, with $e^{<t,z>-\Lambda(t)}$."""
+    r"""Yield the checks *transform* and *tilted mean* of `check_law`."""
     for one in subject.tilts[0]:
         mean, _ = subject.tilted_moments(one.tilt)
         later, cov = subject.tilted_moments(2.0 * one.tilt)
@@ -620,7 +626,7 @@ def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
 
 
 def _continuation(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
-    r"""Yield the checks of $\Lambda$ at complex tilts, if it is analytic."""
+    r"""Yield the checks of $\Lambda$ at complex tilts, or a note if $\Lambda$ is not analytic."""
     tilts = [one for one in subject.tilts[0] if abs(one.scale) <= 1.2]
     try:
         for one in tilts[:1]:

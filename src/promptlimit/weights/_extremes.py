@@ -1,13 +1,13 @@
 r"""The means over prompts of the effective number of tokens and of the largest weight.
 
-A prompt has L tokens with independent scores s and softmax weights p, and $S_2=\sum p^2$. Since
-$1/S_2=(\sum e^s)^2/\sum e^{2s}$, with $X=e^{2s+u}$
+A prompt has L tokens with independent scores s and softmax weights p, and $S_2=\sum p^2$. Let
+$X=e^{2s+u}$. Since $1/S_2=(\sum e^s)^2/\sum e^{2s}$,
 
     E(1/S_2) = int { L G_1 g^{L-1} + L(L-1) G_{1/2}^2 g^{L-2} } du,    G_k = E[X^k e^{-X}], g = G_0.
 
-For the largest weight, let $x=e^{s+u}$ and $H(s,u)=E[e^{-x'}1(s'\le s)]$ with $x'=e^{s'+u}$ for the
-score s' of a token. Then $H^L$ is the mean over prompts of the product of $e^{-\sum x'}$ and the
-indicator that all scores are at most s, and
+For the largest weight, let $x=e^{s+u}$ and $H(s,u)=E[e^{-x'}1(s'\le s)]$, where s' is the score of
+a token, $x'=e^{s'+u}$, and $1(\cdot)$ is an indicator. Then $H^L$ is the mean over prompts of
+$e^{-\sum x'}$ times the indicator that all scores are at most s, and
 
     E max p = int du int x d_s(H^L).
 """
@@ -36,13 +36,13 @@ from promptlimit.weights._score_law import (
 )
 
 _ORDER = 16
-"""Gauss points per panel, an interval of scores."""
+"""The number of Gauss points per panel; a panel is an interval of scores."""
 
 _PANEL = 0.5
-"""The width of a panel, in units of the smaller of 1 and the standard deviation."""
+"""The width of a panel, in units of the smaller of 1 and the sharpness of its part."""
 
 _RANGE = 9.0
-"""The number of standard deviations around the mean score that the panels cover, for L = 1."""
+"""The number of standard deviations on each side of the mean that panels cover, for L = 1."""
 
 _ENTRIES_AT_ONCE = 2**21
 _NODES_AT_ONCE = 32
@@ -67,7 +67,7 @@ def mean_effective_tokens(law: AbstractScoreLaw, lengths: Array) -> tuple[Array,
 def largest_weight(law: AbstractScoreLaw, lengths: Array) -> tuple[Array, Array] | None:
     r"""Return $E\max p$ over prompts of L tokens, L at least 2, and its relative error, [n].
 
-    Returns None if the law is neither a list nor a mixture of Gaussians.
+    Returns None unless the law is `Atoms`, or a `GaussianLaw` whose parts have positive sharpness.
     """
     u = nodes_of([law.window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))])
     with np.errstate(under="ignore"):
@@ -87,7 +87,7 @@ def largest_weight(law: AbstractScoreLaw, lengths: Array) -> tuple[Array, Array]
 
 
 def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
-    r"""Return $\sum_ix_i(H_i^L-H_{i-1}^L)$ over tokens in increasing order of scores, [n, u]."""
+    r"""Return $\sum_ix_i(H_i^L-H_{i-1}^L)$ for increasing scores $s_i$, $H_i=H(s_i,u)$, [n, u]."""
     order = np.argsort(law.token_scores, kind="stable")
     scores, weights = law.token_scores[order], law.weights[order]
     above = np.append(np.cumsum(weights[:0:-1])[::-1], 0.0)  # the probability of larger scores
@@ -106,12 +106,12 @@ def _listed(law: Atoms, u: Array, lengths: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Panels:
-    """The law of a score from a mixture of Gaussians, at Gauss points on panels.
+    """The law of a score from a mixture of Gaussians, at the Gauss points of panels.
 
     Attributes:
         scores: the Gauss points, [panel, point].
         masses: `shares` times the weights of the Gauss rule on [-1, 1], [panel, point].
-        shares: the density of the score times half the width of the panel, [panel, point].
+        shares: the density of the score, times half the width of the panel, [panel, point].
         above: the probability of a larger score, [panel, point].
     """
 
@@ -140,8 +140,8 @@ class _Panels:
     def integrands(self, u: Array, lengths: Array) -> tuple[Array, Array]:
         r"""Return $E[Lxe^{-x}H^{L-1}]$ and $E[Lxe^{-x}\varphi^{L-1}]$, [n, u].
 
-        Here $\varphi=E\,e^{-x}$. The integral of the second function over u is one. Panels where x
-        or $e^{-x}$ is negligible are left out.
+        Here $\varphi=E\,e^{-x}$. The integral of the second function over u is one, which measures
+        the error. Panels where x or $e^{-x}$ is negligible are left out.
         """
         integral = _rule()[2]
         far = NEGLIGIBLE + math.log(float(lengths.max()))
@@ -175,7 +175,7 @@ class _Panels:
 
 @functools.cache
 def _rule() -> tuple[Array, Array, Array]:
-    """Return Gauss points on [-1, 1], their weights, and the integrals from -1 to each point."""
+    """Return a Gauss rule on [-1, 1], and integrals of Lagrange polynomials up to its points."""
     points, weights = legendre.leggauss(_ORDER)
     coefficients = np.linalg.inv(legendre.legvander(points, _ORDER - 1))  # [degree, point]
     primitives = legendre.legint(coefficients, lbnd=-1.0, axis=0)

@@ -11,13 +11,15 @@ The moments of the output $T_L$ are integrals of these functions (docs/finite.md
     E(T_L - T)             = int k_1 e^{k_0} du
     E(T_L - T)(T_L - T)'   = int (k_2 + k_1 k_1') e^{k_0} du.
 
-If every $y_l$ is replaced by 1, the first integral is the sum of the softmax weights $p_l$, which
-is one; if $y_l$ is replaced by $x_l$, it is $E\,S_2$ with $S_2=\sum_lp_l^2$. For independent parts
-of a prompt, such as known tokens and tokens from a law, $k_0$, $k_1$ and $k_2$ add.
+If every $y_l$ is replaced by 1, the first integral is the mean of the sum of the softmax weights
+$p_l$, which is one. If $y_l$ is replaced by $x_l$, the integral is $E\,S_2$ with $S_2=\sum_lp_l^2$.
+For independent parts of a prompt, such as known tokens and tokens from a law, $k_0$, $k_1$ and
+$k_2$ add.
 
-The integrals are trapezoidal rules. The even and the odd nodes form two rules of twice the step,
-called "the two rules" below. If both have a relative error of about $\epsilon$, which half their
-difference estimates, their mean has an error of about $\epsilon^2$.
+The integrals are computed with the trapezoidal rule. The even and the odd nodes form two rules of
+twice the step, called "the two rules" below. Half their difference estimates the error of each
+rule. If this error is $\epsilon$ relative to the integral, the relative error of their mean is
+about $\epsilon^2$.
 
 Brackets give shapes of arrays: n lengths, u nodes, e coordinates of a value, f known tokens.
 """
@@ -55,7 +57,7 @@ class AbstractTerms(abc.ABC):
         mass: $k_1$ with 1 in place of y, [n, u].
         squares: $k_1$ with x in place of y, [n, u].
         first: $k_1$, [n, u, e].
-        rounding: the rounding error in $E|T_L-T|^2$ that is due to this part, [n].
+        rounding: the rounding error of $E|T_L-T|^2$ that is due to this part, [n].
     """
 
     mass: Array
@@ -64,7 +66,7 @@ class AbstractTerms(abc.ABC):
     rounding: Array
 
     def about(self, centre: Array) -> Array:
-        r"""Return $k_1$ of values measured from $T+$ `centre`, [n, u, e], for centres [n, e]."""
+        r"""Return $k_1$ for values measured from $T+$ `centre`, [n, u, e]; `centre` is [n, e]."""
         return self.first - self.mass[..., None] * centre[:, None]
 
     @abc.abstractmethod
@@ -86,9 +88,9 @@ class PartNodes:
     Attributes:
         log_psi: $k_0$, [n, u].
         rounding: the rounding error of $k_0$, [n, u].
-        terms: a function of the weights $w=2he^{k_0}$, [n, u], that returns $k_1$ and $k_2$. Here h
-            is the step and $k_0$ belongs to the whole prompt. The number of nodes of w is even. If
-            w has fewer nodes than u, only the first nodes of u are used.
+        terms: a function of the weights $w=2he^{k_0}$, [n, u], that returns $k_1$ and $k_2$ of the
+            part. Here h is the step, and $k_0$ is that of the whole prompt. The number of nodes of
+            w is even. If w has fewer nodes than u, only the first nodes of u are used.
     """
 
     log_psi: Array
@@ -185,7 +187,8 @@ class IndependentTokens(AbstractPart):
         k_0 = L log(phi),    k_1 = L B / phi,    k_2 = L (F_2[yy'] / phi - BB' / phi^2).
 
     With a slope m, the score of the token at position j, counted from the end of the prompt, is
-    lowered by mj. Then $k_0=\sum_{j<L}\log\varphi(u-mj)$, and $k_1$ and $k_2$ are similar sums.
+    lowered by mj. Then $k_0=\sum_{j<L}\log\varphi(u-mj)$. Similarly, $k_1$ and $k_2$ are sums over
+    j of $B/\varphi$ and $F_2[yy']/\varphi-BB'/\varphi^2$ at u - mj.
 
     Attributes:
         law: the law of a token along the tilt t.
@@ -340,7 +343,7 @@ class Positions:
         return self.slope * self._node_stride / self._stride if self.slope else STEP
 
     def grid_size(self, nodes: int) -> int:
-        """Return the number of grid points up to the last node, for a number of nodes."""
+        """Return the number of grid points up to the last of `nodes` nodes."""
         return self._before + self._node_stride * (nodes - 1) + 1
 
     def grid(self, u: Array) -> Array:
@@ -403,8 +406,8 @@ class Cumulants:
         log_psi: $k_0$, [n, u].
         first: $k_1$ with y replaced by the vector (y, 1, x), [n, u, e + 2].
         second: $k_2$ with y replaced by the vector (y, 1), [n, u, e + 1, e + 1].
-        rounding: the rounding error of `log_psi`, and the relative rounding error of `first` and
-            `second`, [n].
+        rounding: a bound for the rounding error of `log_psi` and for the relative rounding errors
+            of `first` and `second`, [n].
     """
 
     log_psi: Array
@@ -424,11 +427,11 @@ class Cumulants:
 
 @dataclasses.dataclass(frozen=True)
 class DependentTokens(AbstractPart):
-    r"""Dependent tokens.
+    r"""Dependent tokens, given by their cumulants.
 
     Attributes:
         cumulants: a function that returns the cumulants at nodes u.
-        ends: the result of `window`.
+        ends: the range of u that `window` returns.
     """
 
     cumulants: Callable[[Array], Cumulants]
@@ -544,7 +547,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         masses, participations, biases = (by_rules(weights, f) for f in (mass, squares, first))
         bias, participation = biases.mean(axis=0), participations.mean(axis=0)
         seconds = second(np.zeros_like(bias), np.zeros_like(bias))
-        # If a known token has most of the weight, the output is close to the value of that token.
+        # Measure from the value of a known token with most of the weight, to which T_L is close.
         known = [term for term in terms if isinstance(term, KnownTerms)]
         origin = total_of([np.zeros_like(bias), *(term.dominant() for term in known)])
         attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
@@ -572,8 +575,8 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
 def nodes_of(windows: Sequence[tuple[float, float]], step: float = STEP) -> Array:
     r"""Return an even number of evenly spaced nodes u for parts with these windows.
 
-    The nodes end at the lowest upper end of a window. Above it $e^{k_0}$ is negligible for one
-    part, and thus for the whole prompt.
+    The nodes end at the lowest of the upper ends. Above it, $e^{k_0}$ is negligible for one part,
+    and thus for the whole prompt.
     """
     lows, highs = zip(*windows, strict=True)
     high = min(highs)
@@ -593,7 +596,7 @@ def by_rules(weights: Array, integrand: Array) -> Array:
 
 
 def _significant_nodes(log_psi: Array) -> int:
-    """Return an even number of first nodes, after which $e^{k_0}$ is negligible."""
+    """Return an even number n such that $e^{k_0}$ is negligible after the first n nodes."""
     some = np.flatnonzero(log_psi.max(axis=0) > -3.0 * NEGLIGIBLE)
     if not some.size:
         raise AccuracyError(
@@ -616,7 +619,7 @@ def _step_error(step: float) -> float:
 def rule_error(rules: Array, size: Array) -> Array:
     """Return an estimate of the absolute error of the mean of the two rules, [n].
 
-    The relative error of the mean is about the square of that of each rule.
+    The relative error of the mean is about the square of the relative error of each rule.
 
     Args:
         rules: the integrals by the even and by the odd nodes, [2, n, ...].

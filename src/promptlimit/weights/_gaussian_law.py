@@ -1,10 +1,11 @@
 r"""The law of a Gaussian token, or of a mixture of Gaussians, along a tilt.
 
-Within a part $N(m,\Gamma)$ of the mixture the score is $s=\mu+\sigma g$ with g standard normal.
-Given g, a token is normal with mean $m+\Gamma t\,g/\sigma$ and covariance
-$\Gamma-\Gamma tt'\Gamma/\sigma^2$, so second moments of values are polynomials of degree two in g.
-For the transform $F_k$ they are interpolated at three values of $h=g-(k-1)\sigma$, which are the
-places (`AbstractProducts`). By Stein's lemma $F_{k-1}[h]=-\sigma F_k[1]$, so no digits cancel.
+Within a part $N(m,\Gamma)$ of the mixture, the score is $s=\mu+\sigma g$ with g standard normal,
+$\mu=\langle m,t\rangle$ and $\sigma^2=t'\Gamma t$. Given g, a token is normal with mean
+$m+\Gamma t\,g/\sigma$ and covariance $\Gamma-\Gamma tt'\Gamma/\sigma^2$, so second moments of
+values are polynomials of degree two in g. For the transform $F_k$, these polynomials are
+interpolated at three values of $h=g-(k-1)\sigma$, which are the places of `AbstractProducts`. By
+Stein's lemma $F_{k-1}[h]=-\sigma F_k[1]$, so no digits cancel.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ from promptlimit.weights._score_law import (
 )
 
 _SHARPEST = 150.0
-"""The largest standard deviation of scores; the integrals would take too long above it."""
+"""The largest standard deviation of scores. Above it, the integrals would take too long."""
 
 _ROUNDING = 8.0 * EPSILON
 _NODES = np.array([-1.0, 0.0, 1.0])
@@ -71,13 +72,13 @@ class GaussianLaw(AbstractScoreLaw):
 
     @cached_property
     def sharpness(self) -> Array:
-        r"""$\sigma_k$, [k]."""
+        r"""$\sigma_k=\sqrt{t'\Gamma_kt}$, [k]."""
         with np.errstate(over="ignore", invalid="ignore"):
             return np.sqrt(np.maximum(self.pulls @ self.tilt, 0.0))
 
     @cached_property
     def _heaviest(self) -> int:
-        """The index of the part of largest tilted weight; tokens are measured from its mean."""
+        """The index of the part of largest tilted weight. Its mean is subtracted from tokens."""
         return int(np.argmax(np.log(self.weights) + self.means @ self.tilt + self.sharpness**2 / 2))
 
     @cached_property
@@ -192,7 +193,7 @@ class GaussianLaw(AbstractScoreLaw):
 def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]:
     r"""Return the means over one part that `assembled` needs; `tilted_mean` is $\Lambda'$.
 
-    $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$ by Stein's lemma.
+    By Stein's lemma, $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$ in the part.
     """
     sigma = part.sharpness
     phi, complement = part.phi_and_complement
@@ -220,14 +221,14 @@ def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class GaussianProducts(AbstractProducts):
-    r"""$F_k$ and $F_{k-1}$ of polynomials in h within each of p parts.
+    r"""$F_k$ and $F_{k-1}$ of functions that are polynomials in h within each of p parts.
 
     Attributes:
         power: k.
         sharpness: $\sigma$ of each part, [p].
         radii: r of each part, whose places are h = -r, 0 and r, [p].
         moments: $w\,F_k[h^j]$ for j = 0, 1, 2, with w the probability of the part, [p, j, u].
-        below: w times the means of $x^{k-1}e^{-x}$ and of $x^{k-1}(1-e^{-x})$, [p, 2, u].
+        below: w times the means of $x^{k-1}e^{-x}$ and $x^{k-1}(1-e^{-x})$ in the part, [p, 2, u].
     """
 
     power: int
@@ -246,9 +247,9 @@ class GaussianProducts(AbstractProducts):
     def lower(self, centred: Array, mean_errors: Array) -> tuple[Array, Array]:  # noqa: ARG002  # zero
         r"""Return $F_{k-1}[f]$ and its error.
 
-        For f = a + bh in a part, $F_{k-1}[f]=aF_{k-1}[1]-b\sigma F_k[1]$. The sum of
-        $aF_{k-1}[1]$ over the parts is equal to that of $-a\,E[x^{k-1}(1-e^{-x})]$, since
-        $E[fx^{k-1}]=0$. The sum with the smaller terms is used.
+        For f = a + bh in a part, $F_{k-1}[f]=aF_{k-1}[1]-b\sigma F_k[1]$. Since $E[fx^{k-1}]=0$,
+        the sum of $aF_{k-1}[1]$ over the parts is equal to the sum of $-a\,E[x^{k-1}(1-e^{-x})]$.
+        Of the two sums, the one with the smaller terms is used.
         """
         left, middle, right = centred.reshape(-1, 3, centred.shape[1]).transpose(1, 0, 2)
         falls = (right - left) * (self.sharpness / (2.0 * self.radii))[:, None]

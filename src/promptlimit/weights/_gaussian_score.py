@@ -1,12 +1,13 @@
 r"""Transforms of one Gaussian score, on which all exact quantities of Gaussian tokens depend.
 
-A score is $s=\mu+\sigma g$ with g standard normal. With $t=s+u$ and $x=e^t$ the transforms are
-means, for nodes u and a constant c, of
+A score is $s=\mu+\sigma g$ with g standard normal. Let $t=s+u$ and $x=e^t$ for nodes u. The
+transforms are the means of
 
-$$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
+$$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}$$
 
-The first mean is $\varphi$. All are computed by the trapezoidal rule. Its relative error at step h
-is about $|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ and h = 3/16.
+for a constant c. The mean of $e^{-x}$ is $\varphi$. All means are computed with the trapezoidal
+rule. Its relative error at step h is about $|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for
+$k\le4$ and h = 3/16.
 """
 
 import dataclasses
@@ -28,6 +29,8 @@ _HIGHEST = 4
 """The largest power of x."""
 
 _LARGEST_T, _LARGEST_SLOW_T = 5.0625, 40.125
+"""The largest node t of integrands that contain $e^{-x}$, and of `GaussianScore.remainder`."""
+
 _TAIL = 40.0
 _NEGLIGIBLE = -46.0
 _SATURATED = 60.0
@@ -41,9 +44,9 @@ _BLOCK = 2**18
 class GaussianScore:
     r"""A score $s=\mu+\sigma g$ at evenly spaced u.
 
-    Up to a sharpness of 1/2, means are sums over nodes g. For larger sharpness they are sums over
-    nodes t, $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with n the normal density. These
-    sums are correlations, because $g=(t-u-\mu)/\sigma$ depends on t - u alone.
+    Up to a sharpness of 1/2, means are sums over nodes g. Above it they are sums over nodes t,
+    $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with n the standard normal density. The sums over t
+    are correlations, because $g=(t-u-\mu)/\sigma$ depends on t - u alone.
 
     Attributes:
         mean: $\mu$.
@@ -113,9 +116,9 @@ class GaussianScore:
     def _extent(self, power: float = 1.0) -> float:
         r"""Return the distance from 0 to the lowest node t, with k = `power`.
 
-        Below this node $e^{kt-e^t}n(g)$ is negligible at all u. For t < 0, where $e^{-e^t}$ is
-        nearly constant, the logarithm of the other factors has the slope $k+(u+\mu)/\sigma^2$ at
-        t = 0. If it is negative, the peak is at $t=u+\mu+k\sigma^2$.
+        Below the lowest node, $e^{kt-e^t}n(g)$ is negligible at all u. For t < 0, $e^{-e^t}$ is
+        nearly constant. The logarithm of the other factors has the slope $k+(u+\mu)/\sigma^2$ at
+        t = 0. If this slope is negative, the peak is at $t=u+\mu+k\sigma^2$.
         """
         variance, lowest = self.sharpness**2, float(self.u[0]) + self.mean
         slope, gaussian = power + lowest / variance, math.sqrt(2 * _TAIL) * self.sharpness
@@ -160,7 +163,7 @@ class GaussianScore:
     def _shares(self) -> Array:
         r"""$\int xe^{-x}\Phi(a)\,dt$ for a = g, -g and $\sigma-g$, [3, u].
 
-        By partial integration they are $\varphi$, $1-\varphi$ and $E[x(1-e^{-x})]/E\,x$.
+        By partial integration these are $\varphi$, $1-\varphi$ and $E[x(1-e^{-x})]/E\,x$.
         """
         t = self._long_t
         g = self._g(t)
@@ -241,8 +244,8 @@ class MixtureScore:
     def drift(self, levels: Array) -> Array:
         r"""Return $E[fxe^{-x}]$, [..., u], for a function f that is constant in each component.
 
-        f must satisfy $E[fe^s]=0$. The mean is then equal to $-E[fx(1-e^{-x})]$, and whichever sum
-        has the smaller terms is used.
+        f must satisfy $E[fe^s]=0$, so that the mean is equal to $-E[fx(1-e^{-x})]$. Of the two sums
+        over components, the one with the smaller terms is used.
 
         Args:
             levels: f in each component, [..., k].
@@ -270,11 +273,14 @@ def score_window(
 ) -> tuple[float, float]:
     r"""Return the range of u in which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
 
-    For $\mu=0$ and u = -y, $1-\varphi$ is 0.63 to 1 times $m(y)=E\min(1,e^{\sigma g-y})$. For
-    $0\le y\le\sigma^2$, $P(\sigma g>y)\le m\le e^{-y^2/2\sigma^2}$; for $y>\sigma^2$,
-    $\frac12e^{\sigma^2/2-y}\le m\le e^{\sigma^2/2-y}$. Below the range, $L(1-\varphi)$ is
-    negligible for L = `longest`. Above it, $\varphi^L$ is negligible for L = `shortest`, because
-    $L(1-\varphi)$ is large or $\varphi(u)\approx P(\sigma g+u<4.1)$ is small.
+    Below the range, $L(1-\varphi)$ is negligible for L = `longest`. Above it, $\varphi^L$ is
+    negligible for L = `shortest`, because $L(1-\varphi)$ is large or
+    $\varphi(u)\approx P(\sigma g+u<4.1)$ is small.
+
+    For $\mu=0$ and u = -y, $1-\varphi$ is between $0.63\,m$ and m with
+    $m(y)=E\min(1,e^{\sigma g-y})$. For $0\le y\le\sigma^2$,
+    $P(\sigma g>y)\le m\le e^{-y^2/(2\sigma^2)}$. For $y>\sigma^2$,
+    $\frac12e^{\sigma^2/2-y}\le m\le e^{\sigma^2/2-y}$.
     """
     sigma = max(sharpness, _NARROWEST)
     target = _NEGLIGIBLE - math.log(longest)
@@ -292,14 +298,14 @@ def score_window(
 def mixture_window(
     means: Array, sharpness: Array, longest: float, shortest: float
 ) -> tuple[float, float]:
-    """Return the union of the windows of the parts of a mixture of Gaussian scores."""
+    """Return the smallest range that contains the windows of all parts of a mixture."""
     pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
     lows, highs = zip(*(score_window(*pair, longest, shortest) for pair in pairs), strict=True)
     return min(lows), max(highs)
 
 
 def _log_overlap(x: float, sharpness: float) -> float:
-    r"""Return $\log m(x)$ with $m(x)=E\min(1,e^{\sigma g-x})$ of `score_window`."""
+    r"""Return $\log m(x)$ with $m(x)=E\min(1,e^{\sigma g-x})$ as in `score_window`."""
     above = float(log_ndtr(-x / sharpness))
     below = sharpness * sharpness / 2 - x + float(log_ndtr(x / sharpness - sharpness))
     return float(np.logaddexp(above, below))
@@ -311,7 +317,7 @@ def _log_overlap(x: float, sharpness: float) -> float:
 def blocked_product(left: Array, right: Array) -> Array:
     """Return `left @ right`, computed by blocks of rows that are small enough for one thread.
 
-    For long and thin products several threads are two to four times slower than one
+    For long and thin products, several threads are two to four times slower than one thread
     (benchmarks/weight_statistics.py).
     """
     rows, inner = left.shape

@@ -1,14 +1,14 @@
 r"""Weight statistics as differentiable functions of the squared sharpness, inside jit.
 
 Risks and flows evaluate $E\,S_2$ and similar statistics thousands of times, at fixed lengths and
-changing sharpness, and differentiate through them. The variable is $\sigma^2$, because the
-statistics are smooth functions of it down to 0.
+changing sharpness, and differentiate them. The variable is $\sigma^2$, because the statistics are
+smooth functions of $\sigma^2$ down to 0.
 
-The statistics are tabulated as piecewise polynomials in $x=\frac12\log(1+\sigma^2)$, in two steps:
-the *wide fit*, of high degree on few pieces, approximates the logarithms of exact statistics, or
-for $E[mS_2]$, which changes sign, the ratio to $E\,S_3$. The *narrow fit*, of low degree on many
-pieces, approximates the statistics themselves, sampled from the wide fit. Only the narrow fit is
-evaluated, which needs no exponential.
+The statistics are tabulated as piecewise polynomials in $x=\frac12\log(1+\sigma^2)$, in two steps.
+The *wide fit*, of high degree on few pieces, approximates the logarithms of exact statistics. For
+$E[mS_2]$ (`spread_participation`), which changes sign, it approximates the ratio to $E\,S_3$. The
+*narrow fit*, of low degree on many pieces, approximates the statistics themselves, sampled from the
+wide fit. The result contains only the narrow fit, whose evaluation needs no exponential.
 """
 
 import dataclasses
@@ -61,10 +61,10 @@ class WeightInterpolant(eqx.Module):
         scalar: whether the length was one number, so that results have no axis of lengths.
         max_sharpness: the largest $\sigma$.
         width: the width of a piece in $x=\frac12\log(1+\sigma^2)$.
-        error: an estimate of the largest relative difference to `weight_statistics`, from the
-            omitted Chebyshev terms.
-        slope_error: such an estimate of the largest error of the derivative of a statistic in x,
-            relative to the statistic.
+        error: an estimate, from the omitted Chebyshev terms, of the largest relative difference
+            from `weight_statistics`.
+        slope_error: an estimate of the largest error of the derivative of a statistic with respect
+            to x, relative to the statistic.
     """
 
     tables: tuple[np.ndarray, ...]
@@ -79,8 +79,8 @@ class WeightInterpolant(eqx.Module):
     def __call__(self, sharpness_squared: Float[Array, "..."]) -> dict[str, Array]:
         r"""Return the statistics at $\sigma^2$, by name; lengths are the last axis.
 
-        The derivative of `mean_score`, $\sigma(1-E\,S_2)$, is infinite at 0; use `shrinkage`,
-        $1-E\,S_2$, to differentiate there.
+        The derivative of `mean_score`, $\sigma(1-E\,S_2)$, with respect to $\sigma^2$ is infinite
+        at 0. To differentiate there, use `shrinkage`, $1-E\,S_2$.
         """
         require_unmasked("sharpness_squared", sharpness_squared)
         squared = to_device(sharpness_squared)
@@ -111,7 +111,8 @@ def _interpolated(
 def _piecewise(table: Array, place: Array) -> Array:
     r"""Return $\sum_nc_n\,y^n$ with y the coordinate from -1 to 1 within a piece.
 
-    The integer part of `place` is the number of the piece and of the column c of `table`.
+    The integer part of `place` is the index of the piece. The coefficients c are the column of
+    `table` with this index.
     """
     whole = jnp.where(place >= 0, place, 0).astype(jnp.int32)
     piece = jnp.minimum(whole, table.shape[1] - 1)
@@ -126,7 +127,7 @@ def _piecewise(table: Array, place: Array) -> Array:
 def _piecewise_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """Differentiate in `place` only; a common table for value and slope takes thrice as long."""
+    """Differentiate in `place` only. One table for value and slope would be three times slower."""
     table, place = primals
     powers = jnp.arange(1, table.shape[0], dtype=table.dtype)
     slope = _piecewise(2 * powers[:, None] * table[1:], place)
@@ -142,13 +143,13 @@ def weight_interpolant(
 ) -> WeightInterpolant:
     r"""Return weight statistics at fixed lengths as jit-able functions of $\sigma^2$.
 
-    The first call in a process takes 0.1 to 2 seconds, more for a larger `max_sharpness`. Later
-    calls with the same arguments reuse the tables.
+    The first call with given arguments takes 0.1 to 2 seconds, more for a larger `max_sharpness`.
+    Later calls with the same arguments reuse the tables.
 
     Args:
-        length: L, one number or several.
-        max_sharpness: largest $\sigma$, at most 40.
-        statistics: names of fields of `WeightStatistics`.
+        length: the prompt length L, one number or several.
+        max_sharpness: the largest $\sigma$, at most 40.
+        statistics: names of statistics in `WeightStatistics`.
 
     >>> interpolant = weight_interpolant(100, max_sharpness=1.0)
     >>> with jax.enable_x64(True):
@@ -191,10 +192,9 @@ class Table:
         coefficients: the coefficients, [statistics, lengths, degree + 1, pieces], lowest power
             first.
         width: the width of a piece in x.
-        error: an estimate of the largest error, relative to the largest value on the piece
-            (`_fitted`).
-        slope_error: an estimate of the largest error of the derivative in x, relative to the same
-            value.
+        error: an estimate of the largest error, in units of the scale of `_fitted`.
+        slope_error: an estimate of the largest error of the derivative with respect to x, in units
+            of the same scale.
     """
 
     coefficients: NDArray[np.float64]
@@ -210,7 +210,7 @@ _tables: dict[_Request, Table] = {}
 def interpolation_table(
     statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float
 ) -> Table:
-    """Return the table of these statistics, which is built once per process (0.1 to 2 s)."""
+    """Return the table of these statistics. It is built at the first request, in 0.1 to 2 s."""
     request = (statistics, lengths, max_sharpness)
     if request not in _tables:
         _keep(request, _built(*request))
@@ -218,7 +218,7 @@ def interpolation_table(
 
 
 def tabulate(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> None:
-    """Build and store one table per length, together in about the time of one or two of them."""
+    """Build and store one table per length, in about the time of one or two tables."""
     missing = [one for one in lengths if (statistics, (one,), max_sharpness) not in _tables]
     if not missing:
         return
@@ -250,7 +250,7 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
 
 
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit with pieces of at most this width, halved up to five times for accuracy."""
+    """Return a fit with pieces of at most this width, halved up to five times until accurate."""
     pieces = max(1, int(np.ceil(end / width)))
     table = fit(pieces)
     for _ in range(_HALVINGS):
@@ -272,6 +272,7 @@ def _wide_fit(
     points = np.minimum(sharpness, MAX_SHARPNESS)[:, :, None]
     exact = some_statistics(names, points, np.array(lengths))
     samples = np.stack([_wide_row(name, exact, np.array(lengths)) for name in rows])
+    # A statistic that is zero at some length has the logarithm -inf, which is not interpolated.
     unbounded = np.logical_not(np.isfinite(samples)).any(axis=(1, 2), keepdims=True)
     table = _fitted(np.where(unbounded, 0.0, samples), _WIDE_DEGREE, end / pieces, relative=False)
     table.coefficients[:, :, 0] += np.where(unbounded, -np.inf, 0.0)[:, 0, 0, :, None]
@@ -299,7 +300,7 @@ def _narrow_fit(statistics: tuple[str, ...], wide: Table, end: float, pieces: in
 
 
 def _sample_points(degree: int, width: float, pieces: int) -> NDArray[np.float64]:
-    """Return Chebyshev nodes x of each piece, [pieces, nodes], two more than the fit needs."""
+    """Return the Chebyshev nodes x of each piece, two more than a fit needs, [pieces, nodes]."""
     nodes = degree + 1 + _EXTRA_NODES
     local = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
     return (np.arange(pieces)[:, None] + 0.5 + 0.5 * local) * width
@@ -309,8 +310,10 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
     r"""Return a fit to samples, [rows, pieces, nodes, lengths].
 
     Its error is estimated by the dropped Chebyshev terms $cT_n$, which change the value by at most
-    |c| and the derivative in x by at most $n^2|c|$ times 2 / width. If `relative` is set, errors
-    are divided by the largest absolute value on the piece.
+    |c| and the derivative with respect to x by at most $n^2|c|$ times 2 / width.
+
+    Errors are divided by a scale. If `relative` is set, the scale is the largest absolute value on
+    the piece. Otherwise, it is 1, or a hundredth of the largest absolute value if that is larger.
     """
     nodes = samples.shape[2]
     order = np.arange(nodes)

@@ -1,12 +1,13 @@
-r"""The law of any token along a tilt t, as integrals over complex multiples ct of the tilt.
+r"""The law of a token along a tilt t, as integrals over complex multiples ct of the tilt.
 
 With s the score of a token and $x=e^{s+u}$, Mellin's inversion formula on a vertical line is
 
     F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k.
 
-On a line to the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are
-added. For each u, a line is used that crosses the real axis near the minimum of the integrand on
-that axis, so that few digits cancel (docs/finite.md, section 3).
+On a line to the right of some of the poles c = k, k+1, ..., the means of the first terms of
+$f\,x^k(1-x+x^2/2-\dots)$, one for each of these poles, are added to the integral. For each u, the
+line crosses the real axis near the minimum of the integrand on that axis, so that few digits cancel
+(docs/finite.md, section 3).
 """
 
 import dataclasses
@@ -44,19 +45,20 @@ from promptlimit.weights._score_law import (
 )
 
 _SLACK = 4.0
-"""A line may cross the real axis where the log of the integrand exceeds its minimum by at most
-this number."""
+"""The largest excess of the log-integrand over its minimum, where a line crosses the axis."""
 
 _COARSE = 0.5
 """The spacing in u of the grid on which lines are chosen."""
 
 _HIGHEST = 90.0
-"""The largest imaginary part of a node: beyond it Gamma is negligible."""
+"""The largest imaginary part of a node. Above it, the gamma function is negligible."""
 
 _MOST_PARTS = 64
-"""The largest number of Gaussian parts for `GaussianLaw`; with more of them `RayLaw` is faster."""
+"""The largest number of Gaussian parts for `GaussianLaw`; for more parts `RayLaw` is faster."""
 
 _FIXED_COST = 20.0
+"""The cost of a line apart from its nodes, in units of the period (`_nearest_copies`)."""
+
 _MOST_NODES = 2**15
 _MOST_WAVES = 2**23
 """The largest number of nodes c times nodes u on one line; enough for scores up to 500 apart."""
@@ -73,7 +75,8 @@ class Line:
         real: $c_0$, the point at which the line crosses the real axis.
         log_size: the logarithm of the integrand at $c_0$, without the factor $e^{c_0u}$.
         multiples: the nodes c, [j].
-        weights: the weights of the trapezoidal rule for both half planes, divided by $2\pi$, [j].
+        weights: the weights of the trapezoidal rule, which include the lower half plane and the
+            factor $1/(2\pi)$, [j].
         start: the first u for which the line is used.
     """
 
@@ -90,7 +93,7 @@ class Line:
         return np.exp(np.outer(self.multiples - self.real, u))
 
     def scale(self, u: Array) -> Array:
-        r"""Return the integrand at $c_0$, including $e^{c_0u}$, [u]."""
+        r"""Return the integrand at $c_0$, including the factor $e^{c_0u}$, [u]."""
         return np.exp(self.real * u + self.log_size)
 
     def rounding(self, u: Array) -> Array:
@@ -118,7 +121,7 @@ class _Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class RayLaw(AbstractScoreLaw):
-    """Any law whose log-Laplace transform is analytic."""
+    """The law of a token, for any law whose log-Laplace transform is analytic."""
 
     ray: Ray
 
@@ -159,7 +162,7 @@ class RayLaw(AbstractScoreLaw):
         return self.at_poles[0]
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        # 1 - phi is at most E x^c for c in (0, 1], and phi at most Gamma(-c) E x^c for c < 0.
+        # 1 - phi <= E x^c for 0 < c <= 1, and phi <= 4 Gamma(-c) E x^c for -60 <= c < 0.
         points, log_laplace, _ = self._axis
         inside = (points > 0.0) & (points <= 1.0)
         target = -NEGLIGIBLE - math.log(longest)
@@ -173,7 +176,7 @@ class RayLaw(AbstractScoreLaw):
         return float(left), float(right)
 
     def _lines(self, kernel: _Kernel, low: float, high: float, pole: int) -> list[Line]:
-        """Return lines for all u from `low` to `high`, each with its first u (`Line.start`)."""
+        """Return lines for all u from `low` to `high`, in increasing order of `Line.start`."""
         points, log_laplace, at_poles = self._axis
         power, allowed = kernel.power, points < kernel.most
         points, log_laplace = points[allowed], log_laplace[allowed]
@@ -207,9 +210,9 @@ class RayLaw(AbstractScoreLaw):
         r"""Return the lines, each with its integrand at its nodes and the slice of u that use it.
 
         The integrand is the Mellin transform of the kernel times $e^{\Lambda(ct)}$ and the weights
-        of the nodes, divided by its size at $c_0$. Nodes at which it is negligible are left out. On
-        lines to the right of the pole at c = `pole`, 1 or 2, the term of the pole may be larger
-        than the integral.
+        of the nodes, divided by its size at $c_0$. Nodes at which the integrand is negligible are
+        left out. To the right of the pole at c = `pole`, 1 or 2, a line may cross the axis where
+        the integrand is as large as the term of this pole.
         """
         lines = self._lines(kernel, u[0], u[-1], pole)
         multiples = np.concatenate([line.multiples for line in lines])
@@ -242,18 +245,18 @@ class RayLaw(AbstractScoreLaw):
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Complex, Complex, Array, Array]]:
-        r"""Yield multiples c, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
+        r"""Yield places, $V\nabla\Lambda(ct)-T$ and $V\nabla^2\Lambda(ct)V'$ there, and errors.
 
-        Errors are measured by computing the derivatives again at multiples that differ in the last
-        digits, because a user-defined transform may lose digits. Near a zero of $E\,e^{cs}$ the
-        errors of slope and curvature are large and cancel in the second moment, whose error is
-        therefore measured directly.
+        Errors are measured by computing the derivatives again at multiples c that differ in the
+        last digits, because a user-defined transform may lose digits. Near a zero of $E\,e^{cs}$,
+        the errors of the two derivatives are large and cancel in the second moment. The error of
+        the second moment is therefore measured directly.
         """
         if not isinstance(products, LineProducts):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
         c = products.multiples
         moved = c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON
-        pairs = np.stack([c, moved], axis=1).ravel()  # chunks are even, so that pairs stay together
+        pairs = np.stack([c, moved], axis=1).ravel()  # chunks are even, so pairs stay together
         for part, slopes, curvatures in self.ray.derivatives(value, pairs):
             slope, curvature = slopes[::2], curvatures[::2]
             limit_errors = EPSILON * np.linalg.norm(slope, axis=1)
@@ -296,10 +299,11 @@ class RayLaw(AbstractScoreLaw):
         return float(low), 2.0 * self.window(longest, shortest)[1]
 
     def square_means(self, u: Array) -> SquareMeans:
-        r"""Return the means of $x^ke^{-x^2}$ for k = 0, 1, 2, with $x=e^{s+u/2}$.
+        r"""Return $\ln E\,e^{-x^2}$, $E[xe^{-x^2}]$ and $E[x^2e^{-x^2}]$ with $x=e^{s+u/2}$.
 
-        Lines are to the left of the first pole at c = k. For k = 0 they may also be between the
-        poles 0 and 2, where the integral is the mean of $e^{-x^2}-1$.
+        For the mean of $x^ke^{-x^2}$, lines are to the left of the first pole at c = k. For k = 0,
+        lines may also be between the poles at 0 and 2, where the integral is the mean of
+        $e^{-x^2}-1$.
         """
         found = np.empty((3, u.size))
         for power, most in ((0, 2.0), (1, 1.0), (2, 2.0)):
@@ -319,7 +323,7 @@ class RayLaw(AbstractScoreLaw):
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
             upper, lower = integrand, integrand / (power - 1.0 - c)
             for order, pole in enumerate(range(power, math.ceil(line.real))):
-                # the terms of x^k (1 - x + ...) and x^{k-1} (1 - x + ...) with poles to the left
+                # add the terms of x^k (1 - x + ...) and x^{k-1} (1 - x + ...) for these poles
                 c = np.append(c, float(pole))
                 term = (pole - line.real) * here + self._axis[2][pole - 1] - line.log_size
                 waves = np.vstack([waves, np.exp(term)])
@@ -392,7 +396,7 @@ class LineProducts(AbstractProducts):
 
 
 def _runs(good: np.ndarray) -> np.ndarray:
-    """Return the number of consecutive true entries of a column that start at each entry."""
+    """Return, for each entry, the number of consecutive true entries from it down its column."""
     rows = np.arange(len(good))[:, None]
     next_false = np.where(good, len(good), rows)[::-1]
     return np.minimum.accumulate(next_false, axis=0)[::-1] - rows
@@ -401,10 +405,10 @@ def _runs(good: np.ndarray) -> np.ndarray:
 def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
     r"""Return the smallest period $P=2\pi/h$ with negligible aliases at u = 0, [2, point].
 
-    A trapezoidal rule of step h adds to the integral F(u) its aliases, copies shifted in u by
-    multiples of P. On a line through a point, an alias is at most $e^{-\delta P}$ times the
-    integrand on a second line at distance $\delta$ without a pole in between. The rows are for
-    second lines to the right and to the left. At other u, P is larger by u or by -u.
+    A trapezoidal rule of step h adds aliases to the integral F(u): copies shifted in u by
+    multiples of P. On the line through a point, an alias is at most $e^{-\delta P}$ times the
+    integrand on a second line at distance $\delta$ without a pole in between. The two rows are for
+    second lines to the right and to the left. At other u, P is larger by u or by -u, respectively.
     """
     distance = points[None, :] - points[:, None]
     strip = np.floor(np.maximum(points, power - 0.5))
@@ -448,7 +452,7 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
     """Return the law of a token along a tilt, from a list, Gaussian parts or the complex ray.
 
     Raises:
-        NotAnalyticError: the law is neither a list nor a mixture of few Gaussians, and its
+        NotAnalyticError: the law is neither a list nor a mixture of at most 64 Gaussians, and its
             transform is not analytic at complex tilts.
     """
     parts = measure.gaussian_parts()
@@ -467,8 +471,8 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
 def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
     r"""Return the `PartitionMeans` of a law on the ray.
 
-    The Mellin transform of $x^ke^{-x}(\ln x)^j$ is $\Gamma^{(j)}(k-c)$, a product of $\Gamma(k-c)$
-    and digamma functions. The terms of the poles contain derivatives of $\Lambda$.
+    The Mellin transform of $x^ke^{-x}(\ln x)^j$ is $\Gamma^{(j)}(k-c)$: $\Gamma(k-c)$ times digamma
+    and trigamma functions. The terms of the poles contain derivatives of $\Lambda$.
     """
     ends = np.array([1.0, 2.0], dtype=np.complex128)
     ((_, slopes, curvatures),) = law.ray.derivatives(law.tilt[None], ends)
@@ -502,7 +506,7 @@ def _add_first_powers(
 ) -> None:
     r"""Add the means of $e^{-x}$, $xe^{-x}$ and $x\ln x\,e^{-x}$ to `sums`.
 
-    `once` is $(\Lambda,\Lambda')$ at c = 1, and `twice` the same numbers at c = 2.
+    `once` and `twice` are $(\Lambda,\Lambda')$, with derivatives in c, at c = 1 and at c = 2.
     """
     names = ("phi", "complement", "remainder", "mass", "missing", "log_mass", "drift")
     names += ("drift_missing", "remainder_error", "missing_error")
@@ -541,7 +545,7 @@ def _add_squares(
 ) -> None:
     r"""Add the means of $(\ln x)^jx^2e^{-x}$ to `sums`.
 
-    `twice` is $(\Lambda,\Lambda',\Lambda'')$ at c = 2.
+    `twice` is $(\Lambda,\Lambda',\Lambda'')$, with derivatives in c, at c = 2.
     """
     names = ("square", "log_square", "log_squares", "square_error")
     sums |= {name: np.empty(u.size) for name in names}
@@ -566,7 +570,7 @@ def _along(line: Line, u: Array, integrands: list[Complex]) -> Array:
 
 
 def _rounding_error(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
-    """Return the rounding error of an integral along a line, with the added terms of poles."""
+    """Return the rounding error of an integral along a line plus the terms of poles, `value`."""
     summed = line.rounding(u) * np.abs(integrand).sum() * line.scale(u)
     return summed + 4.0 * EPSILON * (1.0 + np.abs(u)) * np.abs(value)
 
@@ -574,7 +578,8 @@ def _rounding_error(line: Line, u: Array, integrand: Complex, value: Array) -> A
 def trigamma(z: Complex) -> Complex:
     r"""Return $\psi'(z)$ for complex z to the right of -3.
 
-    $\psi'(z)=\sum_{k<12}(z+k)^{-2}+\psi'(z+12)$, and $\psi'(w)=1/w+1/2w^2+\sum B_{2n}/w^{2n+1}$.
+    $\psi'(z)=\sum_{k<12}(z+k)^{-2}+\psi'(z+12)$, and
+    $\psi'(w)\approx1/w+1/(2w^2)+\sum_nB_{2n}/w^{2n+1}$ with the Bernoulli numbers $B_{2n}$.
     """
     near = sum((z + k) ** -2 for k in range(_SHIFTS))
     w = z + _SHIFTS

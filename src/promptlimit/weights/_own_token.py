@@ -1,9 +1,9 @@
-r"""Moments of up to four softmax weights over Gaussian tokens, with the query as one more token.
+r"""Moments of up to four softmax weights over Gaussian tokens, with or without the query.
 
-The L tokens have scores $\sigma g_l$ with independent standard normal $g_l$, and weights $p_l$. The
-query has the score $s_0$ and the weight $p_0$. A moment is the mean of a product of sums over
-tokens, named by a word in the letters of `monomial` (`_brackets`), such as "0BB" for
-$E\,p_0B^2$ with $B=\sum_lp_l(g_l-\sigma)$.
+The L tokens have scores $\sigma g_l$ with independent standard normal $g_l$, and weights $p_l$. A
+query inside the prompt has the score $s_0$ and the weight $p_0$. A moment is the mean of a product
+of sums over tokens. Its name is a word in the letters of `monomial` (`_brackets`), such as "0BB"
+for $E\,p_0B^2$ with $B=\sum_lp_l(g_l-\sigma)$.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _TOLERANCE = 1e-9
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
 _SMALLEST = 1e-6
-"""The smallest sharpness, which replaces smaller ones."""
+"""The smallest sharpness. It replaces smaller values."""
 
 
 class WeightMoment(NamedTuple):
@@ -89,7 +89,7 @@ def weight_moments(
 
 @dataclasses.dataclass(frozen=True)
 class OwnTokenStatistics:
-    r"""Means over prompts that contain the query, [n] each; sums exclude the query.
+    r"""Means over prompts that contain the query, [n] each. Sums over l exclude the query.
 
     Attributes:
         own: $E\,p_0$.
@@ -109,8 +109,8 @@ class OwnTokenStatistics:
 def own_token_statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
     r"""Return the statistics at $(\sigma,s_0)$, [n] each, for prompts of L tokens and the query.
 
-    L may be zero. `prompt_integrals` would take four to six times as long, and the bias of a stack
-    needs the statistics at about a thousand points.
+    L may be zero. The bias of a stack needs the statistics at about a thousand points, for which
+    `prompt_integrals` would take four to six times as long.
     """
     if length == 0.0:  # the query has all the weight
         one, none = np.ones(sharpness.size), np.zeros(sharpness.size)

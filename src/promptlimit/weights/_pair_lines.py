@@ -1,4 +1,4 @@
-r"""The law of any token along two tilts, as integrals over pairs of vertical lines.
+r"""The law of a token along two tilts, as integrals over pairs of vertical lines.
 
 A token has the scores $s_1$ and $s_2$ at the tilts $t_1$ and $t_2$. With $x_1=e^{s_1+u}$ and
 $x_2=e^{s_2+v}$, Mellin's inversion formula in both variables is
@@ -7,10 +7,11 @@ $x_2=e^{s_2+v}$, Mellin's inversion formula in both variables is
                                     E[f e^{c_1 s_1 + c_2 s_2}] dc_1 dc_2,
 
 where $E\,e^{c_1s_1+c_2s_2}=e^{\Lambda(c_1t_1+c_2t_2)}$. On a pair of lines for $c_1$ and $c_2$, the
-integral for all u and v is a product of three matrices. The line for $c_1$ depends on u: it is a
-line of `_LINES` on which the integrand of head 1 alone is small at the real axis. The line for
-$c_2$ depends on v in the same way. On the line at 1/2, to the right of the pole at 0, $e^{-x}-1$
-replaces $e^{-x}$, and transforms of the other head alone are added, so that no digits are lost.
+integral for all u and v is a product of three matrices. The line for $c_1$ depends on u: it is one
+of `_LINES` on which the integrand of head 1 alone is near its minimum at the real axis. Likewise,
+the line for $c_2$ depends on v and head 2. On the line at 1/2, to the right of the pole at 0,
+$e^{-x}-1$ replaces $e^{-x}$, and transforms of the other head alone are added, so that no digits
+are lost.
 """
 
 import dataclasses
@@ -44,21 +45,21 @@ _LINES = np.array([0.5, -0.5, -1.5, -3.0, -5.0, -8.0, -13.0])
 """The points at which the lines cross the real axis."""
 
 _NODE_STEP = 0.1
-"""The step between nodes on a line; twice as large on lines to the left of `_FAR`."""
+"""The step between nodes on a line. It is twice as large on lines to the left of `_FAR`."""
 
 _FAR = -1.0
 _SLACK = 4.0
 """The largest excess of the logarithm of an integrand on the real axis over its minimum."""
 
 _HIGHEST = 28.0
-"""The largest imaginary part of a node: beyond it Gamma is negligible."""
+"""The largest imaginary part of a node. Above it, the gamma function is negligible."""
 
 _CHUNK = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class LinePairs(AbstractPairLaw):
-    """Any law whose log-Laplace transform is analytic, along two tilts.
+    """The law of a token along two tilts, for any law whose log-Laplace transform is analytic.
 
     Attributes:
         measure: the law of a token, in double precision.
@@ -70,7 +71,7 @@ class LinePairs(AbstractPairLaw):
 
     @cached_property
     def laws(self) -> tuple[AbstractScoreLaw, AbstractScoreLaw]:
-        """The laws of a token along the first and along the second tilt."""
+        """The laws of a token along the first and the second tilt."""
         first, second = (score_law(self.measure, tilt) for tilt in self.pair.tilts)
         return first, second
 
@@ -83,7 +84,7 @@ class LinePairs(AbstractPairLaw):
         return LineTransforms(self, u, v)
 
     def rounding(self, lengths: Array) -> Array:
-        """Return the relative rounding errors, which grow with L on the line at 1/2."""
+        """Return the relative rounding errors. They grow with L on the line at 1/2."""
         return 16.0 * EPSILON * (2.0 + lengths)
 
 
@@ -92,11 +93,10 @@ def pair_law(
 ) -> AbstractPairLaw:
     """Return the law of a token along two tilts.
 
-    Lists and mixtures of Gaussians use `listed_pairs`, where the arguments are described; other
-    laws use pairs of lines.
+    Lists and mixtures of Gaussians use `listed_pairs`, which describes the arguments. Other laws
+    use `LinePairs`, whose methods raise NotAnalyticError if the transform is not analytic.
 
     Raises:
-        NotAnalyticError: the law has no Gaussian parts, and its transform is not analytic.
         AccuracyError: the scores are too sharp for the nodes.
     """
     parts = measure.gaussian_parts()
@@ -106,7 +106,7 @@ def pair_law(
 
 
 class _Single(NamedTuple):
-    r"""Transforms of one head: $\varphi-1$, [u], and $F_1$ of its values and 1, [e + 1, u]."""
+    r"""Transforms of one head: $\varphi-1$, [u], and $F_1$ of its values and of 1, [e + 1, u]."""
 
     complement: Array
     first: Array
@@ -122,10 +122,10 @@ def _single(law: AbstractScoreLaw, value: Array, places: Array) -> _Single:
 
 
 class _Group(NamedTuple):
-    r"""A line of a head, and the u (head 1) or v (head 2) that use it.
+    r"""A line of one head, and the nodes u (head 1) or v (head 2) that use it.
 
     Attributes:
-        part: the indices of these u or v.
+        part: the indices of these nodes.
         multiples: the nodes c of the line, [j].
         kernel: $\Gamma(-c)e^{cu}$ with the weights of the rule, [j, u].
         is_right: whether the line is to the right of 0.
@@ -143,14 +143,15 @@ class _Group(NamedTuple):
 
 
 class _Block(NamedTuple):
-    r"""A line of each head, and means over a token at all pairs of nodes.
+    r"""A line of each head, and means over a token at all pairs of nodes c of the two lines.
 
     Attributes:
-        one: the line of the first head, with nodes in the upper half plane.
-        two: the line of the second head.
+        one: the line of the first head, with nodes in the upper half plane only.
+        two: the line of the second head, with nodes in both half planes.
         masses: $E\,e^{c_1s_1+c_2s_2}$, [j, k].
-        values: $E[f\,e^{c_1s_1+c_2s_2}]$ for the values f of each head and for 1, [2, e + 1, j, k].
-        products: the same means for products of values of both heads, [e + 1, e + 1, j, k].
+        values: $E[f\,e^{c_1s_1+c_2s_2}]$ for f the values of each head and 1, [2, e + 1, j, k].
+        products: these means for f the products of an entry of head 1 and an entry of head 2,
+            [e + 1, e + 1, j, k].
     """
 
     one: _Group
@@ -204,7 +205,7 @@ class LineTransforms(AbstractPairTransforms):
                 )
 
     def _log_phi(self, singles: list[_Single]) -> Array:
-        r"""Return $\log\varphi$; for lines to the right of 0 it is computed from $\varphi-1$."""
+        r"""Return $\log\varphi$, from $\varphi-1$ if both lines are to the right of 0."""
         log_phi = np.empty(self._shape)
         for one, two, masses, *_ in self._blocks:
             found = (one.kernel.T @ masses @ two.kernel).real
@@ -244,9 +245,9 @@ class LineTransforms(AbstractPairTransforms):
 def _groups(
     measure: AbstractMeasure, law: AbstractScoreLaw, tilt: Array, places: Array, *, is_half: bool
 ) -> Iterator[_Group]:
-    """Yield the lines that the u or v in `places` use for one head.
+    """Yield the lines of one head for the nodes u or v in `places`.
 
-    If `is_half` is set, nodes are in the upper half plane only, with twice the weight.
+    If `is_half` is set, nodes c are in the upper half plane only, with twice the weight.
     """
     axis = Ray(measure, tilt).log_laplace(_LINES)
     u = places - law.log_mean
@@ -276,8 +277,9 @@ def _moments(
 ) -> tuple[Complex, Complex, Complex, Complex]:
     r"""Return $\Lambda$, $V_1\nabla\Lambda$, $V_2\nabla\Lambda$ and $V_1\nabla^2\Lambda V_2'$.
 
-    They are evaluated at $c_1t_1+c_2t_2$ for all pairs of nodes, [j, k, ...]. If the tilts are
-    parallel, these points are multiples of $t_1$, and equal multiples are evaluated once.
+    They are evaluated at $c_1t_1+c_2t_2$ for all $c_1$ in `one` and $c_2$ in `two`, [j, k, ...]. If
+    the tilts are parallel, these points are multiples of $t_1$, and equal multiples are evaluated
+    once.
     """
     t1, t2 = law.pair.tilts
     first, second = (grid.ravel() for grid in np.meshgrid(one, two, indexing="ij"))

@@ -1,15 +1,16 @@
-r"""The law of a token along two tilts as sums over listed tokens, or over nodes of Gaussian parts.
+r"""The law of a token along two tilts, as sums over listed tokens or nodes of Gaussian parts.
 
 With $e_1=e^{s^1+u}$, $e_2=e^{s^2+v}$ and $K=e^{-e_1-e_2}$ as in `_pairs`, means over listed tokens
 on the grid of u and v are products of two matrices, with rows for tokens and columns for u or v.
 
 In a Gaussian part $N(m,\Gamma)$ the scores are $\mu_1+ag$ and $\mu_2+bg+cf$ with independent
 standard normals g and f. Functions of the second score are averaged over f once for each value of
-$v+bg$. A mean over (g, f) is then a product of two matrices with rows for nodes g. The step in g is
-chosen such that all $v+bg$ are on one grid. If $bg$ is small, the averages are interpolated.
+$v+bg$. A mean over (g, f) is then a product of two matrices, with rows for nodes g and columns for
+u or v. The step in g is chosen such that all $v+bg$ are on one grid. If all $bg$ are small, the
+averages are interpolated instead.
 
-Means that involve $\zeta_h=z-m-\Gamma t_h$ follow by Stein's lemma from $F_{jk}=E[e_1^je_2^kK]$,
-which are sums of positive terms. With $p_h=\Gamma t_h$ for the tilt $t_h$ of head h,
+Let $t_h$ be the tilt of head h, $p_h=\Gamma t_h$ and $\zeta_h=z-m-p_h$. By Stein's lemma, means
+that involve $\zeta_h$ follow from $F_{jk}=E[e_1^je_2^kK]$, which are sums of positive terms:
 
     E e_1 zeta_1 K           = -p_1 F_20 - p_2 F_11,      E e_2 zeta_2 K = -p_1 F_11 - p_2 F_02
     E e_1 e_2 zeta_1 K       = p_2 (F_11 - F_12) - p_1 F_21
@@ -46,7 +47,7 @@ _MOST_PRODUCTS = 2.0**33
 """The largest number of multiplications in one product of matrices."""
 
 _FARTHEST = 36.0
-"""The largest distance of a node in standard deviations: beyond it weights underflow."""
+"""The largest distance of a node from zero, in standard deviations. Above it, weights underflow."""
 
 _SAME_AXIS = 1e-12
 _COST = 32.0
@@ -55,9 +56,9 @@ _COST = 32.0
 _DEGREE = 31
 _CHEBYSHEV = np.cos(np.pi * (np.arange(_DEGREE + 1) + 0.5) / (_DEGREE + 1))
 _VANDERMONDE_INVERSE = np.linalg.inv(chebyshev.chebvander(_CHEBYSHEV, _DEGREE))
-"""Chebyshev nodes, and the matrix that turns values there into coefficients.
+"""Chebyshev nodes, and the matrix that turns values at the nodes into coefficients.
 
-They interpolate kernels over two units of u to 1e-16 of their peak."""
+The nodes interpolate kernels over two units of u to 1e-16 of their peak."""
 
 _POWERS = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (2, 2))
 """The indices (j, k) of the $F_{jk}$ that second moments of a Gaussian part need."""
@@ -72,9 +73,9 @@ def listed_pairs(
         parts: the law of a token.
         pair: two heads.
         spacing: the steps and ranges of the nodes.
-        by_values: whether features must be values, which prompts with known tokens require.
-            Otherwise they may be fewer: the coordinates of a listed token, or for one Gaussian the
-            coefficients of $\Gamma t_1$ and $\Gamma t_2$.
+        by_values: whether features must be values, as prompts with known tokens require. If not,
+            the function may use fewer features: the coordinates of a listed token, or for one
+            Gaussian the coefficients of $\Gamma t_1$ and $\Gamma t_2$.
 
     Raises:
         AccuracyError: the scores are too sharp for the nodes.
@@ -83,7 +84,7 @@ def listed_pairs(
     means = parts.means - parts.weights @ parts.means
     scores = np.stack([means @ tilt for tilt in pair.tilts])
     if parts.covs is None:
-        # With 16 outputs, coordinates as features take a quarter of the time that values take.
+        # With 16 outputs, features that are coordinates take a quarter of the time of values.
         by_tokens = dim < outputs and not by_values
         read = [means if by_tokens else means @ value.T for value in pair.values]
         maps = [value.T if by_tokens else np.eye(outputs) for value in pair.values]
@@ -111,20 +112,20 @@ def listed_pairs(
 
 
 def _centred(weights: Array, scores: Array, read: Array) -> tuple[Array, Array]:
-    """Return scores s shifted to E exp(s) = 1, [2, j], and functions minus their tilted means."""
+    """Return the scores shifted such that E exp(s) = 1, and `read` minus its tilted means."""
     scores = scores - logsumexp(scores, axis=1, b=weights, keepdims=True)
     return scores, read - ((weights * np.exp(scores))[:, None] @ read)
 
 
 def _require_mild(seen: Array) -> None:
-    """Raise AccuracyError if weights of nodes underflow at the whitened tilts, [2, k, d]."""
+    """Raise AccuracyError if weights of nodes underflow; `seen` as in `GaussianPairs`."""
     sizes = np.linalg.norm(np.concatenate([seen, seen.sum(axis=0, keepdims=True)]), axis=2)
     if not sizes.max() <= _FARTHEST:
         raise _too_sharp(seen)
 
 
 def _too_sharp(seen: Array) -> AccuracyError:
-    """Return the error for whitened tilts, [2, k, d]."""
+    """Return the error for the tilts `seen` of `GaussianPairs`."""
     sharpness = float(np.linalg.norm(seen, axis=2).max())
     return AccuracyError(
         "scores must be less sharp if two heads read one prompt at different tilts, got a "
@@ -134,7 +135,7 @@ def _too_sharp(seen: Array) -> AccuracyError:
 
 
 def _end(scores: Array, masses: Array, shortest: float) -> float:
-    r"""Return the u at which $\varphi^L\approx e^{-36}$ for one head and L = `shortest`."""
+    r"""Return the u at which $\varphi^L\approx e^{-36}$ for one head, with L = `shortest`."""
     low, high = 0.0, math.log(NEGLIGIBLE_SHARE) - float(scores.min())
     for _ in range(16):
         middle = 0.5 * (low + high)
@@ -149,7 +150,7 @@ def _end(scores: Array, masses: Array, shortest: float) -> float:
 
 
 class _Kernel(NamedTuple):
-    r"""Functions of $x=e^{s+u}$ for tokens j, or their means over f for nodes j.
+    r"""Functions of $x=e^{s+u}$ for tokens j, or means of these functions over f for nodes j.
 
     Attributes:
         powers: $x^ke^{-x}$ for k = 0, 1, ..., [j, u] each.
@@ -168,21 +169,21 @@ class _Kernel(NamedTuple):
         Args:
             exponents: s + u, [j, u].
             highest: the largest k.
-            near: the number of u that are at most 0.
+            near: the number of nodes u that are at most 0.
         """
         rate = np.exp(np.minimum(exponents, LARGEST_EXPONENT))
         powers = [np.exp(-rate)]
         for _ in range(highest):
             powers.append(rate * powers[-1])
         small = rate[:, :near]
-        complement = -np.expm1(-small)  # takes five times as long as an exponential
+        complement = -np.expm1(-small)  # five times slower than an exponential
         return _Kernel(powers, complement, small * complement)
 
 
 def _complement(one: _Kernel, two: _Kernel, masses: Array) -> Array:
     r"""Return $1-\varphi$ where u and v are at most 0, and 1 elsewhere.
 
-    It is $E[(1-K_1)+K_1(1-K_2)]$ with $K_h=e^{-e_h}$.
+    $1-\varphi=E[(1-K_1)+K_1(1-K_2)]$ with $K_h=e^{-e_h}$.
     """
     (a, b), (heads, tails) = _near(one, two), (one.powers[0], two.powers[0])
     found = np.ones((heads.shape[1], tails.shape[1]))
@@ -194,8 +195,8 @@ def _complement(one: _Kernel, two: _Kernel, masses: Array) -> Array:
 def _drift(own: _Kernel, other: _Kernel, masses: Array) -> Array:
     r"""Return $E[e_hyK]$ for head h, [nodes of head h, nodes of the other head].
 
-    Since $E\,e_hy=0$, it is equal to $-E[e_hy(1-K)]$, which has smaller terms and is used where u
-    and v are at most 0.
+    y is a function of a token with $E\,e_hy=0$, so the mean is equal to $-E[e_hy(1-K)]$. This form
+    has smaller terms where u and v are at most 0, and is used there.
 
     Args:
         own: the functions of head h.
@@ -210,7 +211,7 @@ def _drift(own: _Kernel, other: _Kernel, masses: Array) -> Array:
 
 
 def _near(one: _Kernel, two: _Kernel) -> tuple[int, int]:
-    """Return the numbers of u and of v that are at most 0."""
+    """Return the numbers of nodes u and v that are at most 0."""
     return one.complement.shape[1], two.complement.shape[1]
 
 
@@ -224,8 +225,8 @@ class ListedPairs(AbstractPairLaw):
     Attributes:
         weights: the probabilities of the tokens, [j].
         scores: the scores for each head, [2, j].
-        features: q functions of a token for each head, with mean zero under the law tilted for that
-            head, [2, j, q].
+        features: q functions of a token for each head, with mean zero under the law tilted by the
+            tilt of this head, [2, j, q].
     """
 
     weights: Array
@@ -240,7 +241,7 @@ class ListedPairs(AbstractPairLaw):
         return ListedTransforms(self, u, v, count)
 
     def blocks(self, u: Array, v: Array) -> Iterator[tuple[slice, _Kernel, _Kernel]]:
-        """Yield blocks of tokens, with the kernels of both heads."""
+        """Yield blocks of tokens with the kernels of both heads."""
         for part in blocks(self.weights.size, max(u.size, v.size), _ENTRIES_AT_ONCE):
             one, two = (
                 _Kernel.at(scores[part, None] + places, 1, int((places <= 0.0).sum()))
@@ -257,7 +258,7 @@ class ListedTransforms(AbstractPairTransforms):
         found = law.blocks(u, v)
         self._only = list(found) if law.weights.size * u.size <= _ENTRIES_AT_ONCE else None
         self.log_phi, self._means = self._summed()
-        # `_by_features` needs (q + 1)^2 products of matrices, `_by_tokens` 2 for each length.
+        # `_by_features` computes (q + 1)^2 products of matrices, `_by_tokens` 2 per length.
         is_short = (law.features.shape[2] + 1) ** 2 < 2 * count
         self._products = self._by_features() if is_short else None
 
@@ -298,7 +299,7 @@ class ListedTransforms(AbstractPairTransforms):
         return [np.column_stack([own[part], np.ones(len(own[part]))]) for own in self.law.features]
 
     def _by_features(self) -> Array:
-        """Return the means of products of features, [q + 1, q + 1, u, v]."""
+        r"""Return $E[e_1e_2f_1f_2'K]$ with the features and 1 in f, [q + 1, q + 1, u, v]."""
         count = self.law.features.shape[2]
         total = np.zeros((count + 1, count + 1, self.u.size, self.v.size))
         for part, one, two in self._blocks():
@@ -309,7 +310,7 @@ class ListedTransforms(AbstractPairTransforms):
         return total
 
     def _by_tokens(self, weights: Array) -> Array:
-        """Return weighted sums of products of features as sums over tokens, [r, q + 1, q + 1]."""
+        """Return the first result of `second` as sums over tokens, [r, q + 1, q + 1]."""
         count = self.law.features.shape[2]
         total = np.zeros((len(weights), count + 1, count + 1))
         for part, one, two in self._blocks():
@@ -339,11 +340,11 @@ class GaussianPairs(AbstractPairLaw):
     r"""The law of a token from a mixture of Gaussians, along two tilts.
 
     Attributes:
-        weights: the probabilities of its parts, [k].
+        weights: the probabilities of the parts, [k].
         scores: $\mu_h$, [2, k].
         seen: the whitened tilts $\Gamma^{1/2}t_h$, [2, k, d].
         levels: for each head, the features of $m+\Gamma t_h$ minus their tilted mean, [2, k, q].
-        pulls: for each head, the features of $\Gamma t_1$ and of $\Gamma t_2$, [2, 2, k, q].
+        pulls: for each head, the features of $\Gamma t_1$ and $\Gamma t_2$, [2, 2, k, q].
         within: $V_1\Gamma V_2'$, [k, e, e].
         spacing: the steps and ranges of the nodes.
     """
@@ -368,7 +369,7 @@ class GaussianPairs(AbstractPairLaw):
         return GaussianTransforms(self, u, v)
 
     def kernels(self, part: int, u: Array, v: Array) -> tuple[Array, _Kernel, _Kernel]:
-        """Return the probabilities of nodes g in a part, [j], and the kernels of both heads."""
+        """Return the probabilities of the part and its nodes g, [j], and kernels of both heads."""
         spacing, (first, second) = self.spacing, self.scores[:, part]
         a, b, c = _plane(*self.seen[:, part])
         g, masses = _normal_nodes([a, b, a + b], max(abs(a), abs(b)), spacing)
@@ -385,7 +386,7 @@ class GaussianPairs(AbstractPairLaw):
             def spread(means: Array) -> Array:
                 return means[places]
 
-        else:  # bg hardly varies: kernels are interpolated between a few values of v + bg
+        else:  # bg is small: interpolate kernels between a few values of v + bg
             line = (v[:, None] + b * reach * _CHEBYSHEV).ravel()
             basis = _VANDERMONDE_INVERSE.T @ chebyshev.chebvander(g / reach, _DEGREE).T
 
@@ -408,7 +409,7 @@ class GaussianPairs(AbstractPairLaw):
 
 
 def _plane(one: Array, two: Array) -> tuple[float, float, float]:
-    """Return a, b and c; g is the coordinate along the first whitened tilt that is not zero."""
+    """Return a, b and c, with g the coordinate along the first whitened tilt that is not zero."""
     a, whole = float(np.linalg.norm(one)), float(np.linalg.norm(two))
     if a <= _SAME_AXIS * whole:
         return 0.0, whole, 0.0
@@ -426,7 +427,7 @@ def _normal_nodes(
         tilts: the a for which the nodes must also cover N(a, 1).
         sharpness: the factor of g in a score, which determines the step.
         spacing: the steps and ranges of the nodes.
-        step: the step, instead of the one that `spacing` and `sharpness` determine.
+        step: the step; by default, `spacing` and `sharpness` determine it.
     """
     if not sharpness > 0.0:
         return np.zeros(1), np.ones(1)

@@ -2,17 +2,19 @@ r"""Weight statistics of two softmax heads on one Gaussian prompt, as functions 
 
 The heads h = 1, 2 have tilts $t_h$ and softmax weights $p^h_l$. Their scores on a token
 $z\sim N(0,\Gamma)$ are a pair of normals with covariance $G=(t_h^\top\Gamma t_k)_{hk}$, so
-statistics of the weights are functions of the three entries of G. Let $X_h=\sum_lp^h_lz_l$,
-$S_2^h=\sum_l(p^h_l)^2$ and $g_h=\Gamma t_h$, and let $N_{hk}$ be the derivative of N in $G_{hk}$:
+statistics of the weights are functions of the three numbers $G_{11}$, $G_{12}$ and $G_{22}$. Let
+$X_h=\sum_lp^h_lz_l$, $S_2^h=\sum_l(p^h_l)^2$ and $g_h=\Gamma t_h$, and let $N_{hk}$ be the
+derivative of N with respect to $G_{hk}$:
 
     N(G) = E sum_l p^1_l p^2_l,     Q(G) = E S_2^1 S_2^2,     C = 1 - E S_2^1 - E S_2^2 + Q
     E X_1 X_2' = N Gamma + 2 N_11 g_1 g_1' + N_12 g_2 g_1' + 2 N_22 g_2 g_2' + C g_1 g_2'
 
 Proof: with $Z_h$ the sum of the exponentials of the scores, $X_h=\nabla_{t_h}\log Z_h$ and
-$E\,X_1X_2^\top=\nabla_{t_1}\nabla_{t_2}^\top F$ for $F=E[\log Z_1\log Z_2]$. By the heat equation
-the derivative of F in $G_{12}$ is N, and its mixed derivative in $G_{11}$ and $G_{22}$ is $C/4$.
+$E\,X_1X_2^\top=\nabla_{t_1}\nabla_{t_2}^\top F$ for $F=E[\log Z_1\log Z_2]$. By the heat equation,
+the derivative of F with respect to $G_{12}$ is N, and the mixed derivative of F with respect to
+$G_{11}$ and $G_{22}$ is $C/4$.
 
-Training evaluates N and Q at thousands of Gram matrices inside jit, for which they are tabulated.
+Training evaluates N and Q at thousands of Gram matrices inside jit, so they are tabulated.
 """
 
 import functools
@@ -39,7 +41,7 @@ PAIR_RANGES = (1.0, 2.0, 4.0, 6.0)
 """The largest sharpness of each available table."""
 
 _DEGREE, _SHARPNESSES, _CORRELATIONS = 12, 14, 13
-"""The degree of the tables, and the numbers of Chebyshev points to which they are fitted."""
+"""The degree of the tables, and the numbers of Chebyshev points in sharpness and correlation."""
 
 
 class PairStatistics(NamedTuple):
@@ -54,8 +56,8 @@ def pair_statistics(
 ) -> PairStatistics:
     r"""Return N and Q, with a relative error of about 1e-8.
 
-    Q is also the factor of $g_1g_2'$ in $E\,\varepsilon_1\varepsilon_2'$ with
-    $\varepsilon_h=X_h-g_h$, from which it is computed.
+    Q is computed as the factor of $g_1g_2'$ in $E\,\varepsilon_1\varepsilon_2'$ with
+    $\varepsilon_h=X_h-g_h$.
 
     Args:
         first: the standard deviation of the scores of head 1.
@@ -80,7 +82,7 @@ class PairTable(eqx.Module):
     Attributes:
         coefficients: the coefficients of the products of Chebyshev polynomials in `_powers`.
         degree: the largest total degree of a product.
-        max_sharpness: the largest sharpness of the fit, which replaces larger ones.
+        max_sharpness: the largest sharpness of the fit. It replaces larger values.
     """
 
     coefficients: Float[np.ndarray, "2 terms"]
@@ -108,7 +110,7 @@ class PairTable(eqx.Module):
 
 
 def _powers(degree: int) -> Int[np.ndarray, "3 terms"]:
-    """Return the degrees in x, y and z of all products of total degree at most `degree`."""
+    """Return the degrees in x, y and z of all products with total degree at most `degree`."""
     grid = np.indices((degree + 1,) * 3).reshape(3, -1)
     return grid[:, grid.sum(axis=0) <= degree]
 
@@ -123,7 +125,7 @@ def _chebyshev(x: DeviceArray, degree: int) -> DeviceArray:
 
 @functools.lru_cache(maxsize=32)
 def pair_tables(length: float, max_sharpness: float) -> tuple[PairTable, PairTable]:
-    """Return a table, and one of lower degree to measure its error; takes 3 to 15 seconds.
+    """Return a table, and a table of lower degree to measure its error, in 3 to 15 seconds.
 
     Args:
         length: L, finite.

@@ -1,28 +1,29 @@
 r"""Exact moments of two softmax heads on one prompt, as integrals over two variables u and v.
 
 For head h = 1, 2 a token l has the score $s^h_l$ and the value $y^h_l=V_hz_l-T_h$, measured from
-the limit $T_h$. With $e_1=e^{s^1+u}$ and $e_2=e^{s^2+v}$, the Laplace functional of a prompt and
-its derivatives at a = b = 0 are
+the limit $T_h$. Let $e_1=e^{s^1+u}$ and $e_2=e^{s^2+v}$; their index l is omitted. The Laplace
+functional of a prompt and its derivatives at a = b = 0 are
 
     Psi(u, v; a, b) = E exp(-sum_l e_1 (1 - <a, y^1_l>) - sum_l e_2 (1 - <b, y^2_l>)),
     k_00 = log Psi,   k_10, k_01 = its gradients in a and b,   k_11 = its mixed second derivative.
 
 Let $p^h_l$ be the weights of head h, $\varepsilon_h=\sum_lp^h_ly^h_l$ the deviation of its output
-from $T_h$, and $o=E[\sum_le_1e_2\exp(-\sum_l(e_1+e_2))]/\Psi$. Then
+from $T_h$, and $o=E[\sum_le_1e_2\exp(-\sum_l(e_1+e_2))]/\Psi$ at a = b = 0. Then
 
     E eps_1 eps_2'      = iint (k_11 + k_10 k_01') e^{k_00} du dv,
     E sum_l p^1_l p^2_l = iint o e^{k_00} du dv.
 
-The first integral is one if both values are replaced by 1; the code calls this number the mass and
-measures the error with it. For independent parts of a prompt the functions k and o add.
+If the values of both heads are replaced by 1, the first integral is one. The code calls this
+integral the mass, and uses its distance from one as a measure of the error. For independent parts
+of a prompt, the functions k and o add.
 
-Values may be linear functions $M_h'f$ of q features f of a token, with a matrix $M_h$ of each head,
+Values may be linear functions $M_h'f$ of q features f of a token, with a matrix $M_h$ per head,
 [q, e] (`maps`). Sums over u and v are then computed for features. Brackets give shapes of arrays.
 
-The integrals are trapezoidal rules of step $\delta$ on a square grid. Like a checkerboard, the grid
-is divided into points of two colours, and each colour forms a rule. The errors of both rules have
-the size of the error of the whole rule, about $e^{-\pi^2/\delta}$, so half their difference
-measures it.
+The integrals are computed with the trapezoidal rule of step $\delta$ on a square grid. Like a
+checkerboard, the grid is divided into points of two colours, and each colour forms a rule. The
+errors of these two rules and of the whole rule have about the same size, $e^{-\pi^2/\delta}$, so
+half the difference of the two rules measures the error.
 """
 
 import abc
@@ -38,22 +39,22 @@ from promptlimit.weights._functional import total_of
 from promptlimit.weights._score_law import EPSILON, LARGEST_EXPONENT
 
 NEGLIGIBLE_SHARE = 36.0
-r"""Minus the logarithm of the size below which $\Psi$ at large u and v is dropped."""
+r"""Minus the logarithm of the size below which $\Psi$ is dropped at large u and v."""
 
 _ROUNDING = 32.0 * EPSILON
 
 
 class Spacing(NamedTuple):
-    """Steps and ranges of the rules.
+    """Steps and ranges of the quadrature rules.
 
     Attributes:
         laplace: the step in u and v.
         nodes: the step in the score of a Gaussian token.
         widest: the largest step in a standard normal coordinate of a Gaussian token.
-        deviations: the number of standard deviations that the nodes of such a coordinate cover.
-        left: the distance from -log L down to the start of the integrals.
-        accuracy: a bound on the error of the moment, relative to the root of the product of both
-            heads' mean squares. The measured errors do not include nodes beyond the range.
+        deviations: the range of nodes in this coordinate, in standard deviations on each side.
+        left: the distance from -log L down to the start of the integrals over u and v.
+        accuracy: a bound for the error of the moment, relative to the square root of the product of
+            the mean squares of both heads. Measured errors do not include nodes beyond the range.
     """
 
     laplace: float
@@ -86,11 +87,11 @@ class HeadPair(NamedTuple):
 class Seconds(NamedTuple):
     r"""Sums over the grid, for r arrays of weights w.
 
-    $\sum w\,k_{11}$ is $M_1'FM_2$ + `within`, with F the block of `features` without 1.
+    $\sum w\,k_{11}$ is $M_1'FM_2$ + `within` with F = `features[:, :-1, :-1]`.
 
     Attributes:
         features: $\sum w\,k_{11}$ with the q features and 1 in place of y, [r, q + 1, q + 1].
-        within: the terms of $\sum w\,k_{11}$ that features do not determine, [r, e, e].
+        within: the terms of $\sum w\,k_{11}$ that the features do not determine, [r, e, e].
         overlap: $\sum w\,o$, [r].
     """
 
@@ -116,7 +117,7 @@ class PairNodes(NamedTuple):
 
 
 class AbstractPairPart(abc.ABC):
-    """A part of a prompt with two heads, for one or several lengths."""
+    """A part of a prompt to which two heads are applied, for one or several lengths."""
 
     @abc.abstractmethod
     def windows(self, left: float) -> tuple[Window, Window]:
@@ -135,12 +136,12 @@ class AbstractPairPart(abc.ABC):
 class KnownPairs(AbstractPairPart):
     r"""Tokens that are in every prompt.
 
-    For one such token $k_{00}=-e_1-e_2$, $k_{10}=e_1y_1$, $k_{11}=0$ and $o=e_1e_2$.
+    For one such token, $k_{00}=-e_1-e_2$, $k_{10}=e_1y_1$, $k_{01}=e_2y_2$, $k_{11}=0$ and
+    $o=e_1e_2$.
 
     Attributes:
         scores: the scores of each head minus $\Lambda(t_h)$ of the law of the other tokens, [2, f].
-        values: $y_f$ of each head, [2, f, e]. The features of the other tokens must be their
-            values.
+        values: $y_f$ of each head, [2, f, e]. Features of the other tokens must be their values.
     """
 
     scores: Array
@@ -157,7 +158,7 @@ class KnownPairs(AbstractPairPart):
             for places, scores in zip((u, v), self.scores, strict=True)
         ]
 
-        def log_psi(n: int) -> Array:  # noqa: ARG001  # the same at all lengths
+        def log_psi(n: int) -> Array:  # noqa: ARG001  # independent of the length
             return -rates[0].sum(axis=1)[:, None] - rates[1].sum(axis=1)
 
         def first(n: int, head: int) -> Array:  # noqa: ARG001
@@ -179,7 +180,7 @@ class KnownPairs(AbstractPairPart):
 class PairTokens(AbstractPairPart):
     r"""L independent tokens from one law, for several L.
 
-    With $K=e^{-e_1-e_2}$, $\varphi=E\,K$ and $B_h=E[e_hy_hK]$ for one token they satisfy
+    With $K=e^{-e_1-e_2}$, $\varphi=E\,K$ and $B_h=E[e_hy_hK]$ for one token, the functions are
 
         k_00 = L log(phi),    k_10 = L B_1 / phi,    o = L E[e_1 e_2 K] / phi,
         k_11 = L (E[e_1 e_2 y_1 y_2' K] / phi - B_1 B_2' / phi^2).
@@ -231,9 +232,9 @@ class AbstractPairTransforms(abc.ABC):
         r"""Return sums of $w\,E[e_1e_2fK]$ over the grid for weights w, [r, u, v].
 
         Returns:
-            The sums for f = $f_1f_2'$ with the features and 1 of each head, [r, q + 1, q + 1]; the
-            terms for f = $y_1y_2'$ that features do not determine, [r, e, e]; and the sums for
-            f = 1, [r].
+            The sums for f = $f_1f_2'$, where $f_h$ contains the features of head h and 1,
+            [r, q + 1, q + 1]; the terms of the sums for f = $y_1y_2'$ that the features do not
+            determine, [r, e, e]; and the sums for f = 1, [r].
         """
 
 
@@ -256,7 +257,7 @@ class AbstractPairLaw(abc.ABC):
 
     @abc.abstractmethod
     def at(self, u: Array, v: Array, count: int) -> AbstractPairTransforms:
-        """Return the transforms on the grid of u and v, for a number `count` of lengths."""
+        """Return the transforms on the grid of u and v; `count` is the number of lengths."""
 
     def rounding(self, lengths: Array) -> Array:
         """Return an estimate of the relative rounding error of moments at each length."""
@@ -273,11 +274,11 @@ class PairIntegrals:
     Attributes:
         moment: $E\,\varepsilon_1\varepsilon_2'$, [n, e, e].
         features: the same moment with features in place of values, [n, q, q], without the terms
-            that features do not determine.
+            that the features do not determine.
         overlap: $E\sum_lp^1_lp^2_l$, [n].
         error: the error of the trace and of the entries of `moment`, from the two rules, [n].
         overlap_error: the error of `overlap`, [n].
-        mass_error: the distance of the mass from one, a relative error, [n].
+        mass_error: the distance of the mass from one, which measures a relative error, [n].
     """
 
     moment: Array
@@ -294,7 +295,7 @@ def pair_integrals(
     """Return the moments of two heads over prompts that consist of independent parts.
 
     Args:
-        parts: the parts of the prompt, which have the same features.
+        parts: the parts of the prompt. All parts must have the same features.
         maps: matrices that turn features into values, [2, q, e].
         count: the number of lengths.
         spacing: the steps and ranges of the rules.

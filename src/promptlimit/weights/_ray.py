@@ -1,4 +1,4 @@
-r"""The log-Laplace transform $\Lambda$ of a law at complex multiples $ct$ of a tilt.
+r"""The log-Laplace transform $\Lambda$ of a law at complex multiples $ct$ of a tilt $t$.
 
 Moments of attention over a finite prompt depend on these values, so `log_laplace` must be analytic.
 """
@@ -28,14 +28,14 @@ LEFT, RIGHT = -60.0, 3.0
 _LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
 _STEP = 1e-4
-"""The step of finite differences in the Cauchy-Riemann equations."""
+"""The step of the finite differences that check the Cauchy-Riemann equations."""
 
 _TOLERANCE = 1e-3
 """The relative error that the checks of a transform allow."""
 
 _LARGEST = 1e5
 _INSIDE = 1.0 + 1e-4
-"""The tilt counts as inside the domain if this multiple of the tilt is inside."""
+"""A tilt counts as inside the domain if this multiple of the tilt is inside."""
 
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
@@ -71,7 +71,7 @@ class Ray:
     def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
         r"""Return $\Lambda(ct)$ at `multiples` c, up to multiples of $2\pi i$ for complex c.
 
-        It is infinite or NaN at real c where $E\,e^{c\langle t,z\rangle}$ is infinite.
+        The result is infinite or NaN at real c where $E\,e^{c\langle t,z\rangle}$ is infinite.
         """
         if self._closed is not None:
             return self._closed.log_laplace(multiples)
@@ -113,7 +113,7 @@ class Ray:
 
     @cached_property
     def _chunk(self) -> int:
-        """The number of multiples per compiled call, smaller for a law with many parameters."""
+        """The number of multiples per compiled call. It is smaller for laws of many parameters."""
         leaves = jax.tree.leaves(eqx.filter(self.measure, eqx.is_array))
         entries = max([self.tilt.size**2, *(leaf.size for leaf in leaves)])
         fitting = 2 ** int(np.log2(max(_ENTRIES_AT_ONCE / entries, 8.0)))
@@ -126,9 +126,9 @@ class Ray:
 
     @cached_property
     def domain(self) -> tuple[float, float]:
-        r"""The interval of real c around 0 and 1 where $\Lambda(ct)$ is finite.
+        r"""The interval of real c on which $\Lambda(ct)$ is finite.
 
-        It is a part of the interval from `LEFT` to `RIGHT`.
+        It contains 0 and 1, and is a part of the interval from `LEFT` to `RIGHT`.
         """
         grid, finite = POINTS, np.isfinite(self.on_points)
         inside = (grid >= 0.0) & (grid <= 1.0)
@@ -151,7 +151,7 @@ class Ray:
         return low, high
 
     def _edge(self, inside: float, outside: float) -> float:
-        """Return the edge of the domain between two points, to a relative accuracy of 1e-6."""
+        """Return the edge of the domain between two points, to 1e-6 of their distance."""
         for _ in range(3):
             grid = np.linspace(inside, outside, 101)
             last = int(np.flatnonzero(np.isfinite(self.log_laplace(grid)))[-1])
@@ -161,9 +161,9 @@ class Ray:
     def require_analytic(self) -> None:
         r"""Raise NotAnalyticError unless $\Lambda(ct)$ is an analytic function of c.
 
-        The method checks the Cauchy-Riemann equations at a few points, that
-        $\mathrm{Re}\,\Lambda(ct)$ is at most $\Lambda(t\,\mathrm{Re}\,c)$, and that $\Lambda$ is a
-        transform (`_require_transform`).
+        At a few points, the method checks the Cauchy-Riemann equations, and that
+        $\mathrm{Re}\,\Lambda(ct)$ is at most $\Lambda(t\,\mathrm{Re}\,c)$. It also checks values at
+        real c (`_require_transform`).
 
         Raises:
             OutsideDomainError: $\Lambda(t)$ is infinite.
@@ -178,7 +178,7 @@ class Ray:
             ) from error
         if high < _INSIDE:
             with jax.enable_x64(True):
-                self.measure.tilted_mean(to_device(self.tilt))  # raises where it is infinite
+                self.measure.tilted_mean(to_device(self.tilt))  # raises if it is infinite
         self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
         step = _STEP / (1.0 + np.abs(axis).max())
@@ -209,7 +209,7 @@ class Ray:
             )
 
     def _require_transform(self, inside: NDArray[np.bool_]) -> None:
-        r"""Raise NotAnalyticError unless $\Lambda$ is 0 at 0, convex, and not too large."""
+        r"""Raise NotAnalyticError unless $\Lambda$ is 0 at 0, convex, and not too large at t."""
         at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
         if abs(at_zero) > _TOLERANCE * 1e-5:
             raise NotAnalyticError(

@@ -7,7 +7,7 @@ $$\varphi(u)=E\,e^{-x},\qquad F_k[f](u)=E[f\,x^ke^{-x}].$$
 
 Moments over prompts are integrals of these transforms over u (docs/finite.md).
 $\Lambda(t)=\log E\,e^{\langle t,z\rangle}$ is the log-Laplace transform, and $T=V\nabla\Lambda(t)$
-the limit of the output. Brackets give shapes of arrays: u nodes, n lengths, e coordinates of a
+is the limit of the output. Brackets give shapes of arrays: u nodes, n lengths, e coordinates of a
 value, d coordinates of a token, and j places (`AbstractProducts`).
 """
 
@@ -23,7 +23,7 @@ from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
 
 STEP = 3 / 16
-"""The step in u; a dyadic fraction, so that nodes and their differences are exact."""
+"""The step in u. It is a dyadic fraction, so that nodes and their differences are exact."""
 
 NEGLIGIBLE = 42.0
 """Minus the logarithm of the size below which terms are dropped."""
@@ -39,7 +39,7 @@ Numbers = NDArray[Any]
 """An array of real or complex numbers."""
 
 _LARGEST_CENTRED = 30.0
-r"""The largest $c$ for which $e^{-x}-e^{-c}$ is computed from $x-c$."""
+r"""The largest $c$ for which $e^{-x}-e^{-c}$ is computed from $x-c$ (`_damping_apart`)."""
 
 _ENTRIES_AT_ONCE = 2**18
 _ROUNDING = 2.0**-50
@@ -72,7 +72,7 @@ class Scores:
 class PartitionMeans:
     r"""Means over one score at evenly spaced u, for moments of the log-partition function.
 
-    $\bar x$ is $E\,x$. The fields from `log_phi` on have shape [u].
+    Here $\bar x=E\,x$. The fields from `log_phi` to `rounding` have shape [u].
 
     Attributes:
         u: the nodes.
@@ -131,15 +131,15 @@ class SquareMeans:
 class AbstractProducts(abc.ABC):
     r"""$F_k[f]$ and $F_{k-1}[f]$ as sums over places j of a factor times the mean of f at j.
 
-    What a place is depends on the law. For a list it is a token, and the mean is the value of f.
-    For a Gaussian part it is a score, and the mean is that of f given this score. For a transform
-    on the complex ray it is a multiple c of the tilt, and the mean is $E[fe^{cs}]/E\,e^{cs}$.
-    $F_{k-1}$ is available only for functions f with $E[f\,e^{(k-1)s}]=0$.
+    The meaning of a place depends on the law. For a list, a place is a token, and the mean is the
+    value of f. For a Gaussian part, a place is a score, and the mean is that of f given this score.
+    For a transform on the complex ray, a place is a multiple c of the tilt, and the mean is
+    $E[fe^{cs}]/E\,e^{cs}$. $F_{k-1}$ is available only for functions f with $E[f\,e^{(k-1)s}]=0$.
 
     Attributes:
         density: $F_k[1]$, [u].
-        masses: the mean of 1 at each place, [j]. It is 1 except for long lists, which use sums
-            instead of means (`ManyAtoms`).
+        masses: the mean of the function 1 at each place, [j]. It is 1 except for long lists, which
+            use sums instead of means (`ManyAtoms`).
     """
 
     density: Array
@@ -147,7 +147,7 @@ class AbstractProducts(abc.ABC):
 
     @abc.abstractmethod
     def shares(self, weights: Array) -> tuple[Numbers, Array]:
-        r"""Return the factors in $\sum_uwF_k[f]$, and their rounding errors, [n, j] each.
+        r"""Return the factors of places in $\sum_uwF_k[f]$, and their rounding errors, [n, j] each.
 
         Args:
             weights: w, [n, u].
@@ -168,7 +168,7 @@ class AbstractScoreLaw(abc.ABC):
 
     @abc.abstractmethod
     def score_of(self, token: Array) -> float:
-        r"""Return $\langle t,z\rangle$ of one token minus `offset`."""
+        r"""Return the score $\langle t,z\rangle$ of one token minus `offset`."""
 
     @abc.abstractmethod
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
@@ -189,7 +189,8 @@ class AbstractScoreLaw(abc.ABC):
     def square_window(self, longest: float, shortest: float) -> tuple[float, float]:
         r"""Return the range of u for integrals over the transforms of `square_means`.
 
-        Below it the integrands are negligible; above it $(E\,e^{-X})^L$ with $X=e^{2s+u}$ is.
+        Below the range, the integrands are negligible. Above it, $(E\,e^{-X})^L$ with $X=e^{2s+u}$
+        is negligible.
         """
 
     @abc.abstractmethod
@@ -204,7 +205,7 @@ class AbstractScoreLaw(abc.ABC):
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
         r"""Return the limit T, [e], and the mean, [e], and covariance, [e, e], of a value Vz.
 
-        They are $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$. The name
+        These are $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$. The name
         refers to the ends t and 0 of the segment of tilts.
 
         Args:
@@ -225,7 +226,7 @@ class AbstractScoreLaw(abc.ABC):
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Numbers, Numbers, Array, Array]]:
-        r"""Yield the means and covariances of $Vz-T$ at the places, some places at a time.
+        r"""Yield the means and covariances of $Vz-T$ at blocks of places.
 
         Args:
             value: V, [e, d].
@@ -250,7 +251,7 @@ def require_near(low: float, high: float) -> tuple[float, float]:
 
 
 def listed_score_means(weights: Array, scores: Array, u: Array) -> PartitionMeans:
-    r"""Return `PartitionMeans` of scores $s_i$ with probabilities $w_i$."""
+    r"""Return the `PartitionMeans` of scores $s_i$ with probabilities $w_i$."""
     masses = np.log(weights) + scores
     log_mean = float(np.logaddexp.reduce(masses))
     tilted_mean = float(np.exp(masses - log_mean) @ scores)
@@ -265,11 +266,12 @@ def assembled(
     sums: dict[str, Array],
     rounding: Array | float = _ROUNDING,
 ) -> PartitionMeans:
-    r"""Return `PartitionMeans`, computed from the means in `sums`.
+    r"""Return the `PartitionMeans`, computed from the means in `sums`.
 
-    With $\delta=1-\varphi$, $\eta=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$, and for small $\bar x$
-    $\eta'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$. If `sums` contains the entries `excess` and
-    `slope` of `_centred_sums`, they are used instead.
+    With $\delta=1-\varphi$, $\eta=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ is used for
+    $\delta<\frac12$, and $\eta'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for $\bar x\le1$. If `sums`
+    contains the entries `excess` and `slope` of `_centred_sums`, $\eta=\ln(1+\text{excess})$ and
+    $\eta'=\text{slope}/\varphi$ are used instead for $\bar x\le30$.
 
     Args:
         u: the nodes, [u].
@@ -349,7 +351,7 @@ def _centred_sums(
     left: Array,
     centre: tuple[float, float],
 ) -> dict[str, Array]:
-    r"""Return three means over all scores of a law, as sums of terms of one sign.
+    r"""Return three means over all scores of a law by name, as sums of terms of one sign.
 
     `excess` is $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$,
     and `drift` is $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$ with $x'=e^{u+\Lambda'}$. Since
@@ -374,7 +376,7 @@ def _damping_apart(left: Array, centre: Array, off: Array) -> Array:
 
 
 def blocks(rows: int, columns: int, entries: int) -> Iterator[slice]:
-    """Yield slices of rows with at most `entries` entries each, and at least one row."""
+    """Yield slices of rows: at least one row and, if possible, at most `entries` entries each."""
     size = max(1, entries // columns)
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))

@@ -1,13 +1,14 @@
-r"""Exact moments of the weights that a softmax head gives the components of a mixture.
+r"""Exact moments of the weights that a softmax head assigns to the components of a mixture.
 
 Tokens come from $\sum_k\pi_kN(m_k,S)$, whose components have the same covariance, and the head has
 the tilt t. In component k a token has the score $\langle m_k,t\rangle+\sigma g$ with
 $\sigma^2=t'St$ and g standard normal. Let $p_l$ be the softmax weights, $N_k$ the sum of the
 weights of the tokens from component k, $\alpha_k$ the limit of $N_k$, $B=\sum_lp_lg_l-\sigma$ and
-$S_2=\sum_lp_l^2$. First and second moments of outputs follow from those of $N_k$ and B, and from
-$E\,S_2$ (docs/mixtures-theory.md).
+$S_2=\sum_lp_l^2$. The first and second moments of outputs follow from the moments of $N_k$ and B,
+and from $E\,S_2$ (docs/mixtures-theory.md). Risks average over thousands of tilts, for which
+`prompt_integrals` would take 2.5 to 7 times as long.
 
-Let scores s be shifted such that $E\,e^s=1$, $x=e^{s+u}$, $\varphi(u)=E\,e^{-x}$ and
+Shift the scores s such that $E\,e^s=1$, and let $x=e^{s+u}$, $\varphi(u)=E\,e^{-x}$ and
 $a_j[F]=E[F\,x^je^{-x}]$. For functions F and G of one token with mean zero under the tilted law,
 
     E sum p F            = L int a_1[F] phi^{L-1} du
@@ -28,15 +29,13 @@ from promptlimit.weights._brackets import brackets
 from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 
 _STEP = 1.0 / 3.0
-"""The step in u, for a precision of 1e-10.
-
-Risks average over thousands of tilts: `prompt_integrals` would take 2.5 to 7 times as long."""
+"""The step in u, for a precision of 1e-10."""
 
 SHARPEST = 40.0
-"""The largest sharpness: exponents grow like its square."""
+"""The largest sharpness. Exponents grow like its square."""
 
 _DIGITS = 10
-"""Tilts that agree to this many decimals are computed once."""
+"""The number of decimals to which tilts must agree to be computed once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,7 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
         weights: $\pi_k$, [k], positive.
         lengths: L, [l]: at least 1, or infinite.
     """
-    # Moments do not change when all shifts move together.
+    # Moments do not change if a constant is added to all shifts.
     alike = (weights[:, None] == weights).argmax(axis=1)  # the first component of equal weight
     order = np.lexsort((shifts, np.broadcast_to(alike, shifts.shape)))
     rows = np.column_stack([sharpness, np.take_along_axis(shifts, order, axis=1)])
@@ -92,7 +91,7 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
 
 @functools.lru_cache(maxsize=4)
 def _cached_moments(rows: bytes, weights: bytes, lengths: bytes) -> tuple[Array, ...]:
-    """Return the moments in the order of `Selection`; each row is a sharpness and the shifts."""
+    """Return the fields of `Selection`; each row contains a sharpness and the shifts."""
     masses, tokens = np.frombuffer(weights), np.frombuffer(lengths)
     kinds, size = masses.size, tokens.size
     table = np.frombuffer(rows).reshape(-1, 1 + kinds)

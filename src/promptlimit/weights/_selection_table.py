@@ -1,10 +1,10 @@
 r"""The moments of selection between two components, as differentiable functions inside jit.
 
 Training evaluates the moments of `_selection` at new tilts in every step. For two components and
-whitened tokens they depend on two numbers: the coordinate a of the tilt along the difference of the
-means, and the norm b of the orthogonal part of the tilt, with $\sigma^2=a^2+b^2$. The moments are
-smooth functions of a and $b^2$, tabulated by quintic splines on a lattice that is fine near zero
-and coarse at large tilts.
+tokens of unit covariance within each component, the moments depend on two numbers: the coordinate a
+of the tilt along the difference of the means, and the norm b of the orthogonal part of the tilt.
+The sharpness satisfies $\sigma^2=a^2+b^2$. The moments are smooth functions of a and $b^2$. They
+are interpolated by quintic splines on a lattice that is fine near zero and coarse at large tilts.
 """
 
 import functools
@@ -27,10 +27,10 @@ _BEND = 3.0
 """The size of a coordinate above which steps grow in proportion to it."""
 
 _BEYOND = 3
-"""The number of lattice points outside the range at each end, which the splines need."""
+"""The number of lattice points beyond each end of the range, which the splines need."""
 
 _PADDING = 12
-"""The number of extrapolated points at each end, which isolate a spline from its end conditions."""
+"""The number of extrapolated points that separate each end of a lattice from end conditions."""
 
 _TINY = 1e-16
 
@@ -38,8 +38,8 @@ _TINY = 1e-16
 class SelectionNumbers(NamedTuple):
     r"""Moments of the total weight N of the first of two components, smooth at a tilt of zero.
 
-    $\alpha$ is the limit of N, $B=\sum_lp_lg_l-\sigma$ with $g_l$ the coordinate of token l along
-    the tilt, and $S_2=\sum_lp_l^2$.
+    Let $\alpha$ be the limit of N, $S_2=\sum_lp_l^2$ and $B=\sum_lp_lg_l-\sigma$. Here $g_l$ is the
+    coordinate along the tilt of token l minus the mean of its component.
 
     Attributes:
         participation: $E\,S_2$.
@@ -59,7 +59,7 @@ class SelectionNumbers(NamedTuple):
 class SelectionTable(eqx.Module):
     r"""The moments of selection at one length, as functions of a and $b^2$.
 
-    All values are NaN for $a^2+b^2$ above the square of `max_sharpness`.
+    All values are NaN if $a^2+b^2$ is above the square of `max_sharpness`.
 
     Attributes:
         coefficients: the coefficients of the splines, [5, points in a, points in b].
@@ -109,7 +109,7 @@ def _step(separation: float) -> float:
 
 
 def _basis(place: Array, size: int) -> tuple[Array, Array]:
-    """Return the six lattice points around a place, and the values of their quintic B-splines."""
+    """Return the six lattice points around a place and the values of their quintic B-splines."""
     first = jnp.clip(jnp.floor(jnp.nan_to_num(place)).astype(jnp.int32) - 2, 0, size - 6)
     offset = place - first.astype(place.dtype) - 2.0
     # The cardinal spline is sum_k (-1)^k C(6,k) (y - k)_+^5 / 5!.
@@ -166,7 +166,7 @@ def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
 
 
 def _ratios_at_zero(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
-    """Return `_ratios` at a tilt of zero, extrapolated from small tilts as even functions."""
+    """Return `_ratios` at a tilt of zero, extrapolated from small tilts as even functions of b."""
     small = np.array([0.02, 0.04])
     moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
     near, far = np.moveaxis(_ratios(moments, small), 1, 0)
@@ -191,7 +191,7 @@ def selection_tables(
     Args:
         separation: $|m_1-m_2|$ divided by the standard deviation of a token within its component.
         weights: the probabilities $\pi_1$ and $\pi_2$ of the components.
-        lengths: L, finite; several lengths take as long as the slowest of them.
+        lengths: L, finite. Several lengths take as long as the slowest length.
         max_sharpness: the largest sharpness.
     """
     tables = _coefficients(float(separation), weights, lengths, float(max_sharpness))

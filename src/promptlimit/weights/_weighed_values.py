@@ -1,6 +1,6 @@
-r"""The exact law of a softmax mean of scalars over L tokens: three moments, and tail probabilities.
+r"""The exact law of a softmax mean of scalars over L tokens: three moments and tail probabilities.
 
-A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law. The
+A token has a score $s$ and a value $v$, jointly Gaussian within each component of the law. The
 softmax mean over L tokens is $f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$. Scores are shifted such that
 $E\,e^s=1$, so the limit is $f=E\,ve^s$. The cost does not depend on L (docs/finite.md, section 8).
 """
@@ -24,6 +24,8 @@ _NOISE = 0.1
 r"""$\epsilon$ in `upper_tails`, divided by the slope $\beta_k$."""
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
+r"""The rounding error of a probability, the sizes at which the sums of `_one_sided_sum` end upwards
+and downwards, and the largest frequency."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +36,11 @@ class ScoredValues:
 
     Attributes:
         weights: $\pi_k$, [k].
-        scores: $c_k$, [k], shifted so that $\sum_k\pi_ke^{c_k+\sigma_k^2/2}=1$.
+        scores: $c_k$, [k], shifted such that $\sum_k\pi_ke^{c_k+\sigma_k^2/2}=1$.
         sharpness: $\sigma_k$, [k].
         values: $\mu_k$, [k].
         slopes: $\beta_k$, [k].
-        rests: $\rho_k$, [k], the variance of a value given the score of the same token.
+        rests: $\rho_k$, [k], the variance of a value given the score of its token.
     """
 
     weights: Array
@@ -69,13 +71,13 @@ class ScoredValues:
 
     @property
     def limit(self) -> float:
-        r"""$f=\sum_k\alpha_k(\mu_k+\beta_k\sigma_k)$, $\alpha_k=\pi_ke^{c_k+\sigma_k^2/2}$."""
+        r"""$f=\sum_k\alpha_k(\mu_k+\beta_k\sigma_k)$ with $\alpha_k=\pi_ke^{c_k+\sigma_k^2/2}$."""
         gates = self.weights * np.exp(self.scores + 0.5 * self.sharpness**2)
         return float(gates @ (self.values + self.slopes * self.sharpness))
 
     @property
     def hull(self) -> tuple[float, float]:
-        """The range outside which values, and thus their softmax means, are negligibly likely."""
+        """The range outside which values, and thus softmax means, have negligible probability."""
         spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
@@ -90,7 +92,7 @@ class ScoredValues:
 
 
 def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
-    r"""Return $E(f_L-f)^j$ for j = 1, 2, 3, [lengths, 3].
+    r"""Return $E(f_L-f)^j$ for j = 1, 2, 3, [lengths, 3]; zero for infinite lengths.
 
     With $y=v-f$, $\varphi(u)=E\exp(-e^{s+u})$ and $A_{kj}(u)=E\,y^je^{k(s+u)}\exp(-e^{s+u})$,
 
@@ -98,7 +100,7 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
         E(f_L-f)^2 = L ∫ A_22 φ^(L-1) + (L-1) A_11^2 φ^(L-2) du
         E(f_L-f)^3 = L/2 ∫ A_33 φ^(L-1) + 3 (L-1) A_22 A_11 φ^(L-2) + (L-1)(L-2) A_11^3 φ^(L-3) du,
 
-    because $D^{-n}=\frac1{(n-1)!}\int e^{nu}\exp(-e^uD)\,du$ for $D=\sum_ie^{s_i}$.
+    because $D^{-j}=\frac1{(j-1)!}\int e^{ju}\exp(-e^uD)\,du$ for $D=\sum_ie^{s_i}$.
     """
     moments, finite = np.zeros((lengths.size, 3)), np.isfinite(lengths)
     if finite.any():
@@ -120,7 +122,7 @@ def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array,
     r"""Return $A_{11}$, $A_{22}$, $A_{33}$ and $\log\varphi$, [u] each.
 
     In a component, y is $a+\beta h$ plus noise of variance $\rho$, with a constant a and
-    $h=g-\sigma$. By Stein's lemma $E[hxe^{-x}]=-\sigma E[x^2e^{-x}]$ with $x=e^{s+u}$.
+    $h=g-\sigma$. With $x=e^{s+u}$, $E[hxe^{-x}]=-\sigma E[x^2e^{-x}]$ by Stein's lemma.
     """
     score = MixtureScore.of(tokens.weights, tokens.scores, tokens.sharpness, u)
     gates = tokens.weights * np.exp(tokens.scores + 0.5 * tokens.sharpness**2)
@@ -137,9 +139,9 @@ def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array,
 
 
 def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:
-    """Return thresholds c that cover the hull, evenly spaced in asinh((c - mean) / spread).
+    """Return thresholds c that cover `hull`, evenly spaced in asinh((c - mean) / spread).
 
-    The mean is one of them.
+    One of the thresholds is the mean.
     """
     ends = [math.asinh((end - mean) / spread) / step for end in hull]
     return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))
@@ -150,14 +152,14 @@ def upper_tails(
 ) -> tuple[Array, Array]:
     r"""Return $P(f_L>c)$ at each threshold, and an estimate of its numerical error.
 
-    The inversion formula of Gil-Pelaez for $\sum_ie^{s_i}(v_i-c)>0$ is
+    The event is $\sum_ie^{s_i}(v_i-c)>0$. By the inversion formula of Gil-Pelaez,
 
         P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)).
 
-    The integral is a trapezoidal rule in $\log\omega$. If a value is almost a function of the score
-    ($\rho_k\approx0$), $\psi_c$ decreases as slowly as $\omega^{-1/2}$. The tail is then computed
-    for values with additional noise of standard deviation $\epsilon$ and $\epsilon/2$, and
-    extrapolated to $\epsilon=0$ as an even function of $\epsilon$.
+    The integral is computed with the trapezoidal rule in $\log\omega$. If a value is almost a
+    function of the score ($\rho_k\approx0$), $\psi_c$ decreases as slowly as $\omega^{-1/2}$. The
+    tail is then computed for values with additional noise of standard deviation $\epsilon$ and
+    $\epsilon/2$, and extrapolated to $\epsilon=0$ as an even function of $\epsilon$.
 
     Args:
         tokens: the scores and values of a token.
@@ -198,9 +200,9 @@ def _gil_pelaez(
 ) -> tuple[Array, Array]:
     r"""Return $P(f_L>c)$ and its measured error, [m] each.
 
-    The difference of a rule and the rule shifted by half a step measures the error of both. Their
-    mean is the rule of half the step, whose error is far smaller. The step is halved again at
-    thresholds where the difference is larger than `agreement`.
+    The difference of a trapezoidal rule and the rule shifted by half a step measures the error of
+    both. The mean of these two rules is the rule of half the step, whose error is far smaller. The
+    step is halved again at thresholds where the difference is larger than `agreement`.
     """
     contour = _Contour.of(tokens, thresholds)
     tails, distance = np.full_like(thresholds, 0.5), np.full_like(thresholds, np.inf)
@@ -217,7 +219,7 @@ def _gil_pelaez(
 
 
 def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
-    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over all nodes $u_j=\log\omega_j$, [m]."""
+    r"""Return $\sum_j\mathrm{Im}\,\psi_c(\omega_j)^L$ over nodes $\log\omega_j$, [m]."""
     middle = math.exp(shift) / (length * contour.size)
     upward = _one_sided_sum(contour, length, middle, step)
     return upward + _one_sided_sum(contour, length, middle * math.exp(-step), -step)
@@ -227,7 +229,7 @@ def _one_sided_sum(contour: "_Contour", length: float, first: float, step: float
     r"""Return the sum over frequencies from `first` upwards, or downwards for a negative `step`.
 
     The sum upwards ends where $\psi_c^L$ is negligible. The sum downwards ends where
-    $\mathrm{Im}\,\psi_c^L$ is linear in $\omega$; the remaining terms are a geometric series.
+    $\mathrm{Im}\,\psi_c^L$ is linear in $\omega$. Its remaining terms are a geometric series.
     """
     frequency, total = first, np.zeros(contour.terms.shape[0])
     active = np.arange(total.size)
@@ -237,7 +239,7 @@ def _one_sided_sum(contour: "_Contour", length: float, first: float, step: float
         total[active] += imaginary
         size = np.abs(power) if step > 0.0 else np.abs(imaginary)
         left = (size > (_NEGLIGIBLE if step > 0.0 else _LINEAR)) & (frequency < _HIGHEST)
-        if step < 0.0:  # the remaining terms are linear in the frequency: a geometric sum
+        if step < 0.0:
             total[active[~left]] += imaginary[~left] / math.expm1(-step)
         if not left.all():
             active, contour = active[left], contour.rows(left)
@@ -249,14 +251,14 @@ def _one_sided_sum(contour: "_Contour", length: float, first: float, step: float
 class _Contour:
     r"""The integrand of $\psi_c$ along the contour $g+i\eta(g)$, for m thresholds and n nodes.
 
-    For $\beta>0$ the phase $e^s(v-c)$ of a component decreases in g up to
-    $g_1=(c-\mu)/\beta-1/\sigma$ and increases after it. The sign of
-    $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ is that of the slope of the phase, so the
-    exponential decays along the contour instead of oscillating.
+    For $\beta>0$, the phase $e^s(v-c)$ of a component decreases in g up to
+    $g_1=(c-\mu)/\beta-1/\sigma$, and then increases. Let
+    $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$. The sign of $\eta$ is that of the slope
+    of the phase, so the exponential decays along the contour instead of oscillating.
 
     Attributes:
         masses: the complex weights of the nodes, [m, n].
-        terms: $e^s(v-c)$ with v the mean value given the score, [m, n].
+        terms: $e^s(v-c)$ with v the mean of the value given the score, [m, n].
         squares: $e^{2s}\rho$, the variance of $e^s(v-c)$ given the score, [m, n].
         size: an estimate of the size of values, which determines the first frequency.
     """
@@ -288,7 +290,7 @@ class _Contour:
         )
 
     def rows(self, kept: np.ndarray) -> "_Contour":
-        """Return the contour for some of the thresholds."""
+        """Return the contour for the thresholds `kept`."""
         return _Contour(self.masses[kept], self.terms[kept], self.squares[kept], self.size)
 
     def power(self, frequency: float, length: float) -> np.ndarray:
@@ -296,7 +298,7 @@ class _Contour:
         exponents = 1j * frequency * self.terms - 0.5 * frequency**2 * self.squares
         change = np.einsum("mn,mn->m", self.masses, np.expm1(exponents))
         squared = change.real * (2.0 + change.real) + change.imag**2  # |1 + change|^2 - 1
-        # np.log1p of a complex number would round its modulus, and L multiplies this error.
+        # np.log1p of a complex number would round the modulus, and L multiplies this error.
         modulus = 0.5 * np.log1p(np.maximum(squared, np.finfo(np.float64).eps - 1.0))
         phase = np.arctan2(change.imag, 1.0 + change.real)
         return np.exp(length * (modulus + 1j * phase))

@@ -2,7 +2,7 @@ r"""Exact statistics of softmax weights over prompts of any length.
 
 For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
 independent standard normal $g_l$. Moments of up to four weights depend only on the sharpness
-$\sigma$ and the length L, and are integrals whose cost does not depend on L (`_brackets`).
+$\sigma$ and the length L. They are integrals whose cost does not depend on L (`_brackets`).
 """
 
 from collections.abc import Collection
@@ -55,20 +55,20 @@ STATISTICS = (
 
 _OF_OUTPUTS = {"participation", "shrinkage", "mean_score", "score_error"}
 _OF_POWERS = {"cubic_participation", "participation_square", "coupling"}
-"""Statistics that need few transforms: they take less than half the time of all statistics."""
+"""Sets of statistics that need few transforms and less than half the time of all statistics."""
 
 
 class WeightStatistics(Result):
     r"""Means over prompts of functions of the softmax weights, one array per function.
 
-    With $p$ the weights, $S_k=\sum_lp_l^k$, $A=\sum_lp_lg_l$ and $m=\sum_lp_l(g_l-A)^2-1$. The
-    scores of the tokens are $\sigma g_l$ with independent standard normal $g_l$.
+    The scores of the tokens are $\sigma g_l$ with independent standard normal $g_l$. Let $p_l$ be
+    the weights, $S_k=\sum_lp_l^k$, $A=\sum_lp_lg_l$ and $m=\sum_lp_l(g_l-A)^2-1$.
 
     Attributes:
         sharpness: $\sigma$, the standard deviation of the scores.
         lengths: $L$, the number of tokens.
         participation: $E\,S_2$, the inverse of the effective number of tokens.
-        shrinkage: $1-E\,S_2$, the factor by which a finite prompt shrinks the limit operator.
+        shrinkage: $1-E\,S_2$, the mean factor of the linear part of the limit at a finite length.
         mean_score: $E\,A=\sigma(1-E\,S_2)$.
         score_error: $E(A-\sigma)^2$, the mean squared error along the tilt.
         cubic_participation: $E\,S_3$.
@@ -79,7 +79,7 @@ class WeightStatistics(Result):
         coupling: $E\,\mathrm{tr}\,W^2=E(S_2-2S_3+S_2^2)$ with $W=\mathrm{diag}(p)-pp^\top$.
         kind: "limit" when all lengths are infinite, else "exact".
         relative_error: four times the largest measured relative error of all statistics; 0 for
-            closed forms. The error of `spread_participation` is relative to
+            closed forms. For `spread_participation`, the error is relative to
             $\sqrt{E\,m^2\,E\,S_2^2}$.
     """
 
@@ -120,7 +120,7 @@ class WeightStatistics(Result):
     @property
     @derived("length")
     def effective_tokens(self) -> Array:
-        r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
+        r"""$n_{eff}=1/E\,S_2$, the number of equal weights with the same participation."""
         with np.errstate(divide="ignore"):
             return np.asarray(1.0 / self.participation)
 
@@ -129,12 +129,12 @@ class WeightStatistics(Result):
 def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 
-    They determine the exact moments of attention over L Gaussian tokens $N(m,\Gamma)$; for
-    example, $E\,T_L=Vm+(1-E\,S_2)\,V\Gamma Uz$ with $1-E\,S_2$ the `shrinkage`.
+    They determine the exact moments of attention over L Gaussian tokens $N(m,\Gamma)$. For example,
+    $E\,T_L=Vm+(1-E\,S_2)\,V\Gamma Uz$ at a query z, where $1-E\,S_2$ is the `shrinkage`.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, any shape.
-        lengths: $L$: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -159,7 +159,7 @@ def some_statistics(
 ) -> dict[str, Array]:
     """Return the statistics in `names`, and "relative_error", by name.
 
-    It is faster than `weight_statistics` if these statistics need few transforms.
+    This function is faster than `weight_statistics` if these statistics need few transforms.
     """
     counts = checked_lengths(lengths, name="lengths")
     sigma = checked_sharpness(sharpness, max_sharpness(names))
@@ -168,7 +168,7 @@ def some_statistics(
 
 
 def _values(names: Collection[str], sigma: Array, lengths: Array) -> dict[str, Array]:
-    """Return statistics and "relative_error" by name, in the shape of `sigma`."""
+    """Return statistics and "relative_error" by name; only those in `names` are meaningful."""
     flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
     values = _closed_forms(flat_sigma, flat_length)
     by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
@@ -209,9 +209,9 @@ def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> A
 
 
 def _closed_forms(sigma: Array, length: Array) -> dict[str, Array]:
-    r"""Return the values at L = 1, sigma = 0 and L = inf; other entries are placeholders.
+    r"""Return the values at $L=1$, $\sigma=0$ and $L=\infty$; other entries are placeholders.
 
-    At sigma = 0 the weights are 1/L, and L(m + 1) is chi-squared with L - 1 degrees of freedom.
+    At $\sigma=0$ the weights are 1/L, and L(m + 1) is chi-squared with L - 1 degrees of freedom.
     """
     inverse = 1.0 / length
     left = 1.0 - inverse
@@ -245,7 +245,7 @@ def _by_quadrature(sigma: float, lengths: Array, highest: tuple[int, int]) -> di
 def _integrated(
     u: Array, transforms: ScoreTransforms, lengths: Array, highest: tuple[int, int]
 ) -> dict[str, Array]:
-    """Return the statistics that the transforms determine, and their relative error, by name."""
+    """Return the statistics that need transforms up to `highest`, and their relative error."""
     formulas = [output_statistics, identities]
     formulas += [power_statistics] * (highest[0] == HIGHEST[0])
     if highest == HIGHEST:
@@ -264,9 +264,9 @@ def _integrated(
 
 
 def _choose_spread_forms(statistics: dict[str, Array], value: dict[str, Array]) -> Array:
-    r"""Choose the formulas for $E\,m^2$ and $E[mS_2]$ with the smaller terms, in place.
+    r"""Set $E\,m^2$ and $E[mS_2]$ in `statistics` by the formulas with the smaller terms.
 
-    Returns the relative rounding error, from the sums of the absolute values of the terms.
+    Returns the relative rounding error, computed from the sizes of the terms.
     """
     frozen = {
         "spread_error": 1 - 2 * value["variance"] + value["variance_square"],
@@ -296,7 +296,7 @@ def _scale(name: str, statistics: dict[str, Array]) -> Array:
 def _measured_error(
     statistics: dict[str, Array], value: dict[str, Array], rules: dict[str, Array]
 ) -> Array:
-    """Return the largest relative error of integrals with known values and of the quadrature."""
+    """Return the largest relative error, from the two rules and integrals of known value."""
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),

@@ -1,7 +1,7 @@
 """Families of transformers whose weights can be loaded: one module per family.
 
-The module defines a class and registers it for one or more values of `model_type`. A user-defined
-family is registered in the same way, from any module:
+Each module defines a class and registers it for one or more values of `model_type` in config.json.
+A user-defined family is registered in the same way, from any module:
 
     from promptlimit.heads import families
 

@@ -38,7 +38,7 @@ ACTIVATION: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Named values from a config.json or another source, with the name of the source."""
+    """Named values from config.json or another source, with the name of the source."""
 
     values: Mapping[str, Any]
     source: str = "config.json"
@@ -77,7 +77,7 @@ class Config:
         return value
 
     def share(self, total: str, parts: str) -> int:
-        """Return the quotient of two whole numbers, such as the width of a head."""
+        """Return the quotient of the whole numbers named `total` and `parts`."""
         whole, count = self.whole(total), self.whole(parts)
         if whole % count:
             raise InputFileError(
@@ -104,7 +104,7 @@ class Tensor:
         name: the name of the array without its prefix (`AbstractArchitecture.prefixes`), where
             `{layer}` stands for the index of the layer.
         shape: the shape of the array in the file.
-        transposed: whether the file stores the matrix as [outputs, inputs], so that it must be
+        transposed: whether the file stores a matrix as [outputs, inputs]. Such a matrix is
             transposed when it is read.
     """
 
@@ -139,15 +139,15 @@ class AbstractArchitecture(abc.ABC):
     Objects are hashable, so that all layers use the same compiled program. A family may add fields.
 
     Attributes:
-        prefixes: the possible prefixes of the names of tensors, which depend on the class that
-            saved the model.
+        prefixes: the possible prefixes of the names of tensors; the class that saved the model
+            determines the prefix.
         causal: whether each token attends only to itself and the tokens before it.
         rotary: whether positions enter by rotating queries and keys.
         model_type: the name of the architecture in config.json.
         layers: the number of layers.
         heads: the number of query heads of a layer.
-        key_heads: the number of key and value heads of a layer; smaller than `heads` if several
-            query heads share one.
+        key_heads: the number of key and value heads of a layer; smaller than `heads` if query heads
+            share keys and values.
         hidden: the width of the residual stream.
         head_dim: the width of one head.
         inner: the width of the feed-forward network.
@@ -198,7 +198,7 @@ class AbstractArchitecture(abc.ABC):
 
     @abc.abstractmethod
     def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
-        """Return the residual stream after a layer; `hidden` is the one before it.
+        """Return the residual stream after a layer.
 
         Args:
             weights: the arrays of the layer.
@@ -207,7 +207,7 @@ class AbstractArchitecture(abc.ABC):
         """
 
     def output(self, weights: Weights, context: Array) -> Array:
-        """Return the output of the attention from the outputs of the heads, [n, heads d]."""
+        """Return the output of the attention from the concatenated outputs of the heads."""
         return linear(weights, "out", context)
 
     def close(self, weights: Weights, hidden: Array) -> Array:  # noqa: ARG002 - a default
@@ -215,7 +215,7 @@ class AbstractArchitecture(abc.ABC):
         return hidden
 
     def normed(self, weights: Weights, name: str, rows: Array) -> Array:
-        """Return rows after a norm: `layer_norm` if it has a bias, otherwise `rms_norm`."""
+        """Return rows after a norm: `layer_norm` if there is a bias, otherwise `rms_norm`."""
         if (bias := weights.get(f"{name}_bias")) is None:
             return rms_norm(rows, weights[name], self.epsilon)
         return layer_norm(rows, weights[name], bias, self.epsilon)
@@ -236,7 +236,7 @@ Class = TypeVar("Class", bound=type[AbstractArchitecture])
 def register(*model_types: str) -> Callable[[Class], Class]:
     """Return a decorator that registers a class for these values of `model_type` in config.json.
 
-    The same class may be registered again, for example by running a notebook cell twice. A type
+    The same class may be registered again, for example by running a notebook cell twice. A value
     that is already registered for another class raises an error.
     """
     if not model_types or not all(isinstance(name, str) and name for name in model_types):
@@ -303,12 +303,12 @@ def affine(
 
 
 def linear(weights: Weights, name: str, rows: Float[Array, "n d"]) -> Float[Array, "n e"]:
-    """Return the rows after the affine map with this name, whose bias is optional."""
+    """Return `rows @ weights[name]`, plus the bias of this name if there is one."""
     return affine(rows, weights[name], weights.get(f"{name}_bias"))
 
 
 def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads n d"]:
-    """Return the columns split into heads of consecutive columns."""
+    """Return the rows with their columns split into heads, each of consecutive columns."""
     return rows.reshape(rows.shape[0], heads, -1).transpose(1, 0, 2)
 
 

@@ -29,8 +29,8 @@ class Bert(AbstractArchitecture):
     """An encoder with learned positions.
 
     Attributes:
-        first_position: the index of the first position embedding; in RoBERTa the embeddings before
-            it are for padding.
+        first_position: the index of the position embedding of the first token; RoBERTa reserves
+            the embeddings before it for padding.
         segments: the number of segment embeddings.
     """
 
@@ -48,7 +48,7 @@ class Bert(AbstractArchitecture):
         places = config.whole("max_position_embeddings")
         if places <= first:
             raise InputFileError(
-                f"`max_position_embeddings` in config.json must exceed the {first} positions "
+                f"`max_position_embeddings` in {config.source} must exceed the {first} positions "
                 f"before the first token (`pad_token_id` + 1), got {places}."
             )
         return cls(

@@ -28,7 +28,7 @@ from promptlimit.heads.families._architecture import (
 @register("llama", "mistral", "qwen2")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama(AbstractArchitecture):
-    """A decoder with plain rotary positions.
+    """A decoder with rotary positions whose frequencies are not scaled.
 
     Attributes:
         rope_theta: the base of the rotary frequencies.
@@ -144,5 +144,5 @@ def _rope_theta(config: Config) -> float:
                 f"{WITHOUT_WEIGHTS}"
             )
         if isinstance(rope, Mapping) and "rope_theta" in rope:
-            return Config(rope).positive("rope_theta", 1e4)
+            return Config(rope, config.source).positive("rope_theta", 1e4)
     return config.positive("rope_theta", 1e4)

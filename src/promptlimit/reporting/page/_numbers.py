@@ -10,9 +10,9 @@ from markupsafe import Markup, escape
 
 _BEFORE_FUNCTION = re.compile(r"(?<=[\w)}]) ?(?=\\(?:ln|log|tanh)\b)")
 _FUNCTION = re.compile(r"\\(?:ln|log|tanh)\b(?! ?(?:[(^_]|$))")
-"""A function before an argument without parentheses, where the converter omits the space."""
+"""A function whose argument has no parentheses; the converter omits the space between them."""
 _CORRECTED = {"~": ("mo", "∼"), "∞": ("mi", "∞")}
-"""Symbols for which the converter writes the wrong element: ~ is an operator, ∞ a number."""
+"""The correct element for symbols that the converter misclassifies: ~ and ∞."""
 _MATHML = "{http://www.w3.org/1998/Math/MathML}"
 _ELEMENTS = {
     *("math", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mroot", "mrow", "mspace", "msqrt"),
@@ -71,7 +71,7 @@ def _signed(text: str) -> Markup:
 
 
 def formula(text: str) -> Markup:
-    """Return text with the TeX between dollar signs as MathML; invalid TeX is not changed.
+    """Return text with the TeX between dollar signs as MathML; invalid TeX is left unchanged.
 
     >>> print(formula("a < b for $x^2$"))
     a &lt; b for <math><mrow><msup><mi>x</mi><mn>2</mn></msup></mrow></math>

@@ -1,9 +1,9 @@
 """Convert SVG files of Matplotlib to markup inside a page, and validate them.
 
 A page forbids inline styles, so style declarations become attributes. A page contains several
-drawings, so each drawing adds its own prefix to the ids that it refers to. The ids of series, axes
-and ticks become attributes, which the script of the page uses to hide series and to zoom. All other
-ids are removed.
+drawings, so the ids that a drawing refers to get a prefix that differs between drawings. The ids of
+series, axes and ticks become attributes, which the script of the page uses to hide series and to
+zoom. All other ids are removed.
 
 A file from disk may have any origin: `is_drawing` returns whether it is safe to show.
 """
@@ -36,7 +36,7 @@ _DEEPEST = 30
 def is_drawing(content: bytes) -> bool:
     """Return whether an SVG file contains only shapes, text and embedded images.
 
-    This is true of the figures of this library. A file with a link to another file is rejected.
+    The result is true for figures of this library, and false for a file that links to another file.
     """
     if not content.startswith(_HEAD) or b"<!ENTITY" in content:
         return False

@@ -1,7 +1,7 @@
 """Pages from templates: self-contained files that make no network requests.
 
-Templates escape all data. The security policy of a page allows only the style sheet and the script
-with the hashes that it lists.
+Templates escape all data. The security policy of a page lists the hashes of its style sheet and its
+script, and allows no others.
 """
 
 import base64
@@ -74,7 +74,7 @@ def _sources(ending: str, more: tuple[str, ...]) -> Markup:
 
 def _source(name: str) -> Markup:
     folder = resources.files("promptlimit.reporting.page")
-    return Markup((folder / name).read_text(encoding="utf-8"))  # noqa: S704  # our own
+    return Markup((folder / name).read_text(encoding="utf-8"))  # noqa: S704  # a file of this library
 
 
 def _source_hash(text: str) -> Markup:

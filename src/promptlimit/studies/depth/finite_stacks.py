@@ -56,7 +56,7 @@ def outputs(
         weights = np.exp(u * queries[:, None] * tokens)
         queries = r * queries + v * np.sum(weights * tokens, axis=1) / weights.sum(axis=1)
         after.append(queries)
-        if place < len(stack.layers):  # the last layer needs the query alone
+        if place < len(stack.layers):  # the last layer only changes the query
             scores = u * tokens[:, :, None] * tokens[:, None, :]
             weights = np.exp(scores, out=scores)
             if causal:
@@ -69,11 +69,11 @@ def outputs(
 def first_orders(stack: GaussianStack, tokens: Array, query: float) -> dict[str, Array]:
     """Return first orders of the prompts `tokens`, [n, L], by name, [n] each.
 
-    A token influences the output directly, and through p other tokens whose values it changes and
-    which influence the output in later layers. The first order "whole" is the mean of all
-    influences, and "direct" that of direct influences. "causal" is the mean under a causal mask,
-    where the influence through p other tokens is multiplied by a factor that depends on the
-    position of the token.
+    A token influences the output directly (p = 0), and through p other tokens, whose values it
+    changes and which influence the output in later layers. The first order "whole" is the mean of
+    the sum of all influences over tokens; "direct" is the mean of direct influences. For "causal",
+    the first order under a causal mask, the influence of token i through p other tokens is
+    multiplied by h^p/p! with h = 1/i + ... + 1/L.
     """
     count, length = tokens.shape
     influence = InfluenceFunction.of(stack, np.array([query]))
@@ -87,8 +87,8 @@ def first_orders(stack: GaussianStack, tokens: Array, query: float) -> dict[str,
 def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float:
     """Return E K^2, from the output of the stack over the nodes of a quadrature rule.
 
-    The influence of a node is the derivative of the output in the weight of the node, computed by
-    an imaginary step, which avoids cancellation.
+    The influence of a node is the derivative of the output with respect to the node's weight. It is
+    computed by an imaginary step, which avoids cancellation.
     """
     points, weights = normal_gauss(nodes)
     moved = weights + 1e-30j * (np.eye(nodes) - weights)
@@ -119,28 +119,28 @@ def masked_variance(stack: GaussianStack, query: float, nodes: int = 40) -> floa
 _STACK = line_stack((1.0, 0.12, 0.6), (1.0, 0.1, 0.5), (0.8, 0.12, 0.7))
 _QUERY = 1.0
 _CHUNK = 2**22
-"""The number of scores in memory at a time."""
+"""The largest number of scores in memory."""
 _PROMPTS = 20_000
 """The number of prompts at each length.
 
-It is so large that the levels of checks hold up to a skewness of 6. The skewness of L R is about 3.
+With this number, the levels of checks hold up to a skewness of 6. The skewness of L R is about 3.
 """
 _FALL = 0.8
-"""A bound on the ratio of √L |R| at four times the length to that at the length.
+"""A bound on the ratio of √L |R| at a length 4L to √L |R| at the length L.
 
-The ratio tends to 1/2 for the right first order and to 1 for a wrong one.
+The typical ratio tends to 1/2 for the right first order and to 1 for a wrong first order.
 """
 _CLOSER = 2 / 3
 """The share of prompts whose output must be closer to the right first order than to a wrong one.
 
-The share tends to 1 for long prompts. It would be 1/2 for two first orders that are equally wrong.
+The share tends to 1 for long prompts. It is 1/2 if two first orders are equally wrong.
 """
 
 
 def left_over(length: int, prompts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return L times the outputs minus their limit and minus a first order, [prompts] each.
+    """Return L (output - limit - first order) in simulated prompts, by name, [prompts] each.
 
-    The names state which outputs (with or without a causal mask) and which first order are used.
+    The name states whether the output has a causal mask, and which first order is subtracted.
     """
     limit = _STACK.output(np.array([_QUERY]))[0]
     chunk = max(1, _CHUNK // length**2)
@@ -170,10 +170,10 @@ def finite_stacks(setting: Setting) -> Iterator[Check]:
     Under a causal mask, the term of such a pair is multiplied by $\binom{p+q}{p}$. Tested for one
     stack of three layers in one dimension.
     """
-    # The output is its limit plus a first order F with L Var F = C plus a remainder R. √L R falls
-    # like 1/√L, so it halves at four times the length. Under a mask, powers of ln L slow this,
-    # because the first tokens attend to few others; there, F is compared with the first order
-    # without a mask. If F is wrong, the remainder is of the same order as F.
+    # The output is the limit, plus a first order F with L Var F = C, plus a remainder R. √L R falls
+    # like 1/√L, so it halves if the length is multiplied by four. If F is wrong, R is of the same
+    # order as F. Under a mask, R falls more slowly by powers of ln L, because the first tokens
+    # attend to few others. In this case, the check compares F with the first order without a mask.
     rng, query = np.random.default_rng([setting.seed, 10]), np.array([_QUERY])
     variance = float(fluctuation_cov(_STACK, query)[0, 0])
     masked = float(fluctuation_cov(_STACK, query, causal=True)[0, 0])
@@ -236,7 +236,7 @@ def finite_stacks(setting: Setting) -> Iterator[Check]:
 
 
 def _share(name: str, larger: np.ndarray, smaller: np.ndarray, share: float) -> Check:
-    """Return a check that `smaller` is below `larger` in at least this share of the entries."""
+    """Return a check that `smaller` is below `larger` with a probability of at least `share`."""
     return share_at_least(name, smaller < larger, share)
 
 
@@ -309,8 +309,8 @@ def finite_stack_curves(setting: Setting) -> dict[str, np.ndarray]:
     = 200$. Most of the variance is due to influences of tokens on one another in earlier layers;
     the dotted line omits these. Right: $L$ times the bias of two layers in which a token has a
     large weight in its own output (scores $0.6\,zy$ in the first layer). The leading order in $1/L$
-    (dashed) has the wrong sign at every realistic length. The line, for which the error of each
-    token as a query of its prompt is exact, agrees with the simulated stacks.
+    (dashed) has the wrong sign at every realistic length. For the solid line, the error of each
+    token as a query of its prompt is exact. This line agrees with the simulated stacks.
     """
     setting.report("stacks at finite length")
     return _spread(setting) | _bias(setting)

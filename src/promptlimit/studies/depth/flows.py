@@ -36,7 +36,7 @@ def random_symmetric(rng: np.random.Generator, eigenvalues: Matrix) -> Matrix:
 def random_head(rng: np.random.Generator, dim: int) -> tuple[Matrix, Matrix]:
     r"""Return U and a covariance $G_0$ whose flow blows up at depth 1.
 
-    $C=\sqrt{G_0}(U+U^\top)\sqrt{G_0}$ has one eigenvalue 1, and its other eigenvalues are between
+    One eigenvalue of $C=\sqrt{G_0}(U+U^\top)\sqrt{G_0}$ is 1, and the other eigenvalues are between
     -1 and 1/2. U also has an antisymmetric part, on which the flow does not depend if V = I.
     """
     G = random_covariance(rng, dim)
@@ -83,8 +83,8 @@ def closed_covariance(setting: Setting) -> Iterator[Check]:
     continuous depth, their covariance at depth $t$ is $G(t) = G_0\,(I - t\,(U + U^\top)\,G_0)^{-1}$
     (derived here from the equation of Castin et al.).
     """
-    # The flow for V = −I is that of −U. In one dimension its variance is that of V = I multiplied
-    # by (1 − t)/(1 + t), so at t = 0.3 the relative distance is 6/13.
+    # For V = −I the formula holds with −U in place of U. In one dimension, the variance is then
+    # (1 − t)/(1 + t) times the variance for V = I, so their relative distance at t = 0.3 is 6/13.
     rng = np.random.default_rng(setting.seed)
     apart, other = [], []
     times = [0.3, 0.6, 0.9]
@@ -121,8 +121,9 @@ def blow_up(setting: Setting) -> Iterator[Check]:
     $\sqrt{G_0}\,ee^\top\sqrt{G_0}/\lambda_{\max}(C)$, where $e$ is the leading eigenvector of $C$
     (derived here).
     """
-    # One eigenvalue of C is 1 and the others are at most 1/2; those of G₀ are between 1/2 and 2. At
-    # t = 1 − ε all eigenvalues of (I − tC)⁻¹ but the largest are at most 2, which gives the bounds.
+    # One eigenvalue of C is 1, and the others are at most 1/2. Eigenvalues of G₀ are between 1/2
+    # and 2. At t = 1 − ε all eigenvalues of (I − tC)⁻¹ except the largest are at most 2. The bounds
+    # follow from these values.
     rng = np.random.default_rng(setting.seed)
     early, directions, seconds, grown = [], [], [], []
     dims = (2, 3) if setting.quick else (2, 3, 4, 6)
@@ -233,8 +234,8 @@ def low_rank_limits(setting: Setting) -> Iterator[Check]:
 def constant_rank(setting: Setting) -> Iterator[Check]:
     r"""The covariance of the tokens has the same rank at every finite depth of the flow."""
     # U and V have norm 1, and the nonzero eigenvalues of G₀ are between 1/2 and 2. Since
-    # ‖G‖' ≤ 2‖G‖², ‖G‖ stays below 3.4 until t = 0.1, and the least nonzero eigenvalue stays above
-    # e^(−0.68)/2 = 0.25, which is seven hundredths of the largest.
+    # ‖G‖' ≤ 2‖G‖², ‖G‖ stays below 3.4 until t = 0.1. The least nonzero eigenvalue stays above
+    # e^(−0.68)/2 = 0.25, which is at least 0.07 times the largest eigenvalue.
     rng = np.random.default_rng(setting.seed)
     changed = 0.0
     for dim, rank in ((3, 2), (4, 1)) if setting.quick else ((3, 2), (4, 1), (5, 3), (6, 5)):
@@ -267,7 +268,7 @@ def constant_rank(setting: Setting) -> Iterator[Check]:
 def _errors(
     key_query: np.ndarray, cov: np.ndarray, time: float, counts: Sequence[int]
 ) -> np.ndarray:
-    """Return distances between covariances after stacks of thin layers and the flow, [count]."""
+    """Return the distance of the covariance after `count` thin layers from the flow, [count]."""
     target, law = flow(key_query, cov, [time]).cov[0], Gaussian(np.zeros(len(cov)), cov)
     errors = []
     for count in counts:
@@ -282,7 +283,7 @@ def thin_layers(setting: Setting) -> Iterator[Check]:
     r"""A stack of $K$ residual layers of step $T/K$ approximates the flow at depth $T$ with an
     error of order $1/K$.
     """
-    # With B = U + U', a step of size h has the error h²(GBGBG − GUGU'G) to leading order. It can
+    # With B = U + U', a step of size h has the error h²(GBGBG − GUGU'G) to leading order. This can
     # vanish, but not for a symmetric U whose eigenvalue of largest modulus is 0.15.
     rng = np.random.default_rng(setting.seed)
     counts = (40, 80) if setting.quick else (40, 80, 160)
@@ -358,8 +359,8 @@ def no_finite_blow_up(setting: Setting) -> Iterator[Check]:
 def blow_up_curves(setting: Setting) -> dict[str, np.ndarray]:
     r"""Variance of the tokens in continuous depth $t$ under softmax attention, $d = 1$, $U = 1/2$,
     $V = 1$. The infinite-prompt limit $1/(1 - t)$ diverges at $t = 1$ (vertical line). Over finite
-    prompts the variance is finite at every depth. It agrees with the limit up to depths that grow
-    with the length, but not up to $t = 1$.
+    prompts the variance is finite at every depth. It agrees with the limit up to a depth that grows
+    with the length, but is less than 1.
     """
     rng = np.random.default_rng(setting.seed)
     lengths = np.array([20, 100]) if setting.quick else np.array([50, 200, 800])

@@ -36,8 +36,8 @@ def descent_stack(
 ) -> Stack:
     r"""Return a stack of layers $U=\mathrm{diag}(aI,0)$, $V=\mathrm{diag}(0,-\beta_l/a)$.
 
-    The `steps` are $\beta_l$, and `sharpness` is $a$, on which the infinite-prompt limit does not
-    depend. The last layer also changes the sign of the label, so that the output is the prediction.
+    The `steps` are $\beta_l$, and `sharpness` is $a$. The infinite-prompt limit does not depend on
+    $a$. The last layer also changes the sign of the label, so that the output is the prediction.
     """
     key_query = np.diag([sharpness] * dim + [0.0])
     layers = []
@@ -61,8 +61,8 @@ def softmax_errors(
 ) -> NDArray[np.float64]:
     r"""Return squared errors of softmax stacks on the same simulated prompts, [stack, prompt].
 
-    Each stack is a list of steps $\beta_l$, and $a$ is `sharpness`. The errors exclude the noise of
-    the query's label. Covariates do not change from layer to layer, so all layers smooth the labels
+    Each stack is a list of steps $\beta_l$, and $a$ is `sharpness`. The errors do not include the
+    noise of the query's label. Layers do not change the covariates, so all layers smooth the labels
     with the same softmax weights (a Nadaraya-Watson estimator with kernel
     $e^{a\langle x,x'\rangle}$).
     """
@@ -281,9 +281,9 @@ def depth_and_length(setting: Setting) -> dict[str, np.ndarray]:
     r"""Left: the least mean squared error of $K$ linear layers, minus the noise variance, on the
     regression of Boursier and Boyer ($d = 5$, noise variance 0.1), against the depth $K$. Dashed:
     the Bayes predictor (ridge regression) at the same length. Dotted: the best polynomial of degree
-    $K$, which layers with real steps do not reach at large depth. Right: the protocol of Ahn et al.
-    ($d = 5$, 20 tokens, no noise) for layers that update the labels only, and for layers that also
-    update the covariates (GD++). All numbers are exact.
+    $K$, which layers with real steps do not reach at large depth. Right: the least mean squared
+    error in the protocol of Ahn et al. ($d = 5$, 20 tokens, no noise), for layers that update only
+    the labels, and for layers that also update the covariates (GD++). All numbers are exact.
     """
     depths = np.arange(1, 5 if setting.quick else 9)
     lengths = np.array([10.0, 40.0]) if setting.quick else np.array([10.0, 40.0, 160.0, 640.0])
@@ -315,7 +315,7 @@ _NOISE = 0.1
 
 @depth_and_length.drawing
 def draw_depth_and_length(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return both panels."""
+    """Return the figure."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.4, 1.0))
     _draw_lengths(left, data)
@@ -359,11 +359,11 @@ _SHARPNESS = 0.35
     reference="von Oswald et al. 2023 for the layers; limit derived here",
 )
 def softmax_stacks(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Mean squared error minus the noise variance of softmax stacks whose layers take gradient
-    steps in context ($d = 5$, noise variance 0.1), on the same simulated prompts, with one standard
-    error. Dashed: their exact infinite-prompt limits. The steps were chosen by hand: 0.9; 0.5, 0.4;
-    and 0.5, 0.4, 0.6, 0.3. Depth helps at short prompts, where several small steps smooth more than
-    one large step.
+    r"""Mean squared error, minus the noise variance, of softmax stacks whose layers take gradient
+    steps in context ($d = 5$, noise variance 0.1). All stacks have the same simulated prompts, and
+    bands show one standard error. Dashed: the exact infinite-prompt limits. The steps were chosen
+    by hand: 0.9 for one layer; 0.5, 0.4 for two; and 0.5, 0.4, 0.6, 0.3 for four. Depth helps at
+    short prompts, where several small steps smooth more than one large step.
     """
     rng = np.random.default_rng(setting.seed)
     lengths = np.array([25, 100]) if setting.quick else np.array([25, 50, 100, 200, 400])

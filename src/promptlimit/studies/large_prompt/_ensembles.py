@@ -26,8 +26,8 @@ def generic_problem(
     r"""Return a head, a law of the tokens and a query $z$ without symmetries.
 
     Nothing is random: entries are sines and cosines of whole numbers, and the covariance $\Gamma$
-    of the tokens has entries $2^{-|i-j|}$. The scale of $U$ is such that the scores have the
-    standard deviation `sharpness`, $\sigma$: $\langle Uz,\Gamma Uz\rangle=\sigma^2$.
+    of the tokens has entries $2^{-|i-j|}$. The scores have the standard deviation `sharpness`,
+    $\sigma$: $\langle Uz,\Gamma Uz\rangle=\sigma^2$. The output has the dimension `outputs`.
     """
     numbers = np.arange(1.0, 1.0 + dim * dim).reshape(dim, dim)
     index = np.arange(dim)
@@ -43,7 +43,7 @@ def generic_problem(
 def random_parameters(
     rng: np.random.Generator, dim: int, outputs: int = 2
 ) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return $(U, V)$ with normal entries of size $1/\sqrt d$."""
+    r"""Return $(U, V)$ with normal entries of standard deviation $1/\sqrt d$."""
     scale = dim**-0.5
     return scale * rng.normal(size=(dim, dim)), scale * rng.normal(size=(outputs, dim))
 

@@ -57,7 +57,7 @@ def draw_curves(
 ) -> None:
     """Draw `values`, [length, start, time], against the steps: one curve per length and start.
 
-    Curves of the start `arrays["shown"]` are thick, the others are thin.
+    Curves of the start `arrays["shown"]` are thick, and curves of other starts are thin.
     """
     for length, rows in zip(arrays["lengths"], values, strict=True):
         colour = length_colours(arrays["lengths"])[int(length)]
@@ -75,7 +75,7 @@ def draw_curves(
 
 
 def draw_dots(axis: Axes, arrays: Mapping[str, np.ndarray], values: np.ndarray) -> None:
-    """Draw `values`, [length, time], of training runs as dots, if the length has a colour."""
+    """Draw `values`, [length, time], of training runs as dots, at lengths that have a colour."""
     colours = length_colours(arrays["lengths"])
     for length, row in zip(arrays["trained_lengths"], values, strict=True):
         if int(length) in colours:

@@ -55,8 +55,8 @@ def squared_output_gap(
 ) -> Gap:
     r"""Return $E(T^{soft}_L-T^{lin}_L)^2$ of the predictions over prompts and queries, exactly.
 
-    Both heads have the factors of `start`. The points are those of a quadrature over regression
-    weights and queries, and the error is the standard error over four point sets.
+    Both heads have the factors of `start`. `points` is the number of quadrature points over
+    regression weights and queries. The error is the standard error over four point sets.
     """
     merged = start.merged()
     replicates = []
@@ -107,14 +107,15 @@ def population_gradient_gap(
 ) -> Gap:
     r"""Return $\|\nabla R^{soft}_L-\nabla R^{lin}_L\|^2$ over all factors, exactly.
 
-    `starts` are a softmax head and a linear head with the same factors. There are `points`
+    `starts` are a softmax head and a linear head with the same factors. `points` is the number of
     quadrature points in each of eight replicates.
     """
     softmax, linear = (risk_gradient(start, task, length, points=points) for start in starts)
     difference = [softmax.value[name] - linear.value[name] for name in softmax.value]
     errors = list(softmax.error.values())
     # The expected square of a noisy difference exceeds the squared difference by the variance of
-    # the noise. `error` is about two standard errors (`student_factor`), hence the division by 4.
+    # the noise. Because of `student_factor`, `error` is about two standard errors of the noise,
+    # hence the division by 4.
     noise = sum(float((error**2).sum()) / 4 for error in errors)
     square = sum(float((part**2).sum()) for part in difference)
     pairs = zip(difference, errors, strict=True)
@@ -171,8 +172,8 @@ def same_batch_gradient_gap(
 ) -> BatchGap:
     r"""Return the mean squared distance between the gradients of both heads on the same batch.
 
-    `starts` are a softmax head and a linear head with the same factors. Standard errors are those
-    over `batches` batches of `batch` prompts.
+    `starts` are a softmax head and a linear head with the same factors. Means and standard errors
+    are over `batches` batches of `batch` prompts.
     """
     softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)

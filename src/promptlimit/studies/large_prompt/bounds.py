@@ -78,6 +78,7 @@ def _largest_token(dim: int, length: int) -> float:
 
 
 def _token_ratios(scale: float, log_two: float) -> list[float]:
+    r"""Return $E\max_i|z_i|^2$ divided by `scale` ln L + `log_two` d ln 2, for several d and L."""
     return [
         _largest_token(dim, length) / (scale * np.log(length) + log_two * dim * np.log(2.0))
         for dim in (1, 3, 10)
@@ -86,7 +87,7 @@ def _token_ratios(scale: float, log_two: float) -> list[float]:
 
 
 def _distance_outside(kernel: type, rng: np.random.Generator, key: jax.Array) -> float:
-    """Return the largest signed distance of outputs from the convex hull; negative inside."""
+    """Return the largest signed distance of outputs from the hull of values; negative inside."""
     worst = -np.inf
     law = Gaussian(np.zeros(_DIM), np.eye(_DIM))
     for own in jax.random.split(key, 20):

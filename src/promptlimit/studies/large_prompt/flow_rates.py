@@ -45,9 +45,9 @@ class Followed(NamedTuple):
         slopes: $|\nabla R|^2/(R-R^*)=-\frac{d}{dt}\ln(R-R^*)$ at these times.
         rate: $2\lambda$.
         pl_constant: $\mu$.
-        fixed_rate: $2\tau^2c^2\ell^3$, the rate of a flow in which $b$ stays at its limit $c$; here
-            $\tau^2$ is the variance of the regression weights and $\ell$ the least eigenvalue of
-            the covariance $\Sigma$ of the covariates.
+        fixed_rate: $2\tau^2c^2\ell^3$, the rate of a flow in which $b$ stays at its limit $c$,
+            where $\tau^2$ is the variance of the regression weights and $\ell$ the least eigenvalue
+            of the covariance of the covariates.
     """
 
     times: np.ndarray
@@ -78,7 +78,7 @@ def cases(setting: Setting) -> tuple[Case, ...]:
 
 @functools.cache
 def _flow(place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the times of a case, with the excess risks and squared gradient norms at them."""
+    """Return the recorded times of a case, and its excess risks and squared gradient norms."""
     case = _CASES[place]
     times = _TIMES / flow_rate(case.task, case.alpha, case.theta).rate
     flow = gradient_flow(

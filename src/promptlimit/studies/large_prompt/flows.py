@@ -38,7 +38,7 @@ TIMES = (0.0, 1 / 16, 1 / 8, 1.0, 4.0, 16.0, math.inf)
 POINTS = 1024
 ALPHA = 0.4
 TIGHT = 1e-11
-"""The tolerance of the solver at which eight digits of the end of a flow are correct."""
+"""A tolerance of the solver at which eight digits of the end of a flow are correct."""
 
 THETA = np.array([[1.0, 0.3, -0.2], [0.1, 0.8, 0.4], [-0.5, 0.2, 1.2]])
 r"""The matrix $\Theta$ of a block start without symmetries.
@@ -123,7 +123,7 @@ _PLAN = FlowPlan(TIMES, points=POINTS, parameter_error=False)
 
 
 def _ends(task: LinearRegression, first: SoftmaxAttention | LinearAttention) -> np.ndarray:
-    """Return the final risk of the flow over each length of `_COMPARED`, above the Bayes risk."""
+    """Return the final risk of the flow minus the Bayes risk, at each length of `_COMPARED`."""
     floor = bayes_risk(task, np.inf).value
     return gradient_flow(first, task, _COMPARED, _PLAN).value[:, -1] - floor
 

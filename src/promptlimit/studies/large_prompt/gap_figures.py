@@ -120,8 +120,8 @@ _CURVE_SIMULATED = np.array([2.0, 5.0, 20.0, 100.0, 500.0, 2000.0])
 def gap_curve(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean squared gap between finite and infinite prompts, for standard normal tokens and queries
     in five dimensions and $U = 0.4\,I$: the exact gap; its leading order in $1/L$; an explicit
-    bound, which is proved but loose; and means over simulated prompts, where shorter prompts are
-    the beginnings of longer ones.
+    bound, which is proved but loose; and means over simulated prompts. Shorter simulated prompts
+    are the beginnings of longer prompts.
     """
     problem = standard_problem(5, 0.4)
     lengths = _CURVE_LENGTHS[::3] if setting.quick else _CURVE_LENGTHS
@@ -146,7 +146,7 @@ def draw_gap_curve(arrays: Mapping[str, np.ndarray]) -> Figure:
 _FINE = np.sort(np.append(np.geomspace(0.2, 4.0, 60), [0.5, np.sqrt(0.5)]))
 _MEASURED = np.array([0.25, 0.4, 0.55, 0.707, 0.85, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0])
 _PLACES = (1e4, 1e29)
-"""The middles of the two decades of lengths over which slopes are taken."""
+"""The lengths L at which slopes are measured, each between L/10 and 10 L."""
 
 
 @STUDY.figure("How fast a prompt becomes infinite", reference="Proposition 3.1, made sharp")
@@ -156,7 +156,7 @@ def sharp_exponent(setting: Setting) -> dict[str, np.ndarray]:
     the constant $c$ is not given. The sharp exponent is $\kappa = 1$ up to $\tau^2 = 1/2$ and
     $\kappa = \sqrt{1/\tau^2 + 1/4} - 1/2$ beyond; the bound proved in docs/bounds.md has the
     exponent $\min(1, 1/(4\tau^2))$. Markers are minus the slopes of exact gaps: at $L = 10^4$,
-    which simulations can reach, and at $L = 10^{29}$, where they have almost reached $\kappa$.
+    which simulations can reach, and at $L = 10^{29}$, where slopes have almost reached $-\kappa$.
     """
     measured = _MEASURED[::10] if setting.quick else _MEASURED
     return {
@@ -236,7 +236,7 @@ def phase_diagram(setting: Setting) -> dict[str, np.ndarray]:
 
 _LABELLED = (1e-4, 1e-3, 1e-2, 1e-1)
 _BEHIND = {"facecolor": INK, "alpha": 0.55, "linewidth": 0.0, "boxstyle": "round,pad=0.35"}
-"""The style of the box behind labels that lines would cross."""
+"""The style of the box behind labels, which separates them from lines of the figure."""
 
 
 @phase_diagram.drawing

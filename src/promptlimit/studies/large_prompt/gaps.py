@@ -78,9 +78,9 @@ def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
 
 
 def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
-    """Return the largest ratio of the exact gap to its explicit bound, over Gaussian queries.
+    """Return the largest ratio of the exact gap, averaged over Gaussian queries, to its bound.
 
-    The gap is that of gradients in the matrix `wrt`, or of the output if `wrt` is None.
+    The gap is that of the gradient in the matrix `wrt`, or of the output if `wrt` is None.
     """
     worst = 0.0
     for dim, tau in problems:
@@ -184,11 +184,10 @@ def slopes_over_queries(
 ) -> tuple[float, float]:
     """Return the slopes of a gap without and with the query in the prompt.
 
-    The midpoint rule averages the gap over standard normal queries. It converges geometrically, but
-    has about one correct digit if queries in the prompt are much broader than its tokens.
-
     The function `gap` returns the gap at both lengths, given a query and whether the query is in
-    the prompt. `nodes` is the number of queries.
+    the prompt. The midpoint rule with `nodes` queries averages the gap over standard normal
+    queries. It converges geometrically, but if queries in the prompt are much broader than its
+    tokens, the result has about one correct digit.
     """
     queries = 7.0 / nodes * (np.arange(nodes) + 0.5)
     density = np.exp(-(queries**2) / 2)
@@ -279,7 +278,7 @@ def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> lis
 
 
 def _without_the_tilt() -> float:
-    r"""Return the relative distance of the gap for U from $|z|^2$ times the gap for V."""
+    r"""Return the relative distance of the gap in U from $|z|^2$ times the gap in V."""
     attention, law, query = generic_problem(SHARPNESS)
     by_u = gradient_moments(attention, law, query, 100, wrt="key_query").value
     by_v = gradient_moments(attention, law, query, 100, wrt="value").value

@@ -103,8 +103,8 @@ def mean_fourth_moment(tau: float, lengths: np.ndarray) -> np.ndarray:
 def gaussian_constant(p: int, q: int, dim: int, scale: float) -> float:
     r"""Return $M_{p,q}=E|z|^q|\xi+kz|^p$ for even p and standard normal $\xi,z$ in $\mathbb R^d$.
 
-    Given $z$, $|\xi+kz|^2$ has a non-central chi-square law. Its moment of order $n=p/2$ is a
-    polynomial in $k^2|z|^2$, so that
+    `dim` is $d$ and `scale` is $k$. Given $z$, $|\xi+kz|^2$ has a non-central chi-square law. Its
+    moment of order $n=p/2$ is a polynomial in $k^2|z|^2$, so that
 
     $$M_{p,q}=\sum_{j\le n}\binom nj\Big(\frac{k^2}2\Big)^j2^{n+q/2+j}\,
     \frac{\Gamma(n+\frac d2)\,\Gamma(\frac{d+q}2+j)}{\Gamma(j+\frac d2)\,\Gamma(\frac d2)}.$$
@@ -135,7 +135,7 @@ def _largest_markov(scale: float) -> float:
 
 
 def _simulated_fourth(seed: int) -> np.ndarray:
-    """Return the distance of the exact from a simulated fourth moment, in standard errors."""
+    """Return the distance between a simulated and the exact fourth moment, in standard errors."""
     attention, law, query = generic_problem(_SHARPNESS)
     rng = np.random.default_rng([seed, 7])
     factor = np.linalg.cholesky(np.asarray(law.covariance))
@@ -241,12 +241,12 @@ _FINE = np.sort(np.append(np.geomspace(0.2, 2.0, 60), np.sqrt([1 / 6, 0.5])))
 def fourth_moments(setting: Setting) -> dict[str, np.ndarray]:
     r"""Second and fourth moments of the error $T_L - T$ of softmax attention over $L$ standard
     normal tokens with $U = \tau I$, averaged over standard normal queries. Left: the exact ratio
-    $\mathbb{E}{|T_L - T|}^4/(\mathbb{E}{|T_L - T|}^2)^2$. It stays bounded up to $\tau^2 = 1/6$ and
-    grows like a power of $L$ beyond. Right: the exponent of the second moment (Lemma C.6) and half
-    of that of the fourth moment (Lemma C.9). Between $\tau^2 = 1/6$ and $\tau^2 = 1/2$ the second
-    moment falls like $1/L$, but the square root of the fourth moment falls more slowly, which is
-    the loss of the Cauchy-Schwarz steps of Appendix E. Dots are minus half the slopes of the exact
-    fourth moment at $L = 10^{22}$.
+    $\mathbb{E}{|T_L - T|}^4/(\mathbb{E}{|T_L - T|}^2)^2$. This ratio stays bounded up to
+    $\tau^2 = 1/6$ and grows like a power of $L$ beyond. Right: the exponent of the second moment
+    (Lemma C.6) and half the exponent of the fourth moment (Lemma C.9). Between $\tau^2 = 1/6$ and
+    $\tau^2 = 1/2$ the second moment falls like $1/L$, but the square root of the fourth moment
+    falls more slowly. This is the loss of the Cauchy-Schwarz steps of Appendix E. Dots are minus
+    half the slopes of the exact fourth moment at $L = 10^{22}$.
     """
     lengths = np.logspace(1, 12, 4 if setting.quick else 23).round()
     taus = _TAUS.tolist()[1:3] if setting.quick else _TAUS.tolist()

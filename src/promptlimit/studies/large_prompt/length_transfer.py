@@ -44,7 +44,7 @@ def _excess(found: TrainTestRisk) -> np.ndarray:
 
 
 def ratios(train: tuple[Number, ...], test: tuple[Number, ...]) -> np.ndarray:
-    """Return the excess of softmax divided by that of linear attention, [train, test length]."""
+    """Return the ratio of the excess of softmax to that of linear attention, [train, test]."""
     task = protocol_task("identity")
     softmax, linear = (
         _excess(train_test_risk(task, train, test, kernel=kernel))
@@ -54,9 +54,10 @@ def ratios(train: tuple[Number, ...], test: tuple[Number, ...]) -> np.ndarray:
 
 
 def without_division(length: Number, test: Number) -> float:
-    r"""Return the excess at a test length of linear attention without its factor $1/L$.
+    r"""Return the excess of linear attention without its factor $1/L$, at a test length.
 
-    The head is trained at `length`; without the factor its output is multiplied by `test / length`.
+    The head is trained at `length`. Without the factor, its output at the test length is multiplied
+    by `test / length`.
     """
     task = protocol_task("identity")
     best = linear_optimum(task, length)

@@ -66,9 +66,9 @@ def _integral(prompt: Gaussian, u: np.ndarray, v: np.ndarray, z: np.ndarray) -> 
 
 
 def _affine_errors(rng: np.random.Generator, rank: int) -> tuple[float, float]:
-    r"""Return the largest relative errors of the library and of the integral of the definition.
+    r"""Return the largest relative errors of the library and of the definition's integral.
 
-    The reference is $Vm+V\Gamma Uz$.
+    Both are compared with $Vm+V\Gamma Uz$.
     """
     library, definition = 0.0, 0.0
     for _ in range(_PROBLEMS):
@@ -103,7 +103,7 @@ def _image_error(rng: np.random.Generator) -> float:
 
 
 def _rademacher_departure() -> float:
-    r"""Return the relative distance of the limit over two-valued tokens from $V\Gamma Uz$."""
+    r"""Return $|T-V\Gamma Uz|/|V\Gamma Uz|$ for the limit $T$ over two-valued tokens."""
     attention, law, z = generic_problem(1.0, _DIM)
     cov, U, V = (np.asarray(m) for m in (law.covariance, attention.key_query, attention.value))
     factor = np.linalg.cholesky(cov)
@@ -226,7 +226,7 @@ def _laws() -> dict[str, AbstractMeasure]:
 def _growing(
     law: AbstractMeasure, key: jax.Array, prompts: int, lengths: Sequence[int]
 ) -> np.ndarray:
-    """Return the outputs over growing prompts at each length, [prompt, length, 2]."""
+    """Return the outputs over growing prompts at several lengths, [prompt, length, 2]."""
     attention, query = SoftmaxAttention(_U, _V), to_device(_QUERY)
     drawn = [law.sample(lengths[-1], key=own) for own in jax.random.split(key, prompts)]
     return np.array([[attention(beginning(tokens, n), query) for n in lengths] for tokens in drawn])
@@ -269,7 +269,8 @@ def strong_law(setting: Setting) -> Iterator[Check]:
         limit = np.asarray(SoftmaxAttention(_U, _V)(law, _QUERY))
         paths = _growing(law, keys[0], prompts, late)
         deviation = np.sqrt(_predicted_variance(law) / np.array(late))
-        # The norm of a Gaussian vector of total variance 1 exceeds r at most as often as a scalar.
+        # For large r, the norm of a Gaussian vector of total variance 1 exceeds r at most as often
+        # as the modulus of a scalar does.
         strays.append(np.linalg.norm(paths - limit, axis=2) / deviation)
         means.append(_moment_distances(law, keys[1]))
         if name == "two-valued":

@@ -43,13 +43,15 @@ NEAR, FAR = 0.5, 1.0
 def excess_constant(o: float) -> float:
     r"""Return $C(o)$ with $o=a^2$, for the head with $b=1/a$.
 
-    The mean squared error of this head over $L$ tokens exceeds its limit by $C/L$ to leading order.
+    To leading order, the mean squared error of this head over $L$ tokens exceeds its limit by
+    $C/L$.
     """
     rest = 1 - 2 * o
     return rest ** (-DIM / 2) * (1 + protocol_task("identity").noise_variance + o / rest) / o
 
 
 def _constant_slope(o: float) -> float:
+    """Return the derivative of `excess_constant`."""
     rest, noise = 1 - 2 * o, protocol_task("identity").noise_variance
     bracket = (1 + noise) / o + 1 / rest
     slope = -(1 + noise) / o**2 + 2 / rest**2
@@ -114,7 +116,7 @@ def flow(
 
 
 def leaving_time(length: Number, far: Number) -> float:
-    """Return the time at which the flow, after approaching `END`, is at distance `far` from it."""
+    """Return the time at which the flow, after approaching `END`, is at distance `far` again."""
 
     def left(_: float, state: np.ndarray) -> float:
         return float(distance(*state)) - far
@@ -141,7 +143,7 @@ def slow_law(far: Number) -> float:
 
 
 def apart() -> float:
-    """Return the distance between the two limits of the parameters."""
+    """Return the distance between the limits of the parameters in the two orders."""
     a = math.sqrt(best_square())
     return float(distance(a, 1 / a))
 
@@ -157,7 +159,7 @@ def slowest_exponent() -> float:
 
 
 def _library_distance(length: int, time: float) -> tuple[float, float]:
-    """Return the distance of `gradient_flow` from `END` at a time, and its standard error."""
+    """Return the distance of a `gradient_flow` from `END` at `time`, and its standard error."""
     key_query, value = np.zeros((DIM + 1, DIM + 1)), np.zeros((DIM + 1, DIM + 1))
     key_query[:DIM, :DIM], value[DIM, DIM] = _START[0] * np.eye(DIM), _START[1]
     plan = FlowPlan([0.0, time], solver=StabilisedRungeKutta(), points=4096, rtol=1e-5)
@@ -284,10 +286,10 @@ def _distances_at(time: Number, lengths: Sequence[Number], kernel: str = "softma
 @STUDY.figure("Long training and long prompts", reference="Section 4 and Figure 3")
 def limits_apart(setting: Setting) -> dict[str, np.ndarray]:
     r"""Distance between the parameters along the flow over $L$ tokens and along the flow over an
-    infinite prompt, from the same block start, against the time. At a fixed time it falls with $L$,
-    as Theorem 4.3 states. At times of order $L$, softmax attention moves along the minima of the
-    infinite-prompt risk, by a distance that tends to 1.517 for long prompts (dotted). For linear
-    attention (dashed) the distance stays of order $1/L$.
+    infinite prompt, from the same block start, against the time. At a fixed time the distance falls
+    with $L$, as Theorem 4.3 states. At times of order $L$, softmax attention moves along the minima
+    of the infinite-prompt risk, by a distance that tends to 1.517 for long prompts (dotted). For
+    linear attention (dashed) the distance remains of order $1/L$.
     """
     lengths = _LENGTHS[::2] if setting.quick else _LENGTHS
     count = 60 if setting.quick else 240

@@ -60,7 +60,8 @@ def _simulated_distances(
 ) -> np.ndarray:
     """Return the distances of exact from simulated gaps, in standard errors.
 
-    Simulated prompts include the query; `inside` specifies whether the prompts of the exact gap do.
+    Simulated prompts include the query. `inside` specifies whether the prompts of the exact gap
+    also include it.
     """
     problem = (*generic_problem(SHARPNESS), prompts.lengths)
     exact = gradient_moments(*problem, wrt=wrt, including_query=inside, kind="exact")
@@ -175,8 +176,8 @@ def _other_queries() -> dict[str, np.ndarray]:
 def _two_valued_distances(seed: int, samples: int) -> list[float]:
     r"""Return the distances of two formulas from the simulated excess, in standard errors.
 
-    Queries are two-valued. The first formula contains their second moment $H$, the second one
-    $\Sigma$ in place of $H$.
+    Queries are two-valued. The first formula contains their second moment $H$; the second formula
+    contains $\Sigma$ in place of $H$.
     """
     covariance = _other_queries()["spread"]
     task = CovariateRegression(
@@ -290,7 +291,7 @@ def _block(kernel: type, a: float, value: np.ndarray) -> SoftmaxAttention | Line
 
 
 def _ratios() -> dict[str, float]:
-    """Return relative distances of risks for labels in R^m from m times the risks for m = 1."""
+    """Return the relative distance of each risk for m labels from m times the risk for m = 1."""
     one, several = (_labelled(np.eye(_DIM), labels) for labels in (1, _LABELS))
     lengths = [10, 1000, math.inf]
     pairs = {
@@ -311,9 +312,9 @@ def _ratios() -> dict[str, float]:
 
 
 def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.ndarray:
-    """Return the distances of exact risks from simulated ones at L = 10, [kernel, length].
+    """Return the distances of exact risks from the simulated risk at L = 10, [kernel, length].
 
-    Distances are in standard errors. Both heads are generic, without the blocks of Assumption 5.1.
+    Distances are in standard errors. Heads are generic, without the blocks of Assumption 5.1.
     """
     task = _labelled(np.eye(2), 2)
     rng = np.random.default_rng(17)

@@ -1,4 +1,4 @@
-"""Stability of training: starts from which heads converge, and rates at which they diverge."""
+"""Stability of training: starts from which heads converge, and learning rates that diverge."""
 
 from collections.abc import Iterator, Mapping
 
@@ -38,9 +38,10 @@ def converging(setting: Setting) -> np.ndarray:
 
 
 def sign_test(for_softmax: np.ndarray, for_linear: np.ndarray) -> float:
-    """Return the one-sided p-value of the sign test that softmax attention succeeds more often.
+    """Return the p-value of the one-sided sign test: a small value favours softmax attention.
 
-    Starts at which both heads succeed or both fail do not count.
+    The arguments state whether each head succeeds at each start. Starts at which both heads succeed
+    or both fail do not count.
     """
     wins, losses = int((for_softmax & ~for_linear).sum()), int((for_linear & ~for_softmax).sum())
     return float(binom.sf(wins - 1, wins + losses, 0.5))

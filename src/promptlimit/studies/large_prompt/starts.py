@@ -28,7 +28,7 @@ from promptlimit.studies.large_prompt.study import (
 
 
 def _slope(values: np.ndarray, lengths: Sequence[int]) -> float:
-    """Return the log-log slope of the mean over starts from the first length to the last."""
+    """Return the log-log slope, from the first length to the last, of the mean over starts."""
     return float(local_slopes(values.mean(axis=0)[[0, -1]], [lengths[0], lengths[-1]])[0])
 
 
@@ -104,10 +104,10 @@ def gaps_by_length(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Mean squared gap between softmax and linear attention at the same random start over
     isotropic covariates, against the prompt length $L$: the gap of the outputs, of the gradients on
     a shared batch of 128 prompts, and of the gradients of the population risk. Thin lines are
-    single starts, and thick lines are means over starts. At each start, the gap has its leading
-    order from $L = 10$ on for all but one prompt in 10,000. Outputs and population gradients are
-    exact; batch gradients are simulated and shown with two standard errors. Dashed lines have the
-    slopes of the theory, $-1$, $-1$ and $-2$.
+    single starts, and thick lines are means over starts. The starts are such that the gap has its
+    leading order from $L = 10$ on, for all but one prompt in 10,000. Gaps of outputs and population
+    gradients are exact; gaps of batch gradients are simulated and shown with two standard errors.
+    Dashed lines have the slopes of the theory, $-1$, $-1$ and $-2$.
     """
     arrays = {
         "lengths": np.array(output_lengths(setting)),
@@ -123,7 +123,7 @@ _SERIES = {
     "batch": ("gradient, same batch", LINEAR, -1, 0.35),
     "population": ("gradient, population", THIRD, -2, 1.9),
 }
-"""Label, colour, predicted slope, and the last value of the dashed line divided by the curve's."""
+"""Label, colour, predicted slope, and the ratio of dashed line to curve at the last length."""
 
 
 @gaps_by_length.drawing

@@ -2,15 +2,15 @@ r"""Gradient flows and runs of gradient descent for Figures 2-4 and 6-8 of Bours
 
 The paper trains with 300,000 steps of gradient descent on the mean squared error, at rate 1e-3.
 The risk $R$ is half the mean squared error, so a step of rate $\eta$ advances the gradient flow of
-$R$ by the time $2\eta$, and flows end at time 600. Risks along flows are exact: quadrature averages
-them over all prompts. Figures and claims share the trajectories, which are stored in
+$R$ by the time $2\eta$. Flows therefore end at time 600. Risks along flows are exact: quadrature
+averages them over all prompts. Figures and claims share the trajectories, which are stored in
 `Setting.folder`.
 
 Random starts 0, 1, 2, ... are drawn from the seed. Training from about half of them ends on a
-plateau. Claims about all starts are therefore decided by the share of many starts at which they
-hold (`ensemble`). Claims about one training use the first start from which both heads converge at
-every length (`shown_start`), or the block start of Assumption 5.1, which does not depend on the
-seed (`ends`).
+plateau. A claim about all starts is therefore decided by the share of many starts for which it
+holds (`ensemble`). A claim about one training run uses the first start from which both heads
+converge at every length (`shown_start`), or the block start of Assumption 5.1, which does not
+depend on the seed (`ends`).
 """
 
 import functools
@@ -62,7 +62,7 @@ NOISE_LENGTHS = (10, 100)
 CONVERGED = 1.1
 """The largest ratio of the final excess to the least excess at which a start has converged.
 
-The excess is the mean squared error minus the noise variance. Flows from other starts end at a
+The excess is the mean squared error minus the noise variance. Flows that do not converge end at a
 saddle, where the ratio is at least 1.2.
 """
 
@@ -165,7 +165,7 @@ _PROMPTS = 100_000
 
 @functools.cache
 def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
-    r"""Return the first random starts at which gaps have their leading order at all lengths.
+    r"""Return the numbers of the first `count` random starts that are mild.
 
     Gaps have their leading order in $1/L$ if $L\gg e^{\sigma^2}$, where $\sigma$ is the standard
     deviation of the scores of a prompt. A start is mild if $e^{\sigma^2}$ is at most `SHORTEST` for
@@ -181,7 +181,7 @@ def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
 
 
 def _sharpest(setting: Setting, law: str, start: int) -> float:
-    """Return the value that the standard deviation of scores exceeds in one of 10,000 prompts."""
+    """Return the standard deviation of scores that is exceeded in one of 10,000 prompts."""
     task = protocol_task(law)
     U = np.asarray(random_start(setting, start, "softmax").merged().key_query, dtype=np.float64)
     rng = np.random.default_rng([setting.seed, start])
@@ -209,8 +209,8 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
 
     The arrays "output" (outputs) and "population" (gradients of the risk) are exact. The array
     "batch" (gradients on a shared batch) is simulated. The array "batch_log" is the mean over
-    batches of the logarithm of that gap, which has lighter tails. The suffix "_error" marks the
-    errors of an array.
+    batches of the logarithm of the gap on a batch, which has lighter tails. The suffix "_error"
+    marks the errors of an array.
     """
     if setting.folder is None:
         return _start_gaps(setting, law)
@@ -222,7 +222,7 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
 
 def _start_gaps(setting: Setting, law: str) -> Arrays:
     task, lengths = protocol_task(law), gap_lengths(setting)
-    batches = 64 if setting.quick else 16  # quick has fewer starts to average over
+    batches = 64 if setting.quick else 16  # quick mode averages over fewer starts
     gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
     for index in mild_starts(setting, law, 2 if setting.quick else 4):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
@@ -254,7 +254,7 @@ def _start_gaps(setting: Setting, law: str) -> Arrays:
 
 def block_factors(kernel: str = "softmax") -> Factored:
     r"""Return the factors of a block start (Assumption 5.1): $U=\mathrm{diag}(I,0)/2$, $b=1/2$."""
-    scale = 1.0 / math.sqrt(DIM + 1)  # as at random starts, so that they share a compiled program
+    scale = 1.0 / math.sqrt(DIM + 1)  # as at random starts, to share a compiled program
     inside = jnp.diag(jnp.array([1.0] * DIM + [0.0])) * (0.5 / scale) ** 0.5
     last = jnp.zeros((DIM + 1, DIM + 1)).at[DIM, DIM].set(0.5**0.5)
     return Factored(kernel, inside, inside, last, last[DIM:], scale=scale)
@@ -289,9 +289,12 @@ def flow_from(
     """Return a flow from the head `first`.
 
     Too few quadrature points can make a flow diverge, so a flow that diverges is computed again
-    with more points. The default tolerance is 1e-6. It is 1e-5 in quick mode, and if only the ends
-    are recorded, which then have the same six digits. It is 100 times finer for linear heads. Their
-    flows are stiff on plateaus; even so, the stabilised solver takes a fiftieth of the time there.
+    with more points.
+
+    The default tolerance is 1e-6. It is 1e-5, at which the ends of flows have the same six digits,
+    in quick mode and if `times` has fewer entries than `TIMES`. For linear heads, all tolerances
+    are 100 times finer. Their flows are stiff on plateaus, where the stabilised solver takes a
+    fiftieth of the time of an explicit solver, even at the finer tolerance.
     """
     usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
@@ -357,7 +360,8 @@ class Flows:
     def left_at(self, steps: int) -> np.ndarray:
         """Return (error - best) / (initial error - best) after some steps, [kernel, length, start].
 
-        The steps are those of the paper's training, at one of `ENSEMBLE_TIMES`.
+        `steps` is a number of steps of the paper's training that corresponds to a time in
+        `ENSEMBLE_TIMES`.
         """
         at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
         excess = self.errors - self.best[..., None, None]
@@ -431,7 +435,7 @@ class Ends:
 
 @functools.cache
 def ends(setting: Setting, law: str) -> Ends:
-    """Return the final errors under a law, from the block start: they do not depend on the seed."""
+    """Return the final errors under a law, from the block start; they do not depend on the seed."""
     task, lengths = protocol_task(law), end_lengths(setting)
     runs = [[flow(setting, law, kernel, n, None) for n in lengths] for kernel in KERNELS]
     return Ends(
@@ -451,7 +455,7 @@ def shown_start(setting: Setting, law: str) -> int:
 
 @STUDY.parts
 def parts(setting: Setting) -> list[Part]:
-    """Return the shared computations: for each law its starts and flows, then training runs."""
+    """Return the shared computations: gaps at starts and flows under each law, then training."""
     ordered: list[Part] = []
     for law in LAWS:
         ordered.append(_part(f"{law}, gaps at the start", start_gaps, law))
@@ -542,9 +546,9 @@ def descent_lengths(setting: Setting) -> tuple[int, ...]:
 def descent(setting: Setting, law: str) -> Training:
     """Return runs of gradient descent from `shown_start`, both kernels on the same prompts.
 
-    The protocol "full" is that of the paper. The protocol "exact" reaches the same flow time in a
-    tenth of the steps at ten times the rate. Quick mode reaches a third of this time at twenty
-    times the rate.
+    The protocol "full" is the training protocol of the paper. The protocol "exact" reaches the same
+    flow time in a tenth of the steps at ten times the rate. Quick mode reaches a third of this time
+    at twenty times the rate.
     """
     rate, steps = RATE * FASTER, STEPS // FASTER
     if setting.protocol == "full":
@@ -576,8 +580,8 @@ def descent(setting: Setting, law: str) -> Training:
 def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarray:
     """Return whether descent diverges from each random start, [kernel, start].
 
-    From each start, both heads are trained on the same batches; these differ between starts. A run
-    has diverged when its parameters are infinite.
+    From each start, both heads are trained on the same batches. Different starts have different
+    batches. A run has diverged if its parameters are infinite or NaN.
     """
     starts = [functools.partial(uniform_factors, DIM, kernel=kernel) for kernel in KERNELS]
     setting.report(f"descent at rate {rate:.3g}, L = {length}")
@@ -604,11 +608,11 @@ def diverging(setting: Setting, rate: float, length: int = SHORTEST) -> np.ndarr
 
 @functools.cache
 def noise_rise(setting: Setting, law: str) -> np.ndarray:
-    r"""Return how much gradient noise adds to the final error, [kernel, `NOISE_LENGTHS`].
+    r"""Return the increase of the final error due to gradient noise, [kernel, `NOISE_LENGTHS`].
 
     Let $\eta$ be the learning rate, $C_R$ the covariance of batch gradients of the risk $R$, and
     $C=4C_R$ that of the objective $2R$, whose Hessian is $H$. The stationary covariance $\Sigma$ of
-    the parameters satisfies $H\Sigma+\Sigma H=\eta C$. On average this raises the objective by
+    the parameters satisfies $H\Sigma+\Sigma H=\eta C$. The mean increase of the objective is
     $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C=\eta\,\mathrm{tr}\,C_R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
@@ -642,7 +646,7 @@ def along_training(setting: Setting, law: str) -> Arrays:
 
 
 class FigurePair(NamedTuple):
-    """A figure of the paper over isotropic covariates, and its version over anisotropic ones."""
+    """A figure of the paper over isotropic covariates, and its anisotropic version."""
 
     isotropic: Figure
     anisotropic: Figure
@@ -657,10 +661,9 @@ def figure_pair(
 ) -> Callable[[Callable[[Setting, Sequence[str]], Arrays]], FigurePair]:
     """Return a decorator that registers a function of a setting and laws as two figures.
 
-    The docstring of the function is the caption of both.
-
-    `numbers` are those of the paper's figures over isotropic and anisotropic covariates. `panels`
-    describes the panels of the second figure and is added to its caption.
+    The docstring of the function is the caption of both figures. `numbers` are the numbers of the
+    paper's figures over isotropic and over anisotropic covariates. `panels` describes the panels of
+    the second figure and is appended to its caption.
     """
 
     def register(function: Callable[[Setting, Sequence[str]], Arrays]) -> FigurePair:

@@ -1,4 +1,4 @@
-r"""The gap averaged over regression tasks: a power of the length, or slower than every power.
+r"""The gap averaged over regression tasks, which may fall more slowly than every power of L.
 
 The gap is the mean squared distance between the output over $L$ tokens and its limit, or between
 the gradients of these outputs in a parameter.
@@ -78,9 +78,9 @@ def leading_order(rho: float, lengths: np.ndarray) -> np.ndarray:
 
     Let $\sigma$ be the standard deviation of the scores, $m$ the upper $1/L$-quantile of the
     standard normal law, and $\varphi$ and $\Phi$ its density and distribution function. A few
-    tokens have almost all the weight if $\sigma\ge m$. The tokens with the weight have standardised
-    scores minus $m$ of law $N(y,1)$ restricted to negative numbers, where $y=\sigma-m$. The gap is
-    therefore
+    tokens have almost all the weight if $\sigma\ge m$. Let $g$ be the standardised score of a token
+    that has the weight, and $y=\sigma-m$. Then $g-m$ has the law $N(y,1)$ restricted to negative
+    numbers. The gap is therefore
 
     $$\frac2{\pi\rho}\sqrt{\frac{\pi m}{2\rho}}\,e^{-m/\rho}
     \int e^{-y/\rho}\Big(\frac{\varphi(y)}{\Phi(-y)}\Big)^2dy.$$
@@ -96,16 +96,16 @@ def leading_order(rho: float, lengths: np.ndarray) -> np.ndarray:
 
 
 def scalar_gradient_gaps(rho: float, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    r"""Return both gradient gaps of `scalar_problem` as integrals of Bessel functions.
+    r"""Return the gaps of the gradients of `scalar_problem` as integrals of Bessel functions.
 
-    For a query $x_q$ let $r=|wx_q|$, which has the density $\frac2\pi K_0(r)$, and
+    For a query $x_q$ let $r=|wx_q|$. It has the density $\frac2\pi K_0(r)$, and
     $E[w^2\mid r]=rK_1(r)/K_0(r)$. The gradients in $V$ and in $U$ have the gaps
 
     $$\frac2\pi\int(K_0+rK_1)\,E(A-\sigma)^2dr,\qquad
     \frac2\pi\int r^2(K_0+rK_1)\,E\,m^2dr\qquad\text{at }\sigma=\rho r,$$
 
     where $A$ is the mean score and $m$ the error of the variance of scores; see
-    `weight_statistics`. They are computed by the trapezoidal rule in $x$ with $r=\ln(1+e^x)$.
+    `weight_statistics`. The integrals use the trapezoidal rule in $x$ with $r=\ln(1+e^x)$.
     """
     x = np.arange(-40.0, 78.0, _BESSEL_STEP)
     r = np.logaddexp(0.0, x)
@@ -252,7 +252,7 @@ def _gradients(rho: float) -> Iterator[Check]:
 
 
 def _in_five_dimensions(setting: Setting) -> Iterator[Check]:
-    """Yield checks for d = 5, at a large label row and at one of median size."""
+    """Yield checks for d = 5, with a large label row and with a label row of median size."""
     if not setting.quick:
         head, task = protocol_problem(1.0)
         rho, ends = gap_exponent(head, task).rho, np.array([1e24, 1e30])

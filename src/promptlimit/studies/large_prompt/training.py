@@ -126,9 +126,10 @@ _FLOOR = (
 
 
 def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
-    """Return checks that final errors are ordered: softmax above linear above ridge regression.
+    """Return checks of the order of final errors: softmax above linear above ridge regression.
 
-    The difference between the heads must fall from the length `narrowing_from` on.
+    One check requires that the difference between the heads falls from the length `narrowing_from`
+    on.
     """
     softmax, linear = final.errors
     gap = softmax - linear
@@ -169,10 +170,10 @@ def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check
 def floor_checks(
     final: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
 ) -> list[Check]:
-    """Return checks of the excess of both heads: at L = 1000, and its slope.
+    """Return checks of the excess of both heads at L = 1000, and of its slope.
 
-    `near` has the largest excess of softmax and of linear attention that passes, and `slope` is the
-    largest log-log slope that passes.
+    `near` contains the largest accepted excess of softmax and of linear attention. `slope` is the
+    largest accepted log-log slope.
     """
     checks = []
     for head, errors, most in zip(KERNELS, final.errors, near, strict=True):
@@ -244,12 +245,12 @@ def risk_against_length(setting: Setting) -> Iterator[Check]:
 
 
 def always_falling(distances: np.ndarray) -> np.ndarray:
-    """Return for each start whether the distance, [length, start], falls at every longer length."""
+    """Return for each start whether distances, [length, start], fall at every longer length."""
     return np.all(distances[1:] < distances[:-1], axis=0)
 
 
 def halved(distances: np.ndarray) -> np.ndarray:
-    """Return for each start whether the distance at least halves from the first to the last length.
+    """Return for each start whether the last of the distances is at most half the first.
 
     The distances have the axes [length, start].
     """

@@ -59,8 +59,8 @@ from promptlimit.tasks import bayes_risk
 def training_risks(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Mean squared error along training over isotropic covariates, for softmax attention (left)
     and linear attention (right). Lines are gradient flows of exact risks from random starts: thick
-    from a start that converges, thin from the others. Dots are training runs. Short bars at the
-    right mark the least error at each length; the dashed line is the noise floor.
+    for one start that converges, thin for the other starts. Dots are training runs. Short bars at
+    the right mark the least error at each length; the dashed line is the noise floor.
     """
     arrays: Arrays = {"steps": STEPS_AT}
     for law in laws:
@@ -106,9 +106,9 @@ def draw_training_risks(data: Mapping[str, np.ndarray]) -> Figure:
 def training_distances(setting: Setting, laws: Sequence[str]) -> Arrays:
     r"""Squared distance between the factors $(K, Q, V, O)$ of softmax and linear attention trained
     from the same start over isotropic covariates, against the number of steps of the paper's
-    protocol. Lines are gradient flows of exact risks from random starts: thick from a start at
-    which both heads converge, thin from the others. From some starts only one head converges, and
-    the distance stays large. Dots are training runs of both heads on the same prompts.
+    protocol. Lines are gradient flows of exact risks from random starts: thick for one start from
+    which both heads converge, thin for the other starts. From some starts only one head converges,
+    and the distance stays large. Dots are training runs of both heads on the same prompts.
     """
     arrays: Arrays = {"steps": STEPS_AT}
     for law in laws:
@@ -149,7 +149,7 @@ def draw_training_distances(data: Mapping[str, np.ndarray]) -> Figure:
 
 _BETWEEN = np.unique(np.geomspace(10, 1000, 33).round())
 _POINTS = 256
-"""The number of points for the Bayes risk; its error of a thousandth is invisible in the figure."""
+"""The number of points for the Bayes risk; the figure does not show its error of a thousandth."""
 
 
 @figure_pair(
@@ -164,11 +164,11 @@ def training_ends(setting: Setting, laws: Sequence[str]) -> Arrays:
     start of Assumption 5.1 over isotropic covariates, with the closed-form optimum of linear
     attention, the Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows
     of exact risks up to time 600, which corresponds to 300,000 steps at rate 0.001. Bands, hardly
-    wider than the lines, are twice the mean increase due to gradient noise at the rate and batch
+    wider than the lines, show twice the mean increase due to gradient noise at the rate and batch
     size of the paper, estimated at $L = 10$ and $100$ and taken as constant beyond. Rings are
-    training runs from a converging random start, at ten times that rate unless the full protocol is
-    chosen. Crosses are flows from random starts that did not converge: they ended more than a tenth
-    above the least excess.
+    training runs from a converging random start, at ten times the rate of the paper unless the full
+    protocol is chosen. Crosses are flows from random starts that did not converge: they end with
+    more than 1.1 times the least excess.
     """
     arrays: Arrays = {}
     between = _BETWEEN[::4] if setting.quick else _BETWEEN
@@ -260,11 +260,11 @@ def _end_panel(axis: Axes, arrays: Mapping[str, np.ndarray]) -> None:
     "What softmax costs at long prompts", reference="Section 6, at long prompts", after_parts=True
 )
 def softmax_optimum(setting: Setting) -> dict[str, np.ndarray]:
-    r"""Excess, the mean squared error minus the noise variance, times the length $L$, after
-    training over isotropic covariates. Dashed lines are the leading orders: in closed form for
-    linear attention and ridge regression, and for softmax attention the minimum over the scale of
-    the scores. At long prompts the excess of softmax attention is three times that of linear
-    attention. The difference falls like $1/L$, and training cannot reduce it further.
+    r"""The length $L$ times the excess (mean squared error minus noise variance) after training
+    over isotropic covariates. Dashed lines are the leading orders: in closed form for linear
+    attention and ridge regression, and for softmax attention the minimum over the scale of the
+    scores. At long prompts the excess of softmax attention is three times that of linear attention.
+    The difference falls like $1/L$, and training cannot reduce it further.
     """
     final, noise = ends(setting, "identity"), protocol_task("identity").noise_variance
     scaled = {

@@ -40,8 +40,8 @@ def simulated(
 ) -> dict[str, np.ndarray]:
     r"""Return statistics of simulated prompts of Gaussian scores, by name, [prompt] each.
 
-    The scores have the standard deviation $\sigma$. The score of an additional token, the needle,
-    is `margin`; if it is given, the weight of the needle is also returned.
+    The scores have the standard deviation $\sigma$. If `margin` is given, the prompts have one more
+    token, the needle, whose score is `margin`, and the weight of the needle is also returned.
     """
     log_z, entropies, needles = [], [], []
     for start in range(0, prompts, max(1, _TOKENS_AT_ONCE // length)):
@@ -65,11 +65,11 @@ def simulated(
 
 _SHORT = ((0.5, 2, 100_000), (1.0, 100, 250_000), (4.0, 10, 40_000))
 _LONG = ((2.0, 1000, 64_000), (4.0, 1000, 40_000))
-"""Sharpness, length and number of prompts of comparisons; `_SHORT` and `_LONG` have five together.
+"""The sharpness, the length and the number of prompts of each of five comparisons.
 
 Among the four `STATISTICS`, the squared deviations have the largest skewness: about 6, 22, 4, 12
-and 9 in the five comparisons. The numbers of prompts are so large that the allowance `SKEWNESS` of
-statistical checks (`studies._checks`) covers this.
+and 9 in the five comparisons. With these numbers of prompts, the allowance `SKEWNESS` of
+statistical checks (`studies._checks`) is sufficient.
 """
 
 
@@ -155,7 +155,7 @@ def derivatives(setting: Setting) -> Iterator[Check]:
 
 
 def _slope(rows: list[np.ndarray]) -> np.ndarray:
-    """Return the derivative at the middle of five points, by central differences."""
+    """Return the derivative at the middle of five points in steps of `_STEP`."""
     return (8.0 * (rows[3] - rows[1]) - (rows[4] - rows[0])) / (12.0 * _STEP)
 
 
@@ -228,8 +228,8 @@ _DOWN = np.array([8.0])
 _SHARE = 0.8
 """The share of lists of scores whose predictions must be within two standard errors.
 
-It would be 95% for normal errors with a known standard error. It is smaller here, because the
-standard error is estimated from a few hundred lognormal weights.
+For normal errors with a known standard error, this share would be 95%. It is smaller here, because
+the standard error is estimated from a few hundred lognormal weights.
 """
 
 

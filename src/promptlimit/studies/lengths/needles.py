@@ -39,6 +39,7 @@ from promptlimit.studies.lengths.entropy import simulated
 _FROZEN = (4.0, 10, 8.0)
 _SIMULATED = ((1.0, 100, 5.0), (2.0, 1000, 9.0), _FROZEN, (4.0, 1000, 14.0))
 _FAR = ((1.0, 1e3, 5.0), (1.0, 1e6, 15.0), (2.0, 1e4, 10.0), (0.5, 1e3, 7.0))
+"""Cases (sigma, length, margin). Those in `_FAR` have (exp(sigma^2) - 1)/length below 0.01."""
 
 
 def weight(sigma: float, length: Length, margin: float) -> float:
@@ -94,6 +95,7 @@ _KEPT = (
     (2.0, 12.0, 0.3, 1e6),
     (0.5, 4.0, 0.7, 1e9),
 )
+"""Cases (sigma, margin, weight of the needle, length)."""
 
 
 @STUDY.claim(5, reference="lengths.md, section 4")
@@ -201,11 +203,11 @@ _LENGTH = 1000.0
 @STUDY.figure("A needle among a thousand tokens", reference="lengths.md, section 4")
 def needles(setting: Setting) -> dict[str, np.ndarray]:
     r"""Mean weight of the needle, a token whose score is $\Delta$ above the mean of 1000 standard
-    normal scores, if all scores are multiplied by $b$. Lines are exact. For dashed lines, $Z$, the
-    sum of the other exponentials, is replaced by its mean; from freezing on, $b = \sqrt{2\ln L}$
-    (vertical line), they are wrong. A needle with a large $\Delta$ gets almost all the weight at
-    large $b$. A needle with a small $\Delta$ has its largest weight at a finite $b$, and little
-    weight even there.
+    normal scores, if all scores are multiplied by $b$. Solid lines are exact. For dashed lines, the
+    sum $Z$ of the exponentials of the other scores is replaced by its mean. Dashed lines are wrong
+    beyond freezing, $b = \sqrt{2\ln L}$ (vertical line). A needle with a large $\Delta$ has almost
+    all the weight at large $b$. A needle with a small $\Delta$ has its largest weight at a finite
+    $b$, and this weight is small.
     """
     b = np.linspace(0.0, 8.0, 9 if setting.quick else 81)
     fixed = (b * _MARGINS[:, None])[..., None]
@@ -238,8 +240,8 @@ def draw_needles(data: Mapping[str, np.ndarray]) -> Figure:
 def temperature(setting: Setting) -> dict[str, np.ndarray]:
     r"""Factors on the scores of a head of sharpness 2 as prompts grow from 8192 tokens, and the
     resulting weight of a needle whose weight is $1/2$ at 8192 tokens. Thick lines: the factors that
-    preserve the weight of the needle or the entropy, by exact root finding. The rules in use are
-    the same for all heads, but the factor that a head requires depends on its sharpness.
+    preserve the weight of the needle or the entropy, by exact root finding. The rules in use give
+    all heads the same factor, but the factor that a head requires depends on its sharpness.
     """
     count = 2 if setting.quick else 15
     lengths = np.geomspace(8192.0, 1048576.0, count).round()

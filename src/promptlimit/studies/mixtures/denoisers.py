@@ -73,7 +73,7 @@ def random_law(
 
 
 def limit_excess(attention: AbstractAttention, task: Denoising | InContextDenoising) -> float:
-    """Return E|f - f*|² over an infinite prompt."""
+    """Return E|f - f*|² for f = `attention` over an infinite prompt."""
     return float(bayes_excess(attention, task, math.inf).mse)
 
 
@@ -91,7 +91,7 @@ def fitted_excesses(
     task: Denoising, starts: int, rng: np.random.Generator, *, heads: int = 1, steps: int = 400
 ) -> list[float]:
     """Return the excesses of softmax heads fitted to the Bayes denoiser, one per random start."""
-    from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
+    from scipy.optimize import least_squares  # noqa: PLC0415  # takes a second to load
 
     points, law = query_points(task, 400).to_device(), task.token_law
     shape = (2, heads, task.token_dim, task.token_dim)
@@ -115,7 +115,7 @@ def fitted_excesses(
 def _residuals(theta: Array, law: Mixture, points: QueryPoints) -> Array:
     r"""Return $\sqrt{w_i}\,(f(z_i)-f^*(z_i))$ at quadrature nodes $z_i$ of weights $w_i$.
 
-    `theta`, [2, head, d, d], has the matrices $U$ and then $V$ of the heads of $f$.
+    `theta`, [2, head, d, d], contains the matrices $U$, then the matrices $V$, of the heads of $f$.
     """
     heads = MultiHead([SoftmaxAttention(u, v) for u, v in zip(*theta, strict=True)])
     outputs = jax.vmap(lambda z: heads.attend(law, z))(points.points)
@@ -166,10 +166,10 @@ def bayes_denoiser(setting: Setting) -> Iterator[Check]:
     S^{-1}z\rangle - \langle m_k, S^{-1}m_k\rangle/2$ over $k$. Tested for three components and
     $\Gamma = 0.8\,I$ in three dimensions.
     """
-    # Queries have norms of at most 7, and the first is 0. The gate of the first query is
-    # (0.557, 0.184, 0.259), and (0.5, 0.3, 0.2) without offsets, a change of 0.057, 0.116 and
-    # 0.059. The means have norms 1, 2 and 1/2 and random directions, so the predictor changes by at
-    # least (ξ²/s)(2 · 0.116 − 0.057 − 0.059/2) = 0.098.
+    # Queries have norms of at most 7, and the first query is 0. Its gate is (0.557, 0.184, 0.259).
+    # Without offsets the gate is (0.5, 0.3, 0.2), a change of 0.057, 0.116 and 0.059. Since the
+    # means have norms 1, 2 and 1/2 and random directions, the predictor without offsets differs by
+    # at least (ξ²/s)(2 · 0.116 − 0.057 − 0.059/2) = 0.098.
     rng = np.random.default_rng(setting.seed)
     task = random_task(rng, 0.8, 1.7)
     queries = np.concatenate([np.zeros((1, 3)), rng.uniform(-4.0, 4.0, (_QUERIES - 1, 3))])

@@ -1,4 +1,4 @@
-r"""Claims on gradient descent in discrimination over infinite prompts, from two kinds of starts.
+r"""Claims on gradient descent in discrimination over infinite prompts, from two types of starts.
 
 A head has the blocks $U_{11}$, $u_{12}$, $v_{21}$ and $v_{22}$ of claim 3 (module `experts`). Its
 excess is its logistic risk minus the Bayes risk.
@@ -69,7 +69,7 @@ def start(name: StartName, seeds: int, rng: np.random.Generator) -> SoftmaxAtten
 def even_start() -> SoftmaxAttention:
     """Return one deterministic head whose entries are distributed like standard normal numbers.
 
-    The entries are normal quantiles at the multiples of the golden ratio, modulo 1.
+    The entries are the normal quantiles at multiples of the golden ratio modulo 1.
     """
     golden = (np.sqrt(5.0) - 1.0) / 2.0
     entries = ndtri(golden * np.arange(1.0, DIM**2 + 2 * DIM + 2) % 1.0)
@@ -154,7 +154,7 @@ def _ends(name: StartName, batch: int, steps: int, starts: int, seed: int) -> np
 
 
 def _stuck(words: str, excesses: np.ndarray) -> Check:
-    """Return a check that nine tenths of the starts end with more than a tenth of `zero_excess`."""
+    """Return a check that nine tenths of the starts end with at least 0.1 `zero_excess`."""
     return share_at_least(
         f"{words}: starts with an excess above a tenth of that of the score 0",
         excesses >= 0.1 * zero_excess(),
@@ -245,7 +245,7 @@ def _trained(name: str, excesses: np.ndarray, part: int) -> Check:
 
 
 def curves(name: StartName, setting: Setting) -> dict[str, np.ndarray]:
-    """Return excesses along training, [batch, record, start], and along exact descent."""
+    """Return excesses along training, [batch, record, start], and along exact descent, [record]."""
     steps, seeds = (1000, 2) if setting.quick else (10_000, 3)
     record = np.unique(np.geomspace(1, steps, 25).round())
     runs = []
@@ -273,9 +273,9 @@ def gaussian_curves(setting: Setting) -> dict[str, np.ndarray]:
     20$, means $\pm e_1$, $\Gamma = I$, $\pi = 1/2$, learning rate $10^{-2}$, infinite prompts. Thin
     lines are runs, thick lines their means. The preprint does not state batch size, steps and
     seeds; the figure shows three batch sizes, 10,000 steps and three starts. Dashed: descent with
-    the exact gradient from the first start, which has no plateau. The result depends on the batch
-    size: with one query per step the excess stays above 0.05, with 128 queries it becomes about a
-    hundred times smaller.
+    the exact gradient from the first start; this curve has no plateau. The result depends on the
+    batch size: with one query per step the excess stays above 0.05; with 128 queries it becomes
+    about a hundred times smaller.
     """
     return curves("gaussian", setting)
 

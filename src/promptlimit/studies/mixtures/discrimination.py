@@ -178,7 +178,7 @@ def followed(
     rtol: float = 1e-9,
     jacobian: Callable[[Array], Array] | None = None,
 ) -> Array:
-    """Return a gradient flow at increasing times from 0, [times, parameters]."""
+    """Return a gradient flow at increasing times from 0 on, [times, parameters]."""
     stiff = None if jacobian is None else lambda _, state: -jacobian(state)
     solution = solve_ivp(
         lambda _, state: -gradient(state), (0.0, times[-1]), theta, method="LSODA", jac=stiff,
@@ -259,7 +259,8 @@ def slowest(classes: Classes, theta: Array) -> Array:
 def valley(classes: Classes, theta: Array) -> Array:
     """Return the flat directions at a head with s = 0, [d, parameters].
 
-    They are in the kernel of the Hessian, but are not tangent to the family of heads with s = 0.
+    They are in the kernel of the Hessian, and perpendicular to all directions that are tangent to
+    the family of heads with s = 0.
     """
     d, J = classes.dim, classes.jacobian(theta)
     offset = J[d] + classes.positive * J[d + 1]
@@ -272,8 +273,8 @@ def valley(classes: Classes, theta: Array) -> Array:
 def _tasks(seed: int) -> list[Discrimination]:
     """Return five pairs of classes in one to three dimensions.
 
-    Some are balanced, and some have opposite means. The last pair has the means c ± δ with random
-    directions and |c| = |δ| = 1.
+    Some pairs are balanced, and some have opposite means. The last pair has the means c ± δ, where
+    c and δ have norm 1 and random directions.
     """
     rng = np.random.default_rng(seed)
     tilted = np.array([[1.0, 0.4], [0.4, 0.7]])
@@ -407,7 +408,7 @@ def regular_coordinates(setting: Setting) -> Iterator[Check]:
     r"""The map from the parameters of a head to the effective coordinates $(w, b, r, s)$ of claim 3
     has a derivative of full rank $2d + 2$ if and only if $m_1 \ne {-m_{-1}}$ and $v_{21} \ne 0$.
     """
-    # v₂₁ has norm 1 and a random direction; other parameters are standard normal.
+    # v₂₁ has norm 1 and a random direction. The other parameters are standard normal.
     rng = np.random.default_rng(setting.seed)
     theta, larger = rng.normal(size=9), rng.normal(size=16)
     theta[6:8] /= np.linalg.norm(theta[6:8])

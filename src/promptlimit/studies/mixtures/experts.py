@@ -1,4 +1,4 @@
-"""Claims on attention over mixtures as a sum over components, and on the score of two classes."""
+"""Claims on attention over mixtures as a sum over components, and on the score for two classes."""
 
 from collections.abc import Iterator
 
@@ -76,9 +76,9 @@ _TILT = np.array([0.7, 0.3])
 def experts_and_gates(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, tilt: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return m + Γt of each component, and the softmax of log π + ⟨m, t⟩ + ⟨t, Γt⟩/2 over them.
+    """Return m + Γt of each component, and the softmax of log π + ⟨m, t⟩ + ⟨t, Γt⟩/2.
 
-    t is the tilt, and π, m and Γ are the weight, mean and covariance of a component.
+    Here t is the tilt, and π, m and Γ are the weight, mean and covariance of a component.
     """
     logits = np.log(weights) + means @ tilt + 0.5 * np.einsum("i,kij,j->k", tilt, covariances, tilt)
     return means + covariances @ tilt, softmax(logits)
@@ -167,7 +167,7 @@ def integrated(
 def mixed(
     weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, query: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return means of the components' outputs with weights ∝ π_k ∫ a dμ_k and with weights π_k."""
+    """Return the means of `aligned_parts` with weights ∝ π_k ∫ a dμ_k, and with weights π_k."""
     masses, outputs = aligned_parts(means, covariances, query)
     return weights * masses / (weights @ masses) @ outputs, weights @ outputs
 
@@ -202,7 +202,7 @@ def any_alignment(setting: Setting) -> Iterator[Check]:
 
 
 _TURNED = np.diag(np.ones(_DIM), 1) - np.diag(np.ones(_DIM), -1)
-"""An antisymmetric U: the transpose of U gives w and s of the opposite sign."""
+"""An antisymmetric U: with its transpose in place of U, w and s have the opposite sign."""
 
 
 def _random_heads(
@@ -221,13 +221,13 @@ def _random_heads(
 
 
 def _distance(task: Discrimination, head: SoftmaxAttention, x: np.ndarray) -> float:
-    """Return the distance from attention of the formula with the blocks of the transpose of U."""
+    """Return |formula - attention|, for the formula with the blocks of the transpose of U."""
     attention = float(head(task.prompt, np.append(x, 0.0))[-1])
     return abs(task.coordinates(head).score(x) - attention)
 
 
 def _misread() -> float:
-    """Return the distance from attention of the formula with the blocks of U itself."""
+    """Return |formula - attention|, for the wrong formula with the blocks of U itself."""
     task = Discrimination(np.eye(2, _DIM), [0.6, 0.4], np.eye(_DIM))
     V, x = np.ones((_DIM + 1, _DIM + 1)), np.ones(_DIM)
     attention = float(SoftmaxAttention(_TURNED, V)(task.prompt, np.append(x, 0.0))[-1])

@@ -47,7 +47,7 @@ from promptlimit.tasks import (
 from promptlimit.weights import selection
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The exponent of the excess of a head with u = 1, as in the Bayes gate, over noisy prompts."""
+"""The largest exponent in L of the excess of a head with u = 1 (Bayes gate) over noisy prompts."""
 _PEAK = 1 / math.sqrt(1.25)
 
 
@@ -186,8 +186,9 @@ def denoising_lengths(setting: Setting) -> dict[str, np.ndarray]:
     Theorem 4.1 are the Bayes denoiser over infinite prompts and far from it over a thousand tokens.
     The best layer $cz + vA_L(z)$, with attention $A_L$ at the tilt $(u/s)z$, has a smaller $u$ than
     the Bayes gate, for which $u = 1$. The right panel (omitted in a quick run) shows $u$, $v$ and
-    $c$, with the values for infinite prompts dashed. The excess of linear attention never falls
-    below the upper level. The best affine map (lower level) has about a tenth of that excess.
+    $c$; dashed lines are their values for infinite prompts. The excess of linear attention never
+    falls below the upper level. The excess of the best affine map is the lower level, about a tenth
+    of the upper level.
     """
     task = figure_law()
     lengths = np.array([10.0, 1e3, 1e6]) if setting.quick else 10.0 ** np.arange(1, 13)
@@ -218,7 +219,7 @@ def denoising_lengths(setting: Setting) -> dict[str, np.ndarray]:
 
 @denoising_lengths.drawing
 def draw_denoising_lengths(data: Mapping[str, np.ndarray]) -> Figure:
-    """Return the figure; the second panel requires the best layer."""
+    """Return the figure; the second panel is drawn if the data contain the best layer."""
     known = "best" in data
     figure = Figure(figsize=(9.6 if known else 6.4, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, width_ratios=(1.5, 1.0)) if known else [figure.subplots()]
@@ -276,9 +277,9 @@ def finite_training(setting: Setting) -> dict[str, np.ndarray]:
     tokens from the law of Figure 2. The law is rotated at random for each prompt, so that the layer
     keeps this form. Lines: exact gradient flows (omitted in a quick run). Dots: gradient descent on
     64 fresh prompts per step at rate 0.002, with gradients clipped at norm 10; the preprint does
-    not state its batch size. From a small start and from the layer that is the Bayes denoiser over
-    infinite prompts, training ends at the best layer of this length (dashed), with $u = 0.39$.
-    Initially, clipping slows descent from the small start.
+    not state its batch size. From two starts, a small one and the layer that is the Bayes denoiser
+    over infinite prompts, training ends at the best layer for this length (dashed), with
+    $u = 0.39$. Initially, clipping slows descent from the small start.
     """
     task = figure_law()
     turned = InContextDenoising(
@@ -342,7 +343,7 @@ def draw_finite_training(data: Mapping[str, np.ndarray]) -> Figure:
 
 _PLACES = np.array([1e3, 1e5, 1e7, 1e9, 1e12, 1e15, 1e18])
 _WIDE = 1.5
-"""The factor between a length and the two lengths between which its slope is taken."""
+"""The slope at a length L is taken between the lengths L/_WIDE and L _WIDE."""
 
 
 def _slopes(layer: Layer, task: Denoising, places: np.ndarray) -> np.ndarray:
@@ -355,10 +356,10 @@ def _slopes(layer: Layer, task: Denoising, places: np.ndarray) -> np.ndarray:
 def selection_slopes(setting: Setting) -> dict[str, np.ndarray]:
     r"""Local exponent of the excess of a head with the gate of the Bayes denoiser, at the law of
     Figure 2. Over noisy prompts such a head has sharpness 1 or more, so that its excess falls at
-    best like $L^{-0.618}$, for every dimension, means and noise. Dots: minus the local slopes of
-    the exact excess. Curve: the prediction with the effects of the query's mean and of the
-    dimension; over practical lengths it is about 0.44. Over clean prompts the same gate has
-    sharpness $\sqrt{1/5}$, and the excess falls like $1/L$.
+    best like $L^{-0.618}$, whatever the dimension, the means and the noise. Dots: minus the local
+    slopes of the exact excess. Curve: the prediction with the effects of the query's mean and of
+    the dimension; over practical lengths it is about 0.44. Over clean prompts (squares) the same
+    gate has sharpness $\sqrt{1/5}$, and the excess falls like $1/L$.
     """
     task = figure_law()
     places = np.array([1e3, 1e6]) if setting.quick else _PLACES
@@ -413,7 +414,7 @@ _AROUND = np.geomspace(120.0, 300.0, 41)
 
 
 def transition(direction: GatedDirection, gates: np.ndarray) -> float:
-    """Return the length at which the minimum with u > 0.2 is as low as the one with u = 0."""
+    """Return the length at which the least excess for u > 0.2 equals the excess for u = 0."""
     excess = np.array([direction.excess(gate, _AROUND) for gate in gates])
     lead = excess[gates > 0.2].min(axis=0) - excess[0]  # falls as prompts grow
     return float(np.exp(PchipInterpolator(-lead, np.log(_AROUND))(0.0)))
@@ -423,10 +424,11 @@ def transition(direction: GatedDirection, gates: np.ndarray) -> float:
 def selection_transition(setting: Setting) -> dict[str, np.ndarray]:
     r"""Layers $Cz + VA_L(z)$ adapted to the law of Figure 2, with attention $A_L$ whose scores are
     $u$ times those of the Bayes gate along the difference of the means. Shown is the exact excess
-    for the best $V$ and $C$, against $u$. The layer without selection ($u = 0$, an affine map with
-    the mean of the prompt) is a local minimum at every length, and the global minimum up to the
-    length in the title. From there on, a layer with $u$ near 0.44 is better: the minimiser jumps,
-    as in a first-order transition. The start decides which of the two minima training finds.
+    for the best $V$ and $C$, against $u$. The layer without selection ($u = 0$, an affine map of
+    the query that also uses the mean of the prompt) is a local minimum at every length, and the
+    global minimum up to the length in the title. Beyond this length, a layer with $u$ near 0.44 is
+    better: the minimiser jumps, as in a first-order transition. Which of the two minima training
+    reaches depends on the start.
     """
     direction = GatedDirection(figure_law())
     gates = _GATES[::6] if setting.quick else _GATES

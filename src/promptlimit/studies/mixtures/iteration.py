@@ -1,7 +1,7 @@
 r"""Claims on iterated denoising, which has one limit or two.
 
 The Bayes denoiser of two points $c\pm\delta$ under noise of standard deviation $\xi$ is applied
-repeatedly to a query.
+repeatedly to a query. The strength is $\lambda=|\delta|/\xi$.
 """
 
 import math
@@ -46,7 +46,7 @@ def iterated(task: Denoising, queries: np.ndarray, steps: int) -> np.ndarray:
 
 
 def attractor(strength: float) -> float:
-    r"""Return the largest $u$ with $u=\tanh(\lambda^2u)$, which is 0 for $\lambda\le1$."""
+    r"""Return the largest $u$ with $u=\tanh(\lambda^2u)$. It is 0 for $\lambda\le1$."""
     if strength <= 1.0:
         return 0.0
     low, high = 1e-9, 1.0
@@ -127,7 +127,7 @@ def iterated_denoising(setting: Setting) -> Iterator[Check]:
 
 
 _OFF_THE_LINE = 1e-3
-"""The least distance of starts from the line between both basins; paths from the line end at 0."""
+"""The least distance of starts from the line between the basins. Paths on this line end at 0."""
 
 
 def _ends(noise: float, starts: np.ndarray) -> np.ndarray:
@@ -183,8 +183,8 @@ def figure_3(setting: Setting) -> dict[str, np.ndarray]:
     r"""The Bayes denoiser of the points $\pm(0, 3)$ with $\gamma = 0$, applied repeatedly from a
     grid of queries. For $\xi < 3$, queries converge to one of two attractors $\pm u(0, 3)$ with $u
     = \tanh(9u/\xi^2)$, which are closer to the midpoint than the points. For $\xi \ge 3$, all
-    queries converge to the midpoint. After one step they are on the line through the points. The
-    preprint does not state $\xi$ for its panels; here it is 2.5 and 4.
+    queries converge to the midpoint. After one step all queries are on the line through the points.
+    The preprint does not state $\xi$ for its panels; here it is 2.5 and 4.
     """
     heights = np.linspace(-6.0, 6.0, 2 * _SIDE)  # none on the line between the two basins
     starts = np.stack(np.meshgrid(np.linspace(-6.0, 6.0, _SIDE), heights), axis=-1).reshape(-1, 2)

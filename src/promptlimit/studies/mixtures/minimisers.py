@@ -41,7 +41,7 @@ def _tangent_dim(classes: Classes, theta: Array) -> float:
 
 
 def _shut_gate(classes: Classes) -> Array:
-    """Return the head of `head_without_gain` with another u₁₂, such that s = 0."""
+    """Return the head of `head_without_gain` with u₁₂ changed so that s = 0."""
     theta, d = head_without_gain(classes), classes.dim
     U = classes.split(theta)[0]
     theta[d * d : -d - 1] = -U @ classes.difference / 2.0
@@ -91,9 +91,10 @@ def exponential_convergence(setting: Setting) -> Iterator[Check]:
     r"""Near minimisers with $r = 0$ and $s \ne 0$ (effective coordinates of claim 3) gradient flow
     converges exponentially. Its rate is the least positive eigenvalue of the Hessian at its limit.
     """
-    # The first start is a minimiser plus 1e-3 in the slowest direction and half of that in a random
-    # direction. Positive eigenvalues there are 0.0070, 0.035 and larger. The second start has an s
-    # of norm 1e-3 in a random direction, of which at least 0.35 is left after the fast decay.
+    # The first start is a minimiser plus 1e-3 in the slowest direction and 5e-4 in a random
+    # direction. Positive eigenvalues of the Hessian at this minimiser are 0.0070, 0.035 and larger.
+    # The second start has an s of norm 1e-3 in a random direction; at least 0.35 of s is left after
+    # the fast decay.
     rng = np.random.default_rng(setting.seed)
     minimiser = head_without_gain(C1, np.array([1.0, 0.0]))
     other, turn = rng.normal(size=9), rng.normal(size=2)
@@ -207,11 +208,11 @@ def constant_gate(setting: Setting) -> Iterator[Check]:
 
 
 GATE = np.array([10.0, 10.0])
-"""The block u₁₂ of the first point; the table of the preprint is ambiguous: this or (1, 0)."""
+"""The block u₁₂ of the first point. The table of the preprint may mean this block or (1, 0)."""
 NOISE = 1e-6
 SLOW, FLAT = 0.3, 0.5
-"""The smallest accepted components of the noise in the slowest direction and in the flat ones,
-in standard deviations."""
+"""The smallest accepted components of the noise in the slowest and in the flat directions, in
+standard deviations."""
 
 
 def noise_at(seed: int) -> Array:
@@ -243,8 +244,8 @@ def plateau(setting: Setting) -> Iterator[Check]:
     directions of claim 11 hardly decay.
     """
     # Positive eigenvalues are 0.0215, 0.042 and larger at the first point, and 0.051 and larger at
-    # the second point. A unit vector in a flat direction leads from the second point to a distance
-    # of 1.46 from the family, and noise of norm 5 to a distance of 13.
+    # the second point. In units of `NOISE`, a step of norm 1 from the second point in a flat
+    # direction leads to a distance of 1.46 from the family; noise of norm 5 leads to 13.
     times = np.linspace(0.0, 1000.0, 26)
     first, second = distance_curves(setting.seed, times)
     middle = first[5:16]
@@ -293,9 +294,9 @@ def minimiser_distances(setting: Setting) -> dict[str, np.ndarray]:
     r"""Distance of gradient flow from a family of minimisers. The flow starts at a minimiser plus
     noise of size $10^{-6}$ ($d = 2$, $\pi = 0.6$). For the family with $r = 0$ the distance falls
     exponentially (Theorem 3.5), down to rounding error. For the family with a constant gate, the
-    risk is flat to fourth order in $d$ directions, and noise of this size in them hardly decays.
-    The flow replaces ten million steps of $10^{-4}$. The preprint does not state $u_{12}$ of the
-    first point, which is $(10, 10)$ here, the number of steps and the seeds.
+    risk is flat to fourth order in $d$ directions, and noise of this size in these directions
+    hardly decays. The flow replaces ten million steps of $10^{-4}$. The preprint does not state
+    $u_{12}$ of the first point (here $(10, 10)$), the number of steps and the seeds.
     """
     times = np.linspace(0.0, 1000.0, 101)
     seeds = range(setting.seed, setting.seed + (1 if setting.quick else 3))

@@ -60,7 +60,7 @@ def _silent_saddle() -> Array:
 
 
 def _best_without_values() -> Array:
-    """Return the critical point whose v_22 and s minimise the risk among heads with v_21 = 0."""
+    """Return a critical point that minimises the risk over v_22 and s among heads with v_21 = 0."""
 
     def zeta(point: Array) -> Array:
         return np.concatenate([np.zeros(2), [-point[0], 2.0 * point[0]], point[1:]])
@@ -151,7 +151,8 @@ def _point(classes: Classes, size: float, *, corrected: bool = True) -> Array:
 def _constant(classes: Classes, power: int) -> float:
     """Return the factor of the leading order of the excess, R^-2 (power 4) or R^-4 (power 6).
 
-    It is E η(1-η)(c'X)^power a²/2, where a is the Taylor coefficient of order power/2 of σ at s₀.
+    It is E η(1-η)(c'X)^power a²/2, where a is the Taylor coefficient of order power/2 of σ at s₀,
+    X is a covariate and η the posterior probability of class 1.
     """
     x, weights, best = classes.rule
     p = classes.positive
@@ -223,7 +224,7 @@ def gradient(state: Array) -> Array:
 
 
 def leaving(theta: Array) -> float:
-    """Return the largest entry of the full gradient in a block that is zero on the subspace."""
+    """Return the largest entry of the gradient in `theta` outside the subspace of claim 12."""
     classes = Classes(np.stack([_MEAN, -_MEAN]), 0.5, _COV, nodes=5)
     U, u, v, label = classes.split(classes.gradient(theta))
     outside = [U[:, ~_INSIDE].ravel(), u, v[~_INSIDE], [label]]
@@ -231,10 +232,7 @@ def leaving(theta: Array) -> float:
 
 
 def _limit(v: Array) -> tuple[Array, Array]:
-    """Return the end (U_11, v_21) of the flow from U_11 = 0 and v_21 = v, an eigenvector of Γ.
-
-    The formula is derived here.
-    """
+    """Return the limit (U_11, v_21) of the flow from U_11 = 0 and v_21 = v, an eigenvector of Γ."""
     best = 2.0 * np.linalg.solve(_COV, _MEAN)
     size = float(np.linalg.norm(v))
     scale = float(v @ _COV @ v) / size**2
@@ -306,7 +304,10 @@ _COUNT = (
 
 
 def _rank(eigenvalues: Array, mean: Array, axes: Array) -> float:
-    """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m for Γ with these eigenvectors."""
+    """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m.
+
+    Γ has the eigenvectors `axes`, and `mean` contains the coordinates of m in this basis.
+    """
     cov = axes @ np.diag(eigenvalues) @ axes.T
     columns = [axes @ mean]
     for _ in range(len(mean) - 1):

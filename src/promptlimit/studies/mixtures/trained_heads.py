@@ -83,7 +83,7 @@ def denoising_training(seed: int, *, quick: bool) -> DenoisingTraining:
 
 
 def _pairs(kernel: type[AbstractHead], starts: np.ndarray) -> MultiHead:
-    """Stack pairs of heads; `starts`, [2, seeds, 2 heads, 2, 2], has the matrices U and then V."""
+    """Stack pairs of heads; `starts`, [2, seeds, 2 heads, 2, 2], contains all U, then all V."""
     pairs = (
         MultiHead([kernel(u, v) for u, v in zip(tilts, values, strict=True)])
         for tilts, values in zip(*starts, strict=True)
@@ -119,7 +119,7 @@ _DEPTH = 3
 
 
 def deep_matrix(rng: np.random.Generator, task: Denoising) -> tuple[np.ndarray, float]:
-    """Return the matrix of a random stack of three layers of two linear heads, and its error.
+    """Return the matrix of a random stack of three layers of two linear heads, and an error.
 
     The error is the largest distance of the outputs of a layer from a linear map of the query,
     relative to the largest output.

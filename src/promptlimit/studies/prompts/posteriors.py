@@ -75,7 +75,7 @@ def induction_sink(setting: Setting) -> Iterator[Check]:
 def _simulated_errors(length: int, prompts: int, rng: np.random.Generator) -> np.ndarray:
     """Return the squared errors of the posterior mean in simulated prompts of two symbols.
 
-    The posterior mean, for alpha = 1, predicts the law of the next symbol.
+    Transition rows are uniform (alpha = 1). The posterior mean predicts the law of the next symbol.
     """
     rows = rng.uniform(size=(prompts, 2))  # the probability of symbol 0 after each symbol
     state = rng.integers(0, 2, size=prompts)
@@ -228,10 +228,10 @@ def draw_induction_head(data: Mapping[str, np.ndarray]) -> Figure:
 def effective_samples(setting: Setting) -> dict[str, np.ndarray]:
     r"""Effective sample size of $n$ particles against the dimension $d$. The proposal is the prior
     $\mathcal{N}(0, I_d)$. The target is the posterior after an observation of each coordinate with
-    noise variance 1, one standard deviation from its mean. With the sum $S_2$ of squared weights,
-    lines are $1/\mathbb{E}S_2$ and dashed lines $\mathbb{E}(1/S_2)$, both exact. Dotted: $n/(1 +
-    \chi^2)$, the formula for large $n$, with the $\chi^2$ divergence of the target from the
-    proposal.
+    noise variance 1, one standard deviation from its mean. Solid lines show $1/\mathbb{E}S_2$ and
+    dashed lines $\mathbb{E}(1/S_2)$, both exact, where $S_2$ is the sum of squared weights. Dotted:
+    $n/(1 + \chi^2)$, the formula for large $n$, where $\chi^2$ is the divergence of the target from
+    the proposal.
     """
     dims = np.array([1, 4, 10] if setting.quick else [1, 2, 4, 7, 10, 15, 20, 30, 40])
     draws = np.array([100.0, 1e4] if setting.quick else [100.0, 1e4, 1e6])

@@ -25,9 +25,10 @@ _CONSTANT = _DIM + 1.0 + _DIM * _NOISE
 
 
 def _two_heads(length: int, score: float) -> float:
-    r"""Return the least mean squared error of two heads over b, for u = `score`.
+    r"""Return the least mean squared error over b of two heads with u = `score`.
 
-    The error is a quadratic function of b, with the value $s^2+d\tau^2$ at b = 0.
+    The error is a quadratic function of b, with the value $s^2+d\tau^2$ at b = 0. It is computed at
+    two other values of b.
     """
     at_zero, gain = _NOISE + 1.0, 0.5 / score
 

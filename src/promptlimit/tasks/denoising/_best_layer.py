@@ -7,7 +7,7 @@ quadratic in $(v,c)$, so the best $(v,c)$ solves a linear system. A search finds
 
 Let $a=x/s$, with $x$ the noise variance. At infinite length, for noisy prompts and means of equal
 norm, the layer with $u=1$, $v=a$ and $c=1-2a$ is the Bayes predictor (Gabet, Boursier and Boyer,
-Proposition 4.4). For finite prompts the best u is smaller.
+Proposition 4.4). For finite prompts the best u is usually smaller.
 """
 
 import math
@@ -35,7 +35,7 @@ from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
 _FIRST_GATES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
-"""Inverse temperatures u that the search compares first; the result is in their range."""
+"""Inverse temperatures u that the search compares first. The result is in their range."""
 LARGEST_GATE = _FIRST_GATES[-1]
 
 _NEAR = 0.004
@@ -49,7 +49,7 @@ def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
     $A_L$ is the output of a softmax head with tilt $(u/s)z$, where $s$ is the variance of a query
     within its component. The result contains the inverse temperature u, the gain v, the residual c
     and the excess over the Bayes risk, computed without simulation. The search covers u from 0 to
-    1.6; in one dimension the best u can be larger.
+    1.6; in one dimension the best u can exceed 1.6.
 
     The layer commutes with rotations, so `InContextDenoising` and `Denoising` have the same best
     layer.
@@ -109,7 +109,7 @@ def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, 
 
 
 def _gates_in_reach(task: AbstractDenoising, rule: QueryRule) -> tuple[float, ...]:
-    """Return the values of u to compare first whose sharpness at all queries is in the tables."""
+    """Return those of `_FIRST_GATES` whose sharpness is in the supported range at every query."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
     gates = tuple(gate for gate in _FIRST_GATES if gate * sharpness <= 0.6 * SHARPEST)
@@ -144,7 +144,8 @@ def _solved(
     one query. Write $v=v_0+\delta_v$ and $c=c_0+\delta_c$ with $v_0=a$ and $c_0=1-2a$. The excess
     is the mean over queries of
     $|r+\delta_vA+\delta_cz|^2+2v\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$, where
-    $r=c_0z+v_0A-f^*$. For long prompts r is small, so no large numbers cancel.
+    $r=c_0z+v_0A-f^*$. If the best layer is close to the Bayes layer, r is small, so no large
+    numbers cancel.
     """
     eye, share = np.eye(task.token_dim), task.noise_variance / task.query_variance
     tilt = gate / task.query_variance * eye
@@ -161,7 +162,7 @@ def _solved(
     drift = np.array([mean(column, bias) for column in design])
     square = np.array([[mean(x, y) for y in design] for x in design])
     noise = float(rule.weights @ spread)
-    # Half the Hessian and half the gradient in (delta_v, delta_c), at the Bayes values.
+    # Half the Hessian and half the gradient in (delta_v, delta_c), at delta_v = delta_c = 0.
     hessian = square + np.array([[2.0 * drift[0] + noise, drift[1]], [drift[1], 0.0]])
     slope = np.array([mean(missed, column) for column in design]) + start[0] * drift
     slope[0] += mean(missed, bias) + start[0] * noise

@@ -1,8 +1,6 @@
 r"""Attentions that denoise over infinite prompts: the Bayes heads and layer, and a linear head.
 
-Clean tokens X have components with means $m_k$ and within variance g. Noisy tokens Z have the noise
-variance x and the variance $s=g+x$ within a component. Theorem 4.1 and Proposition 4.4 are those of
-Gabet, Boursier and Boyer.
+Theorem 4.1 and Proposition 4.4 are those of Gabet, Boursier and Boyer.
 """
 
 import numpy as np
@@ -27,12 +25,13 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
     r"""Return two heads whose sum is the Bayes predictor over an infinite prompt (Theorem 4.1).
 
     The task must have two components with means of equal norm, noisy prompts and $d\ge2$; the
-    weights are arbitrary. Let $a=x/s$ and $\delta=m_1-m_2$, with the noise variance x and the
-    variance $s=g+x$ of a query within its component. Let $P$ be the projection on the span of the
-    means, and $\Pi_i$ the projection on $m_i$ along the other mean $m_j$. Head i has
+    weights are arbitrary. Let $a=x/s$ and $\delta=m_1-m_2$, with the variance g of a clean token
+    within its component, the noise variance x and $s=g+x$. Let $P$ be the orthogonal projection on
+    the span of the means. Let $\Pi_i$ be the projection with $\Pi_im_i=m_i$ that maps the other
+    mean $m_j$ and all vectors orthogonal to the means to zero. Head i has
     $V_i=a\,\Pi_i+\frac a2(I-P)$ and
-    $U_i=\frac g{xs}I+\frac{x-g}{xs}\,m_j\delta^\top/\langle m_j,\delta\rangle$. Opposite means span
-    only one dimension, and heads of another form are returned.
+    $U_i=\frac g{xs}I+\frac{x-g}{xs}\,m_j\delta^\top/\langle m_j,\delta\rangle$. If the means are
+    opposite, they span only one dimension, and the heads have another form.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -57,7 +56,7 @@ def _spanning_heads(task: AbstractDenoising) -> Matrices:
     """Return (U, V) of both heads if the means span a plane."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     a, eye, delta = x / s, np.eye(task.token_dim), task.means[0] - task.means[1]
-    dual = np.linalg.pinv(task.means).T  # <dual_i, m_j> = 1 where i = j, else 0
+    dual = np.linalg.pinv(task.means).T  # <dual_i, m_j> is 1 if i = j, and 0 otherwise
     outside = eye - task.means.T @ dual
     pairs = []
     for own, other in ((0, 1), (1, 0)):
@@ -71,8 +70,8 @@ def _opposite_heads(task: AbstractDenoising) -> Matrices:
     r"""Return (U, V) of both heads if the means are $\pm m$.
 
     They are $U=(I\pm ne^\top)/s$ and
-    $V=\frac a2ee^\top+\frac{1-a}2(I-ee^\top)\pm\frac{g-x}{2s}en^\top$ with $e=m/|m|$, a unit vector
-    n orthogonal to e, and $a=x/s$.
+    $V=\frac a2ee^\top+\frac{1-a}2(I-ee^\top)\pm\frac{g-x}{2s}en^\top$, where $e=m/|m|$, n is a unit
+    vector orthogonal to e, and $a=x/s$.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     a, eye = x / s, np.eye(task.token_dim)
@@ -94,9 +93,9 @@ def bayes_layer(task: AbstractTask) -> Layer:
     r"""Return a head and a residual equal to the Bayes predictor at $L=\infty$ (Proposition 4.4).
 
     All means must have equal norms. The layer is $f(z)=cz+a\,A(z)$, where A is the softmax head
-    with $U=I/s$ and $V=I$, and $a=x/s$ with the noise variance x and the variance $s=g+x$ of a
-    query within its component. These parameters do not depend on the means. For prompts of noisy
-    tokens $c=1-2a$, and for prompts of clean tokens $c=(g/s)^2$.
+    with $U=I/s$ and $V=I$. Here $a=x/s$, with the noise variance x and the variance $s=g+x$ of a
+    query within its component. For prompts of noisy tokens $c=1-2a$, and for prompts of clean
+    tokens $c=(g/s)^2$. The parameters of the layer do not depend on the means.
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -116,9 +115,9 @@ def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
     r"""Return the linear head closest to the Bayes predictor over infinite prompts, for any means.
 
     Over infinite prompts linear attention of any depth is a map $z\mapsto Az$, and by Theorem 4.1
-    no such map is the Bayes predictor. The closest one has $A=E[XX^\top]E[ZZ^\top]^{-1}$, with a
-    clean token X and its noisy token Z. The head has $V=I$ and $U=M^{-1}A$, with $M$ the second
-    moment of a token of the prompt.
+    no such map is the Bayes predictor. The closest map has $A=E[XX^\top]E[ZZ^\top]^{-1}$, with a
+    clean token X and its noisy token Z. The head has $V=I$ and $U=M^{-1}A$, where $M$ is the second
+    moment of a prompt token.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)

@@ -2,8 +2,8 @@ r"""Denoising over an infinite prompt: queries, the Bayes risk, and the excess o
 
 Let Z be the query, X its clean token, f a predictor and $f^*$ the Bayes predictor. Then
 $E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$. The first term, the excess, is averaged without a
-subtraction, so it is accurate even if it is much smaller than the second. The components have means
-$m_k$, weights $\pi_k$ and variance g; the noise has variance x, and $s=g+x$.
+subtraction, so it is accurate even if it is much smaller than the second term. The components have
+means $m_k$, weights $\pi_k$ and variance g; the noise has variance x, and $s=g+x$.
 """
 
 import dataclasses
@@ -83,9 +83,9 @@ def query_points(
 def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
-    $C_\beta$ is the covariance of $m_k$ if k has the posterior probabilities given Z. They depend
-    on Z only along differences of means, so for two components the expectation is a single integral
-    in every dimension.
+    $C_\beta$ is the covariance of $m_k$ if k has the posterior probabilities $\beta(Z)$. These
+    probabilities depend on Z only along differences of means, so for two components the expectation
+    is a single integral in every dimension.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]
@@ -122,7 +122,7 @@ class LimitObjective(AbstractObjective):
         queries: the queries $z_i$, their weights $w_i$ and the Bayes predictions $f^*(z_i)$.
         bayes_risk: the Bayes risk $R^*$.
         rotations: the orthogonal matrices $Q_i$ if each prompt has its own rotation; None if all
-            prompts have the same mixture.
+            prompts have the same mixture, $Q_i=I$.
     """
 
     task: AbstractDenoising
@@ -146,7 +146,7 @@ class LimitObjective(AbstractObjective):
 
 
 def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> LimitObjective:
-    """Return the risk over one set of queries, and of rotations for `InContextDenoising`."""
+    """Return the risk over one set of queries, and over rotations for `InContextDenoising`."""
     if isinstance(task, InContextDenoising):
         rotations, queries = _rotated_queries(task, points, replicate)
     else:
@@ -157,7 +157,7 @@ def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> Lim
 def _rotated_queries(
     task: AbstractDenoising, points: int, replicate: int
 ) -> tuple[Array, QueryPoints]:
-    """Return rotations and queries from joint Sobol' points."""
+    """Return rotations, and queries before rotation, from joint Sobol' points."""
     d, parts = task.token_dim, task.weights.size
     normals, weights = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
     rotations = haar_rotations(normals[:, d : d + d * d], d)
@@ -175,8 +175,8 @@ def bayes_risk_array(task: AbstractDenoising) -> Float[Array, ""]:
 def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     """Return half the mean squared distance to the Bayes predictor over an infinite prompt.
 
-    If `limit_map` applies, the average is over few dimensions (`projected_excess`). Otherwise the
-    attention is evaluated at every query.
+    If the attention has a `limit_map`, the average is over few dimensions (`projected_excess`).
+    Otherwise the attention is evaluated at every query.
     """
     attention, task = problem.attention, problem.task
     rotated = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
@@ -197,10 +197,11 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class LimitMap:
-    r"""The map of heads over an infinite prompt, $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
+    r"""The map of an attention over an infinite prompt, $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
-    Here $\alpha_{hk}(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$ are the softmax
-    weights of the components. The arrays are NumPy arrays, or jax arrays while jax traces them.
+    The sums are over softmax heads h and components k. The softmax weights of the components are
+    $\alpha_{hk}(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. The arrays are NumPy
+    arrays, or jax arrays while jax traces them.
 
     Attributes:
         matrix: the matrix $A$, which contains the residual and all other linear terms, [d, d].
@@ -223,10 +224,10 @@ class LimitMap:
 
 
 def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
-    r"""Return the map of an attention over the infinite prompt; None without `as_heads`.
+    r"""Return the map of an attention over the infinite prompt; None if `as_heads` returns None.
 
-    If a token $z'$ has the covariance $tI$ within each component, a softmax head contributes
-    $tV_hU_h$ to A, and a linear head $V_hE[z'z'^\top]U_h$.
+    Let $tI$ be the covariance of a token $z'$ within each component. A softmax head contributes
+    $tV_hU_h$ to the matrix A, and a linear head contributes $V_hE[z'z'^\top]U_h$.
     """
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
@@ -258,8 +259,8 @@ def projected_excess(
 
     Let P be the projection on the span of all $m_k-m_1$ and $U_h^\top(m_k-m_1)$, the directions on
     which the softmax weights of components depend. Then $f-f^*=Bz+c(Pz)$ for a function c, with
-    $B=A-\frac gsI$. The component of the query orthogonal to the span adds $s\,|B(I-P)|^2$ to the
-    mean square. In a span of dimension one, the average is a single integral.
+    $B=A-\frac gsI$. The fluctuation of the query orthogonal to the span adds $s\,\|B(I-P)\|_F^2$ to
+    the mean square. If the span has one dimension, the average is a single integral.
     """
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]

@@ -1,14 +1,16 @@
 r"""The excess of softmax heads that denoise over prompts of L tokens.
 
 The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, where $A_L^h$ is the softmax average of head h, before its
-value matrix $V_h$ is applied. Let $\varepsilon_h=A_L^h-A^h$ be its deviation from the limit $A^h$,
-f the limit of $f_L$, and $f^*$ the Bayes predictor. Prompt and query are independent, so
+value matrix $V_h$ is applied. Let $A^h$ and f be the limits of $A_L^h$ and $f_L$, and let
+$\varepsilon_h=A_L^h-A^h$. Let $f^*$ be the Bayes predictor. Prompt and query are independent, so
+the excess is
 
 $$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon_h\rangle
 +\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}.$$
 
 The terms of one head follow from the moments of `weights.selection`. The terms of two heads are
-double integrals, and vanish if $V_h^\top V_j=0$. docs/mixtures-theory.md contains the derivation.
+double integrals, which are zero if $V_h^\top V_j=0$. docs/mixtures-theory.md contains the
+derivation.
 """
 
 import math
@@ -48,7 +50,7 @@ _LIGHT = 1e-4
 """Weight of a query below which the cross moments of two heads are computed roughly."""
 
 _SELDOM = 1e-6
-"""Weight of a query below which these cross moments, most of the work, are omitted."""
+"""Weight of a query below which the cross moments, which take most of the time, are omitted."""
 
 _SAME = 1e-12  # relative difference up to which matrices are considered equal
 _MOST_PLACES = 2e6  # largest number of points of a lattice
@@ -71,7 +73,7 @@ class TiltedHeads(NamedTuple):
 
 
 def tilted_heads(attention: AbstractAttention) -> TiltedHeads:
-    """Return the softmax heads of an attention; the values of heads with equal U are added."""
+    """Return the softmax heads of an attention, with the values of heads with equal U added."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     by_tilt: dict[bytes, list[Array]] = {}
     for head in heads:
@@ -92,8 +94,9 @@ class QueryRule(NamedTuple):
         points: the queries, [n, d].
         weights: the weights of the queries, with sum one, [n].
         half: the half to which each query belongs, 0 or 1, [n].
-        doubt: the error of the whole rule, estimated as a multiple of the difference between the
-            halves. It is smaller for a lattice, which is much more accurate than its halves.
+        doubt: the factor that multiplies the difference between the halves to estimate the error of
+            the whole rule. It is smaller for a lattice, which is much more accurate than its
+            halves.
     """
 
     points: Array
@@ -108,13 +111,15 @@ def query_rule(
     r"""Return a quadrature rule for averages over queries of functions of the outputs of `heads`.
 
     In one and two dimensions the rule is a lattice. In more dimensions it is, if possible, the
-    product of a lattice in the span of the means and a rule for the norm orthogonal to it. This
-    requires that all matrices act as multiples of the identity orthogonal to that span. Otherwise
-    the rule consists of Sobol' points. Lattices extend to queries about $\sqrt{0.9\log L}$ standard
-    deviations from a mean, which dominate the excess for long prompts.
+    product of a lattice in the span of the means and a rule for the norm of the component
+    orthogonal to this span. The product requires that the span has at most two dimensions and that
+    all matrices act as multiples of the identity orthogonal to it. `_polar_rule` is a faster rule
+    for two components and matrices that are all multiples of the identity. In all other cases the
+    rule consists of Sobol' points.
 
-    The spacing `step` of lattices is in standard deviations of a query. `longest` is the largest
-    prompt length.
+    The spacing `step` of lattices is in standard deviations of a query. For long prompts, queries
+    about $\sqrt{0.9\log L}$ standard deviations from a mean dominate the excess. Lattices extend
+    beyond these queries for the largest length L = `longest`.
     """
     reach = max(_REACH, 4.0 + math.sqrt(0.9 * math.log(min(longest, 1e40))))
     dim, sd = task.token_dim, math.sqrt(task.query_variance)
@@ -138,7 +143,7 @@ def query_rule(
 
 
 def _is_scalar_across(matrix: Array, among: Array) -> bool:
-    """Return whether a matrix maps span(`among`) to itself and is scalar orthogonal to it."""
+    """Return whether a matrix maps span(`among`) to itself and is scalar on its complement."""
     across = np.eye(len(matrix)) - among.T @ among
     number = np.trace(across @ matrix) / np.trace(across)
     mixed = np.abs([across @ matrix - number * across, matrix @ across - number * across])
@@ -152,9 +157,9 @@ def _lattice(
     step: float,
     reach: float,
 ) -> QueryRule:
-    """Return the product of a lattice in the span of a basis and a rule orthogonal to it.
+    """Return the product of a lattice in the span of a basis and a rule orthogonal to the span.
 
-    `across` contains two rules orthogonal to the basis, as points and masses, one for each half of
+    `across` contains two rules orthogonal to the span, as points and masses, one for each half of
     the lattice. So the difference between the halves includes the errors of both factors.
     """
     sd = math.sqrt(task.query_variance)
@@ -175,7 +180,7 @@ def _lattice(
 
 
 def _too_far(task: AbstractDenoising) -> ValueError:
-    """Return the error for means so far apart that exponentials of scores overflow."""
+    """Return the error for means that are too far apart for a lattice of queries."""
     far = np.hypot.reduce(task.means / math.sqrt(task.query_variance), axis=1).max()
     return ArgumentError(
         "task",
@@ -190,8 +195,9 @@ def _polar_rule(task: AbstractDenoising, step: float, reach: float) -> QueryRule
     Let e be the unit vector along the difference of the means, n the direction of the component of
     their midpoint orthogonal to e, and r the norm of the component of z orthogonal to e and n. The
     moments of selection depend only on $(\langle z,e\rangle,|z|)$. In polar coordinates of
-    $(\langle z,n\rangle,r)$ they depend on the radius and not on the angle. This is 4 to 5 times as
-    fast as the general product rule of `query_rule` (`benchmarks/special_paths.py`).
+    $(\langle z,n\rangle,r)$ these moments depend on the radius and not on the angle. The polar rule
+    is 4 to 5 times as fast as the general product rule of `query_rule`
+    (`benchmarks/special_paths.py`).
     """
     first, second = task.means
     distance = float(np.linalg.norm(first - second))
@@ -214,7 +220,7 @@ def _polar_plane(
 
     They are a rule for $x\sim N(\text{shift},s)$ and $r^2\sim s\chi^2_{d-2}$. The radii
     $\sqrt{x^2+r^2}$ are about `step` standard deviations apart and extend to `reach` standard
-    deviations from the centre; `more` is added to their number.
+    deviations from the centre. The argument `more` is added to the number of radii.
     """
     s, freedom = task.query_variance, task.token_dim - 2
     sd = math.sqrt(s)
@@ -241,8 +247,8 @@ def prompt_excess(
 ) -> tuple[Array, Array]:
     r"""Return $E|f_L-f^*|^2$ at each length, and its error.
 
-    Lengths, [l], may be infinite. `spacing` is that of the integrals for two heads, a name in
-    `weights.SPACINGS`.
+    The lengths, [l], may be infinite. `spacing`, a name in `weights.SPACINGS`, determines the
+    accuracy of the integrals for two heads.
     """
     moments = [
         head_moments(task, tilt, value, lengths, rule.points)

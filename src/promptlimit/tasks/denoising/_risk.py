@@ -1,7 +1,7 @@
 """The rules for the risks of denoising tasks, and risks at finite L as differentiable functions.
 
-`_limit_risk` computes risks over infinite prompts, and `_prompts` risks of softmax heads over
-prompts of L tokens.
+`_limit_risk` computes risks over infinite prompts, and `_prompts` computes risks of softmax heads
+over prompts of L tokens.
 """
 
 import math
@@ -50,7 +50,7 @@ _STEPS = (0.65, 0.5, 0.36)
 """Spacings of successive lattices of queries, in standard deviations."""
 
 _ROUGH = 1e-3
-"""The smallest tolerance for which cross moments of two heads are computed roughly."""
+"""The smallest tolerance for which the cross moments of two heads are computed roughly."""
 
 _QUERY_RADIUS = 6.0
 """Extent of the queries for gradients around each mean, in standard deviations."""
@@ -59,7 +59,7 @@ _FARTHEST = 25.0
 """Largest distance between means, in standard deviations of a token; tables grow with it."""
 
 _REACH_SHARE = 0.5
-"""Range of the two-dimensional selection tables, divided by the range for one Gaussian."""
+"""Range of the two-dimensional selection tables, divided by `max_sharpness`."""
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
@@ -77,7 +77,7 @@ def _no_limit(problem: RiskProblem) -> str | None:
 
 
 def _not_alike(problem: RiskProblem) -> str | None:
-    """Return why the attention is not a sum of heads with the same kernel and a residual, or None.
+    """Return why the attention is not a residual plus heads with one kernel, or None.
 
     On `InContextDenoising` all matrices must be multiples of the identity.
     """
@@ -290,7 +290,7 @@ class PromptObjective(AbstractObjective):
         return self.bayes_risk + 0.5 * weights @ excess(points, bayes)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness at any query, divided by the range of the tables."""
+        """Return the smallest `max_sharpness` whose tables cover every query."""
         tilts = self.queries.points @ _only_head(attention).key_query.T
         largest = jnp.sqrt(self.task.token_variance * jnp.max(jnp.sum(tilts**2, axis=1)))
         return float(largest) / _REACH_SHARE
@@ -300,8 +300,8 @@ class PromptObjective(AbstractObjective):
     ) -> Array:
         r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ at a query.
 
-        Here f is the limit of the layer, $f^*$ the Bayes predictor, and $\varepsilon$ the deviation
-        of the head from its limit, before its value matrix V is applied.
+        Here f is the limit of the layer, $f^*$ is the Bayes predictor, and $\varepsilon$ is the
+        deviation of the softmax average from its limit, before the value matrix V is applied.
         """
         tilt, s = head.key_query @ query, self.task.token_variance
         first, second = to_device(self.task.means)
@@ -331,8 +331,9 @@ def linear_denoising_risk(
 ) -> Float[Array, ""]:
     r"""Return the risk of $f_L(Z)=(C+\sum_hV_h\hat MU_h)Z$: linear heads and a residual C.
 
-    $\hat M$ is the mean of $z'z'^\top$ over the L tokens $z'$ of the prompt, M its expectation, and
-    $A=C+\sum_hV_hMU_h$. With primes for transposes (derived here),
+    $\hat M$ is the mean of $z'z'^\top$ over the L tokens $z'$ of the prompt, and M is its
+    expectation. Let $A=C+\sum_hV_hMU_h$, and let X be the clean token of Z. With primes for
+    transposes (derived here),
 
         E|f_L - X|^2 = E|AZ - X|^2 + (1/L) sum_{h,j} tr(K_hj U_j E[ZZ'] U_h')
         K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P M,

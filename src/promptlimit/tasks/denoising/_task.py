@@ -24,9 +24,10 @@ _LARGEST = 1e60
 
 
 class AbstractDenoising(AbstractTask):
-    r"""Denoising of $Z=X+N(0,xI)$, with the clean token $X\sim\sum_k\pi_kN(m_k,gI)$ and $s=g+x$.
+    r"""The base class of tasks to predict the clean token X of a noisy token $Z=X+N(0,xI)$.
 
-    The parameters are stored in double precision.
+    The law of X is $\sum_k\pi_kN(m_k,gI)$. The variance of Z within a component is $s=g+x$. The
+    parameters are stored in double precision.
     """
 
     means: Float[np.ndarray, "components d"]
@@ -70,7 +71,7 @@ class AbstractDenoising(AbstractTask):
 
     @property
     def token_variance(self) -> float:
-        r"""The variance of a token of the prompt within its component, here $s$."""
+        r"""The variance of a token of the prompt within its component: $s$."""
         return self.query_variance
 
     @property
@@ -102,9 +103,8 @@ class AbstractDenoising(AbstractTask):
     def gates(self, queries: Any) -> Any:
         r"""Return the posterior probabilities of the components at queries [n, d] (equation 11).
 
-        They are $\beta(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$, and the
-        result has the shape [n, components]. It is a NumPy array if the queries are one, otherwise
-        a jax array.
+        They are $\beta_k(z)=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$. The
+        result, [n, components], has the array type of `queries`, NumPy or jax.
         """
         means, weights, xp = self._arrays_like(queries)
         scores = queries @ means.T - 0.5 * (means**2).sum(axis=1)[None]
@@ -113,15 +113,15 @@ class AbstractDenoising(AbstractTask):
     def bayes_predictions(self, queries: Any) -> Any:
         r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ at queries [n, d].
 
-        It is the best prediction from a query if the means are known (equation 10). The result is a
-        NumPy array if the queries are one, otherwise a jax array.
+        It is the best prediction from a query if the means are known (equation 10). The result has
+        the array type of `queries`, NumPy or jax.
         """
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
         means, _, _ = self._arrays_like(queries)
         return (g / s) * queries + (x / s) * self.gates(queries) @ means
 
     def _arrays_like(self, queries: Any) -> tuple[Any, Any, Any]:
-        """Return means and weights as arrays like `queries`, and `numpy` or `jax.numpy`."""
+        """Return means and weights in the array type of `queries`, and `numpy` or `jax.numpy`."""
         if isinstance(queries, np.ndarray):
             return self.means, self.weights, np
         dtype = queries.dtype
@@ -134,10 +134,10 @@ class AbstractDenoising(AbstractTask):
 class Denoising(AbstractDenoising):
     r"""Denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
 
-    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, and a noisy token is $Z=X+N(0,xI)$. The prompt
-    consists of noisy tokens, and the query is another noisy token. The loss of a prediction $f(Z)$
-    is $\frac12|f(Z)-X|^2$. All prompts have the same law, so the Bayes risk does not depend on the
-    length.
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, and a noisy token is $Z=X+N(0,xI)$. By default the
+    prompt consists of noisy tokens. The query Z is another noisy token. The loss of a prediction
+    $f(Z)$ is $\frac12|f(Z)-X|^2$. All prompts have the same law, so the Bayes risk does not depend
+    on the length.
 
     Args:
         means: the means $m_k$, one per row, shape `[components, d]`; at least two rows.
@@ -200,9 +200,9 @@ def softmax_rows(logits: Any) -> Any:
 class InContextDenoising(AbstractDenoising):
     r"""Denoising with a mixture that must be inferred from the prompt.
 
-    This is the task of section 4.4 of Gabet, Boursier and Boyer. Unlike in `Denoising`, the means
-    of each prompt are $Qm_k$ with a new uniform random orthogonal matrix Q, so the parameters of an
-    attention cannot depend on them.
+    This is the task of section 4.4 of Gabet, Boursier and Boyer. The means of each prompt are
+    $Qm_k$ with a new uniform random orthogonal matrix Q, so the parameters of an attention cannot
+    contain the means of the prompt.
 
     Args:
         means: the means $m_k$ before the rotation, one per row, shape `[components, d]`.

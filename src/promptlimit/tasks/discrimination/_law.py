@@ -1,13 +1,14 @@
 r"""Risks of a softmax head on discrimination over L tokens.
 
-The law of the score $f_L$ of the head at a query with covariates x is exact. One expectation gives
-the loss of both classes $y=\pm1$, because $\log(1+e^f)=\log(1+e^{-f})+f$. The average over queries
-is a trapezoidal rule in one and two dimensions, and a mean over scrambled Sobol' points in more. A
-logistic loss takes about a twentieth of a second per query, and an error rate less.
+The law of the score $f_L$ of the head at a query with covariates x is computed exactly. One
+expectation gives the loss of both classes $y=\pm1$, because $\log(1+e^f)=\log(1+e^{-f})+f$. The
+average over queries is a trapezoidal rule in one and two dimensions, and a mean over scrambled
+Sobol' points in more. A logistic loss takes about a twentieth of a second per query.
 
-For the queries of smallest weight, called light, the loss is approximated to third order, and the
-size of the third-order term is added to the error. This makes `risk` at the default tolerance 2.3
-to 4 times as fast in one dimension and 4 to 7 times in two (`benchmarks/special_paths.py`).
+For the queries of smallest weight, called light, the loss is approximated to third order in the
+cumulants of the score, and the size of the third-order term is added to the error. At the default
+tolerance this approximation makes `risk` 2.3 to 4 times as fast in one dimension, and 4 to 7 times
+as fast in two (`benchmarks/special_paths.py`).
 """
 
 import math
@@ -49,11 +50,11 @@ _SEED = 20_261_116
 _SHARPEST = 9.0
 
 _LIGHT_SHARE = 10.0
-"""The total weight of light queries, in units of the tolerance."""
+"""The total weight of the light queries, divided by the tolerance."""
 
 QueryLoss = Callable[[ScoredValues, float, bool], tuple[float, float]]
-"""The mean loss at a query and its error, from the law of the score and value of a token,
-P(y = 1 | x), and whether the query is light."""
+"""A function that returns the mean loss at a query, and its error. Its arguments are the law of
+the score and value of a token, P(y = 1 | x), and whether the query is light."""
 
 
 class QuerySet(NamedTuple):
@@ -102,7 +103,7 @@ def _third_order_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     r"""Return $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$, averaged over queries.
 
     G is normal with the exact mean and variance of the score, and $\kappa_3$ is the exact third
-    cumulant of the score (derived here). The result is much cheaper than the exact risk and differs
+    cumulant of the score (derived here). This mean is much cheaper than the exact risk and differs
     from it by about one per cent.
     """
 
@@ -132,7 +133,7 @@ def error_rate(
         task: the discrimination task.
         lengths: one or several prompt lengths $L$, whole numbers from 1 to 1e30 or `math.inf`.
         points: the number of queries in each of eight independent sets, a power of two. If it is
-            None, a lattice is used in one and two dimensions, and sets of 64 queries in more.
+            None, the queries form a lattice in one and two dimensions, and sets of 64 in more.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
@@ -189,8 +190,8 @@ def _error_rate(
 def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Estimate:
     """Return the error rate of a score over infinite prompts.
 
-    Given the class and the gate the score is normal, so the rate is one integral over the gate. The
-    error is the difference of two interleaved rules.
+    Given the class and the gate, the score is normal, so the rate is one integral over the gate.
+    The error is the difference of two interleaved rules.
     """
     from scipy.special import ndtr  # noqa: PLC0415  # scipy loads slowly
 
@@ -245,14 +246,14 @@ def mean_over_queries(
     edge: float = math.inf,
     light: float = 0.0,
 ) -> Estimate:
-    """Return the mean loss over queries, and its error from independent sets of queries.
+    """Return the mean loss over queries, and its error from several sets of queries.
 
     Args:
         task: the discrimination task.
         attention: one softmax head.
         loss: the function that returns the mean loss at one query and its error.
-        points: the number of queries in one set. If it is None, a lattice is used in one and two
-            dimensions, and a default number in more.
+        points: the number of queries in one set. If it is None, the sets are two interleaved
+            lattices in one and two dimensions, and have a default number of queries in more.
         edge: the distance, in standard deviations of a query, over which the predicted class
             changes.
         light: the total weight of the light queries, whose loss may be approximate.
@@ -303,9 +304,10 @@ def _require_sharpness(task: Discrimination, tilts: Array) -> None:
 
 
 def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> float:
-    """Return the standard deviation of the score divided by its slope in a whitened query.
+    """Return the standard deviation of the score divided by the size of its slope.
 
-    The standard deviation is that at the midpoint of the means, and the slope that of the limit.
+    The standard deviation is taken at the midpoint of the means. The slope is that of the linear
+    part of the limit, in whitened covariates.
     """
     head = as_head(attention)
     parts, row = _token_parts(task), as_float64(head.value)[-1]

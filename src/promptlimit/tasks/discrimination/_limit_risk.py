@@ -3,8 +3,8 @@ r"""The logistic risk of a score over the infinite prompt, as a number and as a 
 In the notation of `ScoreCoordinates`, the score is $p_1+r\sigma(p_2)$ with
 $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$. Given the class y, which has the probability
 $\pi_y$, p is Gaussian. In every dimension the risk is therefore an integral over the plane,
-$\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$. The trapezoidal rule is accurate to rounding if
-scores vary over a few units. A second, shifted rule measures the error.
+$\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$. The trapezoidal rule computes it up to rounding
+errors if the scores vary over a few units. A second, shifted rule measures the error.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _LEAST, _MOST = 2**12, 2**20
 _DIGITS = 1e-12
 
 PlaneFunction = Callable[[Float[Array, "2"], Array], Any]
-"""A function of a point of the plane and a parameter that returns one array or several."""
+"""A function that maps a point of the plane and a parameter to one array or several arrays."""
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -150,9 +150,10 @@ def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
 def limit_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int | None = None
 ) -> Estimate:
-    """Return the risk of a score over an infinite prompt, to rounding unless `points` is given.
+    """Return the risk of a score over an infinite prompt.
 
-    It is the mean of two shifted rules, and its error is their difference.
+    The value is the mean of two shifted rules, and its error is their difference. Unless `points`
+    is given, nodes are added until the difference is of the size of rounding errors.
     """
 
     def mean(count: int) -> Estimate:
@@ -165,7 +166,7 @@ def limit_risk(
 def _plane_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int, replicate: int
 ) -> float:
-    """Return the risk by one rule, in NumPy, so that no program is compiled."""
+    """Return the risk by one rule, in NumPy, which avoids the time to compile a program."""
     w, b, r, s, s0 = (as_float64(part) for part in coordinates)
     nodes, weights = normal_rule(2, points, replicate=replicate)
     directions = np.stack([w, s])

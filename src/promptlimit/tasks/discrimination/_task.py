@@ -26,9 +26,9 @@ class ScoreCoordinates(NamedTuple):
     r"""The score of a head over an infinite prompt as a function of the covariates x.
 
     The score is $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$ with the logistic
-    function $\sigma$, whose value is called the gate. These are the effective coordinates of one
-    head on `Discrimination`: its risk at $L=\infty$ depends on nothing else (equations 6 and 7 of
-    the paper on mixtures).
+    function $\sigma$, whose value is called the gate. The numbers $(w,b,r,s,s_0)$ are the effective
+    coordinates of one head on `Discrimination`: the risk of the head at $L=\infty$ depends only on
+    them (equations 6 and 7 of the paper on mixtures).
 
     Attributes:
         slope: the vector $w$, [d].
@@ -175,11 +175,11 @@ class Discrimination(AbstractTask):
     def bayes_head(self) -> SoftmaxAttention:
         r"""Return a softmax head whose score over an infinite prompt is the Bayes score.
 
-        The blocks are those of `coordinates`, and $w_*$ and $b_*$ are those of `bayes`. The gate is
-        constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. If $\pi_+\ne\pi_-$,
-        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ fits the intercept. If $\pi_+=\pi_-$,
-        $v_{22}=0$, $v_{21}$ is $w_*$ plus the multiple of the midpoint $\bar m$ for which
-        $\langle v_{21},\bar m\rangle=b_*$, and
+        The blocks are those of `coordinates`, and $w_*$ and $b_*$ are those of `bayes`. With
+        $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$ the gate is constant ($s=0$). If $\pi_+\ne\pi_-$, then
+        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ fits the intercept. If $\pi_+=\pi_-$, then
+        $v_{22}=0$, $v_{21}$ is $w_*$ plus the multiple of the midpoint $\bar m$ of the means for
+        which $\langle v_{21},\bar m\rangle=b_*$, and
         $U_{11}=w_*v_{21}^\top/\langle v_{21},\Gamma v_{21}\rangle$.
         """
         slope, intercept = self.bayes.slope, float(self.bayes.intercept)
@@ -197,13 +197,15 @@ class Discrimination(AbstractTask):
     def coordinates(self, attention: AbstractAttention) -> ScoreCoordinates:
         r"""Return the effective coordinates of one head; differentiable.
 
-        With the blocks $U^\top=\begin{pmatrix}U_{11}&u_{12}\\u_{21}^\top&u_{22}\end{pmatrix}$ of
-        the transpose, the last row $(v_{21}, v_{22})$ of $V$ and $\delta=m_{+1}-m_{-1}$,
+        A softmax head with the blocks
+        $U^\top=\begin{pmatrix}U_{11}&u_{12}\\u_{21}^\top&u_{22}\end{pmatrix}$ of the transpose, the
+        last row $(v_{21}, v_{22})$ of $V$ and $\delta=m_{+1}-m_{-1}$ has
 
             w = U_11 Γ v_21,   b = <v_21, m_-1> - v_22,
             r = <v_21, δ> + 2 v_22,   s = 2 u_12 + U_11 δ.
 
-        Linear attention has $w=(E[zz^\top]U)^\top v$ on the covariates; b, r and s are zero.
+        A linear head with the last row v of $V$ has b = 0, r = 0 and s = 0, and w contains the
+        first d entries of $(E[zz^\top]U)^\top v$.
         """
         head = attention.single_head()
         if head is None or head.token_dim != self.token_dim or head.query_dim != self.token_dim:
@@ -220,7 +222,7 @@ class Discrimination(AbstractTask):
 def block_head(
     query_block: ArrayLike, label_block: ArrayLike, value_block: ArrayLike, label_value: Number
 ) -> SoftmaxAttention:
-    r"""Return the softmax head on `Discrimination` with four given blocks and zeros elsewhere.
+    r"""Return the softmax head on `Discrimination` with the four given blocks and zeros elsewhere.
 
     Args:
         query_block: the block $U_{11}$ of $U^\top$, [d, d], for scores from covariates.

@@ -1,10 +1,10 @@
 r"""The gradient of a training batch on linear regression.
 
 Tokens are $z=M(g,\epsilon)=(x,y)$ with standard normals $(g,\epsilon)$, $x=Cg$,
-$y=\langle w,x\rangle+s\,\epsilon$ and $CC^\top=\Sigma$. A head depends on a token only through its
-score and its value. Both are computed from $(g,\epsilon)$, so tokens are never formed. `token_sums`
-computes the sums over tokens, `law_sums` draws them from their law, and `packed_sums` computes them
-for several lengths in one program.
+$y=\langle w,x\rangle+s\,\epsilon$ and $CC^\top=\Sigma$. A head depends on a token only through the
+score and the value of the token. Both are computed from $(g,\epsilon)$, so tokens are never formed.
+`token_sums` computes the sums over tokens, `law_sums` draws these sums from their law, and
+`packed_sums` computes them for several lengths in one program.
 """
 
 import math
@@ -37,7 +37,7 @@ class RegressionNumbers(eqx.Module):
 
     Attributes:
         root: the matrix $C$ with $CC^\top=\Sigma$.
-        query_root: such a matrix for $\Sigma_q$.
+        query_root: the corresponding matrix for $\Sigma_q$.
         noise: the standard deviation $s$ of the noise.
         spread: the standard deviation $\tau$ of a weight.
     """
@@ -49,7 +49,7 @@ class RegressionNumbers(eqx.Module):
 
     @classmethod
     def of(cls, task: LinearRegression) -> "RegressionNumbers":
-        """Return the numbers of a task, in single precision."""
+        """Return the parameters of a task, in single precision."""
         return cls(
             _root(task.covariance),
             _root(task.query_covariance),
@@ -62,8 +62,9 @@ class RegressionGradient(eqx.Module):
     r"""The gradient in $U$ and $V$ of the mean squared error of a batch.
 
     Scores are $\langle q,z\rangle$ with $q=U(x_q,0)$, and values are $\langle v,z\rangle$ with the
-    last row v of V. The prediction T has the derivatives $T_q$ and $T_v$. The gradient of the mean
-    of $(T-y_q)^2$ is the mean of $2(T-y_q)\,T_q(x_q,0)^\top$ in U and of $2(T-y_q)\,T_v$ in v.
+    last row v of V. The prediction T of a head has the derivatives $T_q$ and $T_v$ in q and v. The
+    gradient of the mean of $(T-y_q)^2$ in U is the mean of $2(T-y_q)\,T_q(x_q,0)^\top$, and the
+    gradient in v is the mean of $2(T-y_q)\,T_v$. Each head is trained on its own.
 
     Attributes:
         numbers: the parameters of the regression.
@@ -142,7 +143,7 @@ def _times(matrix: Array | np.ndarray, vectors: Array, *, transposed: bool = Fal
 def to_normals(numbers: RegressionNumbers, weights: Array, directions: Array) -> Array:
     r"""Return $M^\top q=(C^\top(q_x+q_yw),\ s\,q_y)$ for directions $q=(q_x,q_y)$.
 
-    The hidden weights w have the shape [..., d] and q the shape [..., d + 1], with equal ranks.
+    The shapes of w and q are [..., d] and [..., d + 1], with equal ranks.
     """
     C, s, last = numbers.root, numbers.noise, directions[..., -1:]
     covariates = _times(C, directions[..., :-1] + last * weights, transposed=True)

@@ -24,7 +24,7 @@ def _ridge_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 def _fixed(problem: BayesProblem) -> LinearRegression:
-    """Return a regression with a fixed covariance, which has the same Bayes risk."""
+    """Return a regression with a fixed covariance and the Bayes risk of the given task."""
     rotated = problem.task
     if not isinstance(rotated, RotatedRegression):
         return problem.task
@@ -38,10 +38,11 @@ def _fixed(problem: BayesProblem) -> LinearRegression:
 def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
     r"""Return the risk of the posterior mean of w given L labelled covariates.
 
-    Let the rows of X be the covariates, $M=X^\top X$ and $\lambda=s^2/\tau^2$. With the posterior
-    covariance $s^2(M+\lambda I)^{-1}$, $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is
-    a Wishart matrix and is drawn by its Bartlett factor, so the cost does not depend on L. For
-    labels in $\mathbb R^m$ the risk is m times as large.
+    Let the rows of X be the covariates of the prompt, $M=X^\top X$ and $\lambda=s^2/\tau^2$. The
+    posterior covariance of w is $s^2(M+\lambda I)^{-1}$, so the risk R satisfies
+    $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. The Wishart matrix M is drawn by its
+    Bartlett factor, so the cost does not depend on L. For labels in $\mathbb R^m$ the risk is m
+    times as large.
     """
     noise, prior = task.noise_variance, task.prior_variance
     variances, axes = np.linalg.eigh(task.covariance)
@@ -67,8 +68,9 @@ def _unexplained(
 ) -> NDArray[np.float64]:
     r"""Return $\mathrm{tr}\,\Sigma_q\,\mathrm{Cov}(w\mid X)$ for $X^\top X=BB^\top$, B [n, d, k].
 
-    The covariance is $s^2(BB^\top+\lambda I)^{-1}$ if B is square. With fewer tokens than
-    dimensions, $k<d$, it is $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$, also without noise.
+    If B is square, the covariance is $s^2(BB^\top+\lambda I)^{-1}$. With fewer tokens than
+    dimensions, $k<d$, it is $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$, which is also valid
+    without noise.
     """
     dim, tokens = factor.shape[1:]
     ridge = noise / prior

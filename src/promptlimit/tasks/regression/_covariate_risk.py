@@ -1,15 +1,15 @@
 r"""Exact risks of softmax heads whose scores do not depend on labels, for any law of covariates.
 
-Let $p^h_l$ be the softmax weight of token l in head h, $X_h=\sum_lp^h_lx_l$, $(v_h,b_h)$ the last
-row of the value matrix of head h, and r the covariate entries of the last row of the residual. The
-hidden weights $w\sim N(0,\tau^2I)$ and the noise of the labels can be integrated out (docs/tasks.md
-contains the derivation):
+Let $p^h_l$ be the softmax weight of token l in head h, and $X_h=\sum_lp^h_lx_l$. Let $(v_h,b_h)$ be
+the last row of the value matrix of head h, and r the covariate entries of the last row of the
+residual. The hidden weights $w\sim N(0,\tau^2I)$ and the noise of the labels can be integrated out
+(docs/tasks.md contains the derivation):
 
 $$2R_L=s^2+E_{x_q}\Big\{E\big(\textstyle\sum_hv_h^\top X_h+r^\top x_q\big)^2
 +\tau^2E\big|\sum_hb_hX_h-x_q\big|^2+s^2\sum_{h,k}b_hb_k\,E\sum_lp^h_lp^k_l\Big\}.$$
 
-The first two terms in braces are the mean squared norm of one vector: outputs with the value
-matrices of rows $v_h^\top$ and $\tau b_hI$, minus the target $(-r^\top x_q,\tau x_q)$.
+The first two terms in braces are the mean squared norm of one vector: the output of heads with the
+value matrices of rows $v_h^\top$ and $\tau b_hI$, minus the target $(-r^\top x_q,\tau x_q)$.
 """
 
 import dataclasses
@@ -51,11 +51,11 @@ _MOST_ATOMS = 1024
 """The largest number of listed queries over which the risk is summed."""
 
 _RADII = (12, 9), (20, 16), (32, 26)
-"""Numbers of nodes, of each rule and of its check, if risks depend only on the norm of a query."""
+"""Numbers of nodes of each rule, and of the rule that checks it, for the norm of a query."""
 
 _GRID_DIM = 3
 _GRIDS = (6, 5), (9, 8), (13, 12)
-"""Such numbers per coordinate, for Gaussian and uniform queries in up to `_GRID_DIM` dimensions."""
+"""The same numbers, per coordinate of a query, for grids in up to `_GRID_DIM` dimensions."""
 
 _FIRST_RADII = 6
 _COARSE = 1e-4
@@ -82,7 +82,7 @@ class _Heads:
 
     @staticmethod
     def of(problem: RiskProblem) -> "_Heads":
-        """Return the heads of a problem; heads with equal $A_h$ are merged."""
+        """Return the heads of a problem, with the values of heads with equal $A_h$ added."""
         dim, combined = problem.task.token_dim - 1, {}
         for head in unwrap(problem.heads):
             scores = as_float64(head.key_query)[:dim, :dim] + 0.0  # -0.0 is 0.0
@@ -134,7 +134,7 @@ def _covariates(task: Task) -> tuple[AbstractMeasure, AbstractMeasure]:
 
 
 def _no_moments(problem: RiskProblem) -> str | None:
-    """Return why the rule does not apply; whether moments are exact is checked at one query."""
+    """Return why the rule does not apply, or None; the law of the scores is tried at one query."""
     if isinstance(problem.task, LinearRegression) and (problem.head or problem.is_limit):
         return "other rules apply to one head and to infinite prompts"
     if (obstacle := several_labels(problem) or scores_use_labels(problem)) is not None:
@@ -191,7 +191,7 @@ def _covariate_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 @dataclasses.dataclass(frozen=True)
 class _MeanSquares:
-    """The mean squared error at lengths [n] as a function of the query, for covariates of `law`."""
+    """The mean squared error at lengths [n] as a function of the query; `law` is the law of x."""
 
     task: Task
     law: AbstractMeasure
@@ -249,7 +249,8 @@ def _query_sets(
 ) -> Iterator[list[_Queries]]:
     """Yield lists of query sets, each list more accurate than the one before.
 
-    A list contains one exact set, a rule and its check, or independent replicates.
+    A list contains one exact set, a rule and a second rule that checks it, or independent
+    replicates.
     """
     parts = queries.gaussian_parts()
     if parts is not None and parts.covs is None and parts.weights.size <= _MOST_ATOMS:
@@ -309,8 +310,8 @@ def _replicate(
 
     For Gaussian queries, a set is a product of Gauss nodes for the norm and random orthogonal
     frames for the direction, so that quadratic forms are averaged exactly. Every second set has one
-    more node, so that the differences between sets include the error of the nodes. Other queries
-    are drawn.
+    more node, so that the differences between sets include the error of the nodes. Queries of other
+    laws are drawn at random.
     """
     dim = law.dim
     if parts is None or parts.covs is None:

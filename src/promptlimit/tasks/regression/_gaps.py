@@ -1,19 +1,19 @@
 r"""Gaps of one softmax head, averaged over the prompts and queries of Gaussian regressions.
 
-Symbols: $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ is the key-query matrix and V the value
-matrix, w are the hidden weights, $x_q$ the covariates of the query, $\Gamma_w$ is the covariance of
-a token given w, $t=U(x_q,0)$ the tilt and $\sigma^2=t^\top\Gamma_wt$ the squared sharpness. Given
-$(w,x_q)$ the gap of the output is
+Symbols: $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ is the key-query matrix and V is the value
+matrix. The hidden weights are w, the covariates of the query are $x_q$, and $\Gamma_w$ is the
+covariance of a token given w. The tilt is $t=U(x_q,0)$ and the squared sharpness is
+$\sigma^2=t^\top\Gamma_wt$. Given $(w,x_q)$ the gap of the output is
 
 $$|V\Gamma_wt|^2\,\frac{\eta-E\,S_2}{\sigma^2}+\mathrm{tr}(V\Gamma_wV^\top)\,E\,S_2 ,$$
 
-with $S_2$ the sum of squared softmax weights and $\eta$ the score error: the mean squared
+where $S_2$ is the sum of squared softmax weights. The score error $\eta$ is the mean squared
 difference between the weighted mean of the standardised scores and $\sigma$. Gaps of gradients
 contain other statistics of the weights.
 
-If scores do not depend on labels, $u=0$, then w can be integrated out. Otherwise the tail of
-$\sigma$ is exponential, and the gap falls more slowly than every power of L. docs/gaps.md contains
-the derivations.
+If scores do not depend on labels ($u=0$), w can be integrated out. Otherwise the tail of $\sigma$
+is exponential, and the gap falls more slowly than every power of 1/L. docs/gaps.md contains the
+derivations.
 """
 
 import dataclasses
@@ -56,12 +56,12 @@ from promptlimit.weights import max_sharpness, weight_interpolant
 
 Array = NDArray[np.float64]
 
-_RTOL = 1e-3  # the smallest relative error at which points are no longer added
-_SET = 4096  # the number of points of one set
-_BEYOND = 1e-7  # the fraction of a gap from sharpness beyond the tables that is negligible
+_RTOL = 1e-3  # the smallest relative error for which points are added
+_SET = 4096  # the number of points in one set
+_BEYOND = 1e-7  # a contribution beyond the tables below this fraction of the gap is negligible
 _REACH, _CLOSE = 12.0, 1e-9  # extent of the product rule, and the relative change at which it ends
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
-"""The step of the product rule in two variables, and its number of radii, of each refinement."""
+"""The step in two variables and the number of radii, for each refinement of the product rule."""
 _CHUNK = 2**18  # the number of points processed at a time
 
 
@@ -87,8 +87,8 @@ class _Terms:
 class _Head:
     """One softmax head on a regression, and the quantity whose gap is computed.
 
-    The gap is that of the output if `wrt` is None, and that of its derivative in U or V if `wrt` is
-    "key_query" or "value".
+    The quantity is the output if `wrt` is None. It is the derivative of the output in U or V if
+    `wrt` is "key_query" or "value".
     """
 
     task: LinearRegression
@@ -148,7 +148,7 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
     """Return the sum of mass times gap at each length, and its terms beyond the tables, [n] each.
 
     At points whose sharpness exceeds `end`, the range of the tables, statistics keep their last
-    value. The second result is the sum of the sizes of the terms of these points.
+    value. The second result is the sum of the absolute values of the terms of these points.
     """
     names = tuple(terms.coefficients)
     table = weight_interpolant(lengths, max_sharpness=end, statistics=names)
@@ -169,7 +169,7 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
 
 
 def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
-    """Return the smallest range of tables beyond which points contribute little to each gap."""
+    """Return the smallest range of tables beyond which the contribution to each gap is small."""
     ranges = [end for end in TABLE_RANGES if end <= max_sharpness(names)]
     for end in ranges[:-1]:
         total, beyond = measure(end)
@@ -182,7 +182,7 @@ def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array
 
 
 def _head(problem: TaskGapProblem) -> _Head | str:
-    """Return the head of a problem, or the reason why no rule of this module applies."""
+    """Return the head of a problem, or the reason why the rules of this module do not apply."""
     head, task = problem.head, problem.task
     if not isinstance(task, LinearRegression):
         return OutOfScope("the rule is for LinearRegression")
@@ -229,10 +229,10 @@ def _reduced(head: _Head, lengths: Array) -> Iterator[tuple[float, Problem]]:
     r"""Yield weights and problems with Gaussian tokens whose weighted mean gap is that on the task.
 
     This requires $u=0$, so that scores do not depend on w. For outputs, and for gradients in V, the
-    tokens are $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$ with $\xi$ the noise of the label, and
-    the rows $(v_1,0)$, $\tau b(e_i,0)$ and $(0,b)$ replace each row $(v_1,b)$ of V. For gradients
-    in U there is one problem per point w of a cubature of degree five. It is exact, because the
-    squared gradient has degree four in w.
+    tokens are $(x,\xi)\sim N(0,\mathrm{diag}(\Sigma,s^2))$, where $\xi$ is the noise of the label.
+    The rows $(v_1,0)$, $\tau b(e_i,0)$ and $(0,b)$ replace each row $(v_1,b)$ of V, or of the
+    identity for gradients in V. For gradients in U there is one problem per point w of a cubature
+    of degree five, which is exact because the squared gradient has degree four in w.
     """
     task, dim = head.task, head.task.covariance.shape[0]
     tokens = joint_law(task.covariance, task.noise_variance)
@@ -290,7 +290,7 @@ def _averaged(kind: Kind, problem: TaskGapProblem, effort: Effort) -> GapValues:
 
 
 def _limit_square(problem: TaskGapProblem) -> float:
-    """Return the mean squared norm of the limit, of degree at most four in w and in the query."""
+    """Return the mean of |limit|^2, whose degree in w and in the query is at most four."""
     head = _require_head(problem)
     task, dim = head.task, head.task.covariance.shape[0]
     root, query_root = (covariance_factor(S) for S in (task.covariance, task.query_covariance))
@@ -370,9 +370,9 @@ def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
     and $p=\sqrt\lambda(ax_q+t_2w)$. The three variables are $\hat t$, $w_e$ and $r=|p_\perp|$; they
     determine the sharpness. Given $t_2$, $p_\perp$ has the variance
     $k=\lambda(a^2h+t_2^2\tau^2)$ in each of $d-1$ directions. Given $p_\perp$, $w_\perp$ is normal
-    with mean $g\,p_\perp$, $g=\sqrt\lambda t_2\tau^2/k$, and variance $q=\tau^2\lambda a^2h/k$ in
-    each direction. So the means of $|V\Gamma_wt|^2$ and $\mathrm{tr}(V\Gamma_wV^\top)$ have closed
-    forms.
+    with mean $g\,p_\perp$ and with the variance $q=\tau^2\lambda a^2h/k$ in each direction, where
+    $g=\sqrt\lambda t_2\tau^2/k$. So, given the three variables, the means of $|V\Gamma_wt|^2$ and
+    $\mathrm{tr}(V\Gamma_wV^\top)$ have closed forms.
     """
     head, lengths = _require_head(problem), problem.lengths
     coarse, mass = _isotropic_terms(head, *_GRIDS[0])
@@ -385,7 +385,7 @@ def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
         change = np.abs(value - before)
         if np.all(change <= _CLOSE * value):
             break
-    # The rule converges geometrically: the relative change is squared from one step to the next.
+    # The rule converges geometrically: each refinement squares the relative change.
     error = change * np.minimum(1.0, change / value) + beyond
     return GapValues(value, error, limit_square=_limit_square(problem))
 
@@ -430,10 +430,10 @@ def _normal_density(step: float, at: Array) -> Array:
 
 
 def _exponent(problem: TaskGapProblem, _effort: Effort) -> GapExponent:
-    r"""Return the rate of the gap: a power of L for $u=0$, otherwise $e^{-\sqrt{2\ln L}/\rho}$.
+    r"""Return the rate of the gap: a power of L if $u=0$, otherwise $e^{-\sqrt{2\ln L}/\rho}$.
 
-    Here $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$. The second rate follows from a
-    large-deviation argument, which is not a proof (docs/gaps.md).
+    Here $\rho=\tau\sqrt{\|\Sigma\|_{op}\,u^\top\Sigma_qu}$, where $\tau^2$ is the prior variance.
+    The second rate follows from a large-deviation argument, which is not a proof (docs/gaps.md).
     """
     head = _require_head(problem)
     task, u = head.task, head.label_row

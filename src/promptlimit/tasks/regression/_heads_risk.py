@@ -1,8 +1,8 @@
 r"""The exact risk of several softmax heads on Gaussian regression, as a function of all parameters.
 
-Given the hidden weights $W$ and the covariates $x_q$ of the query, tokens are $N(0,\Gamma_W)$ and
-the labels of the query are $y=Wx_q\in\mathbb R^m$ plus noise of variance $s^2$. Head h has the tilt
-$t_h=U_h(x_q,0)$ and the last m rows $V_h$ of its value matrix. Let $c_{jh}=V_j\Gamma_Wt_h$ and
+Given the hidden weights $W$ and the covariates $x_q$ of the query, tokens are $N(0,\Gamma_W)$. The
+labels of the query are $y=Wx_q\in\mathbb R^m$ plus noise of variance $s^2$. Head h has the tilt
+$t_h=U_h(x_q,0)$, and $V_h$ are the last m rows of its value matrix. Let $c_{jh}=V_j\Gamma_Wt_h$ and
 $G_{hk}=t_h^\top\Gamma_Wt_k$, and let R be the last m rows of the residual, restricted to
 covariates. The mean squared error over prompts of L tokens is
 
@@ -12,8 +12,8 @@ $$m\,s^2+|R x_q-y|^2+2\sum_h(1-P_h)\,c_{hh}\cdot(Rx_q-y)
 +N_{hk}\,c_{hk}\cdot c_{kh}+2N_{kk}\,c_{hk}\cdot c_{kk}+C\,c_{hh}\cdot c_{kk}\big],$$
 
 where $P_h$ and $\varrho_h$ are the statistics $P$ and $\varrho$ of `_softmax_risk` for head h. For
-each pair of heads, `weights._pair_table` defines $N(G)$, its derivatives $N_{hk}$ in the entries of
-G, $Q(G)$ and $C=1-P_h-P_k+Q$. Scores may depend on labels. docs/tasks.md contains the derivation.
+each pair of heads, `weights._pair_table` defines $N(G)$ and $Q(G)$; $N_{hk}$ is the derivative of N
+in $G_{hk}$, and $C=1-P_h-P_k+Q$. Scores may depend on labels. docs/tasks.md derives the formula.
 """
 
 import itertools
@@ -65,8 +65,8 @@ _USUAL_RANGE = PAIR_RANGES[-2]
 class HeadsObjective(AbstractObjective):
     r"""The risk of several softmax heads and a residual over fixed points $(W, x_q)$.
 
-    The risk of linear heads with the same matrices has a closed form. Only the difference from it
-    is averaged over the points.
+    The risk of linear heads with the same matrices has a closed form. Only the difference between
+    the two risks is averaged over the points.
 
     Attributes:
         task: the regression.
@@ -94,7 +94,7 @@ class HeadsObjective(AbstractObjective):
         return exact + 0.5 * jnp.mean(to_device(self.nodes.mass) * squares)
 
     def _squares(self, key_query: Array, value: Array, residual: Array | None) -> Array:
-        """Return the mean square at each point, minus that of linear heads with the same U, V."""
+        """Return the mean squared error at each point, minus that of linear heads (same U, V)."""
         noise, nodes = self.task.noise_variance, self.nodes
         root, weights, query = (to_device(one) for one in (nodes.root, nodes.weights, nodes.query))
         dim = root.shape[0]
@@ -146,7 +146,7 @@ class HeadsObjective(AbstractObjective):
         return 0.5 * self.task.label_dim * float(self.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness, times the range of flow tables over that of pair tables."""
+        """Return the largest sharpness, scaled so that `_USUAL_RANGE` is `SHARPNESS_RANGES[0]`."""
         largest = _sharpness(self.task, self.nodes, attention)
         return largest * SHARPNESS_RANGES[0] / _USUAL_RANGE
 
@@ -205,7 +205,7 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def _replicates(
     problem: RiskProblem, length: float, points: int
 ) -> tuple[list[AbstractObjective], list[AbstractObjective]]:
-    """Return objectives over independent point sets, and one over the first with a coarser table.
+    """Return objectives over independent point sets, and one with a coarser table over the first.
 
     The range of the tables covers, if possible, the sharpness at the points of the first set. For
     infinite prompts the first list contains only the closed form, and the second is empty.

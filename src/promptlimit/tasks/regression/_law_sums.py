@@ -1,11 +1,12 @@
 r"""The sums of `token_sums`, drawn from their exact law without drawing tokens.
 
-A token is a vector g of standard normals, its score is $\langle a,g\rangle$ and its value
+A token is a vector g of standard normals with the score $\langle a,g\rangle$ and the value
 $\langle b,g\rangle$. Let $e_1\parallel a$ and $e_2$ be an orthonormal basis of span(a, b). For a
-softmax head the coordinates of all tokens along $e_1$ and $e_2$ are drawn; given them, the sums
-along other directions are Gaussian. For a linear head the sums are $Sa$ and $Sb$, with S the mean
-of $gg^\top$ over the L tokens. They follow from two columns of the Bartlett factor of the Wishart
-matrix $W=LS$. The heads do not share prompts. docs/training.md derives the laws.
+softmax head the coordinates of all tokens along $e_1$ and $e_2$ are drawn. Given these coordinates,
+the sums along directions orthogonal to $e_1$ and $e_2$ are Gaussian. For a linear head the sums are
+$Sa$ and $Sb$, where S is the mean of $gg^\top$ over the L tokens. They follow from two columns of
+the Bartlett factor of the Wishart matrix $W=LS$. The heads do not share prompts. docs/training.md
+derives the laws.
 
 On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms with tokens) and 0.38 ms for
 a linear head (3.9 ms with tokens). At L = 10 there is no gain.
@@ -28,11 +29,11 @@ from promptlimit.tasks.regression._token_sums import (
 )
 
 ATTEMPTS = 8
-"""Attempts per number; all are rejected with probability 1e-10, and the last one is then used."""
+"""Attempts per number. If all are rejected (probability 1e-10), the last attempt is used."""
 
 
 class Frame(NamedTuple):
-    r"""The basis $e_1$, $e_2$, and $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
+    r"""$e_1$, $e_2$, $|a|$, $\langle b,e_1\rangle$ and $\langle b,e_2\rangle$, in this order."""
 
     first: Array
     second: Array
@@ -42,12 +43,12 @@ class Frame(NamedTuple):
 
 
 def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame:
-    """Return the frame of directions $a$ and $b$; $e_2$ is arbitrary if they are parallel."""
+    """Return the frame of a = `score` and b = `value`; e_2 is arbitrary if they are parallel."""
     size = jnp.linalg.norm(score, axis=-1, keepdims=True)
     axis = jnp.zeros_like(score).at[..., 0].set(1.0)
     first = jnp.where(size > 0, score / jnp.where(size > 0, size, 1.0), axis)
     least = jax.nn.one_hot(jnp.argmin(jnp.abs(first), axis=-1), score.shape[-1], dtype=score.dtype)
-    # Twice, because after one subtraction the rounding error along e_1 may be as large as the rest.
+    # The projection is repeated, because its rounding error may be as large as its result.
     aside, other = _without(first, _without(first, value)), _without(first, least)
     enough = _dot(aside, aside) > np.float32(1e-12) * _dot(value, value)
     second = jnp.where(enough, aside, other)
@@ -62,7 +63,7 @@ def law_sums(
     score: Float[Array, "1 heads batch dim"],
     value: Float[Array, "1 heads batch dim"],
 ) -> PredictionSlopes:
-    """Return random sums with the law of those of `token_sums`, which has the same arguments."""
+    """Return random sums with the law of the sums of `token_sums`; the arguments are the same."""
     rest = _normal_vectors(prompts, step)
     own = frame(score[0], value[0])
     softmax = [head for head, kernel in enumerate(kernels) if kernel == "softmax"]
@@ -92,7 +93,7 @@ def _normal_vectors(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
 
 
 def _bartlett_diagonal(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
-    """Return the diagonal entries t_11 and t_22, whose squares are chi-square (L and L - 1)."""
+    """Return t_11 and t_22, whose squares are chi-square with L and L - 1 degrees of freedom."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + 2 * dim) * batch
     size = ATTEMPTS * batch
@@ -147,8 +148,8 @@ def _statistics(
 ) -> Float[Array, "block heads 7"]:
     r"""Return $\sum p\xi,\sum p\eta,\sum r\xi,\sum r\eta,\sum p^2,\sum pr,\sum r^2$.
 
-    The sums are over tokens with weights p, coordinates $(\xi,\eta)$ along $(e_1,e_2)$ and values
-    t. T is the mean of t with weights p, and $r=p(t-T)$.
+    The sums are over tokens with softmax weights p, coordinates $(\xi,\eta)$ along $(e_1,e_2)$ and
+    values t. T is the mean of t with the weights p, and $r=p(t-T)$.
     """
     (length,), block = prompts.lengths, numbers.shape[0]
     index = first * np.uint32(length) + jnp.arange(block * length, dtype=jnp.uint32)
@@ -174,10 +175,10 @@ def _statistics(
 def _completed(
     statistics: Float[Array, "batch 7"], own: Frame, rest: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    r"""Return the sums in all directions.
+    r"""Return the sums $\sum pg$ and $\sum rg$.
 
-    Along each direction orthogonal to the frame, both sums are Gaussian with the covariance
-    $\sum p^2$, $\sum pr$, $\sum r^2$.
+    Along each direction orthogonal to the frame, the two sums are Gaussian with the variances
+    $\sum p^2$ and $\sum r^2$ and the covariance $\sum pr$.
     """
     first, second, third, fourth, c11, c12, c22 = (statistics[:, i, None] for i in range(7))
     outside = [_without(own.second, _without(own.first, vector)) for vector in rest]
@@ -203,8 +204,8 @@ def chi_square(
 
     With $d=\text{degrees}/2-\frac13$, $c=1/\sqrt{9d}$, a normal x and a uniform u, the number $2dv$
     with $v=(1+cx)^3$ is accepted if $\log u<\frac12x^2+d-dv+d\log v$. For one degree of freedom the
-    numbers are squares of normals. The counters of the random numbers have the first word `step`
-    and `2 * ATTEMPTS * count` second words from `start`.
+    numbers are squares of normals. The counters of the random numbers have the first word `step`.
+    Their second words are `2 * ATTEMPTS * count` consecutive numbers from `start`.
     """
     index = np.uint32(start) + jnp.arange(ATTEMPTS * count, dtype=jnp.uint32)
     x = normal_pairs(key, step, index).real.reshape(ATTEMPTS, count)

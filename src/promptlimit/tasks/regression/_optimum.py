@@ -46,14 +46,14 @@ class LinearOptimum(Result):
         value: the risk, half the mean squared error.
         error: always 0, because the risk has a closed form.
         kind: "exact", or "limit" when all lengths are infinite.
-        bound: the smallest risk over all polynomials of the same degree in the second moment of the
-            prompt; below `value` if real steps do not attain it.
+        bound: the smallest risk of all polynomials, in the second moment of the prompt, whose
+            degree is that of the layers. It is below `value` if real steps do not attain it.
         steps: the step $\beta_l$ of each layer; None if the covariate block of U is not a multiple
             of the identity.
         covariate_steps: the step of each layer on the covariates; None without `moving_covariates`.
         key_query: $U$ of each layer.
-        value_matrix: $V$ of each layer; the last layer predicts the label, the others subtract
-            their steps from it.
+        value_matrix: $V$ of each layer. The last layer predicts the label, and the other layers
+            subtract their steps from the label.
     """
 
     lengths: float | np.ndarray = axis("length", "L", scale="log")
@@ -74,9 +74,10 @@ class LinearOptimum(Result):
 
     @property
     def attention(self) -> LinearAttention | Stack:
-        """The attention at one length: one head, or a `Stack` whose last output is the prediction.
+        """The attention at one length: a head, or a `Stack`. Its last output is the prediction.
 
-        It has jax's current precision. For several lengths select one: `.at(40).attention`.
+        It has jax's current precision. If there are several lengths, select one first:
+        `.at(40).attention`.
         """
         if np.ndim(self.lengths):
             raise ArgumentError(
@@ -93,7 +94,7 @@ class LinearOptimum(Result):
 
 @dataclasses.dataclass(frozen=True)
 class OptimumProblem:
-    """A validated problem: the best linear layers, which change covariates if `moving`."""
+    """A validated problem: task, length and number of layers, which move covariates if `moving`."""
 
     task: Any
     length: float
@@ -108,7 +109,7 @@ class OptimumProblem:
 
     @property
     def degree(self) -> int:
-        """The degree of the layers as a polynomial of the prompt's second moment."""
+        """The degree of the layers, as a polynomial in the second moment of the prompt."""
         return moving_degree(self.depth) if self.moving else self.depth
 
     @property
@@ -121,7 +122,7 @@ class OptimumProblem:
         return scale if isotropic else None
 
     def solved(self, **fields: Any) -> LinearOptimum:
-        """Return the optimum at the length of the problem, without error."""
+        """Return the optimum at the length of the problem, with error 0."""
         kind = kind_of("exact", self.length)
         return LinearOptimum(lengths=self.length, error=0.0, kind=kind, **fields)
 
@@ -146,24 +147,25 @@ def linear_optimum(
     **One layer** on a `LinearRegression` has $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and
     $V=\kappa\,\mathrm{diag}(0,1)$ with
     $\Gamma=(1+\frac1L)\Sigma+\frac1L(\mathrm{tr}\Sigma+s^2/\tau^2)I$ (Zhang et al. 2024 without
-    noise; Remark 5.3 at $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). It does not
-    depend on the law of the query. The factor $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ balances U
-    and V, as gradient flow does, and does not affect the risk. For labels in $\mathbb R^m$,
-    $V=\kappa\,\mathrm{diag}(0,I_m)$ with $\kappa=(\mathrm{tr}(\Gamma^{-2})/m)^{1/4}$, and the risk
-    is m times that of one label.
+    noise; Remark 5.3 at $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). The layer does
+    not depend on the law of the query. The factor $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ makes the
+    norms of U and V equal, as gradient flow does, and does not affect the risk. For labels in
+    $\mathbb R^m$, V is $\kappa\,\mathrm{diag}(0,I_m)$ with
+    $\kappa=(\mathrm{tr}(\Gamma^{-2})/m)^{1/4}$, and the risk is m times that of one label.
 
     **K layers** with a residual are K steps of gradient descent (von Oswald et al. 2023, Ahn et al.
     2023): the relative error is $p(S)=\prod_l(1-\beta_lS)$, with S the second moment of the
     covariates in the prompt. The best steps $\beta_l$ follow from exact moments of S. They are
     available at finite L for $\Sigma=\lambda I$, and at $L=\infty$ for `RotatedRegression`. With a
-    fixed $\Sigma$ and $L=\infty$ one layer is sufficient, and the K layers returned are equal.
+    fixed $\Sigma$ and $L=\infty$ one layer is sufficient, and K layers with equal steps are
+    returned.
 
     Args:
         task: the regression, `LinearRegression` or `RotatedRegression`.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         depth: $K$, the number of layers, up to 16.
         moving_covariates: whether the layers also change the covariates (GD++). This requires at
-            most 3 layers; the steps are found by descent from several starts.
+            most 3 layers. The steps are found by descents from several starts.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -304,13 +306,13 @@ def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
 def _deep_optimum(
     problem: OptimumProblem, spectrum: Spectrum, ridge: Fraction, *, scale: float, load: float
 ) -> LinearOptimum:
-    """Return the stack of the best steps, repeated if the spectrum has fewer nodes than layers.
+    r"""Return the stack of the best steps; if the spectrum has too few nodes, steps are repeated.
 
     Args:
-        problem: the regression, the length and the layers.
+        problem: the regression, the length and the number of layers.
         spectrum: the spectrum of the prompt's second moment, in units of `scale`.
-        ridge: the number c of `Spectrum`.
-        scale: the unit of eigenvalues.
+        ridge: $s^2/(L\tau^2)$ in units of `scale`.
+        scale: the unit of the eigenvalues.
         load: the factor in `2 * risk = noise + load * F`, with the mean F of `best_steps`.
     """
     depth, dim, noise = problem.depth, problem.task.token_dim - 1, problem.task.noise_variance

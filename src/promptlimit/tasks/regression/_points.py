@@ -3,14 +3,14 @@ r"""Points for averages over the weights and the query of a regression.
 A point $(x_q,W)$ consists of the covariates of a query and the hidden weights, one row w of W per
 label.
 
-- `node_sets` yields scrambled Sobol' points from the law of $(x_q,W)$. They are used for many
-  heads, such as those along a flow.
+- `node_sets` yields scrambled Sobol' points from the law of $(x_q,W)$. These points are used for
+  many heads, such as those along a flow.
 - `tail_node_sets` yields points for one head. For large L the risk over prompts of L tokens depends
-  on rare points whose sharpness $\sigma$ reaches $\sqrt{2\log L}$, which points from the law can
-  miss.
+  on rare points whose sharpness $\sigma$ reaches $\sqrt{2\log L}$. Points from the law of $(x_q,W)$
+  can miss them.
 
 Both functions yield each point with W and with $-W$. The gradient of the risk in the zero blocks of
-a block head is odd in W, so its average over the points is exactly zero.
+a block head is odd in W, so the average of this gradient over the points is exactly zero.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ class Nodes(eqx.Module):
         weights: the vectors $Cw$ for each row w of W, [m, d, points].
         label: the labels $Wx_q$ without noise, [m, points].
         mass: the importance weights, [points]. The mean over the points of mass times a function F
-            approximates $E\,F$.
+            of $(x_q,W)$ approximates $E\,F$.
         distinct: the number n of distinct pairs of a query and a mass. Point i + n has the query
-            and the mass of point i, and another W.
+            and the mass of point i, and a different W.
     """
 
     query: NDArray[np.float64]
@@ -58,7 +58,7 @@ class Nodes(eqx.Module):
 
 
 def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return C with $C^\top C=\Sigma$; its rows are eigenvectors of $\Sigma$, longest first."""
+    r"""Return C with $C^\top C=\Sigma$; its rows are orthogonal eigenvectors, longest first."""
     variances, axes = np.linalg.eigh(covariance)
     return (np.sqrt(np.maximum(variances, 0.0)) * axes).T[::-1]
 
@@ -68,10 +68,10 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
 
     The query is $\chi_d\,\Sigma_q^{1/2}\theta$ with a random direction $\theta$. The first
     coordinate of the Sobol' sequence, which is the most even, determines the radius $\chi_d$,
-    because the risk of an isotropic head depends on the query only through it. Each query is
-    combined with 4md matrices W of two sizes, along both directions of the axes of a random frame
-    of $\mathbb R^{md}$. Their second moment is exactly that of the law of W. If scores do not
-    depend on labels, the risk depends on W only through this moment.
+    because the risk of an isotropic head depends on the query only through $\chi_d$. Each query is
+    combined with 4md matrices W: the axes of a random orthonormal frame of $\mathbb R^{md}$, with
+    both signs and two sizes. The second moment of these matrices is exactly that of the law of W.
+    If scores do not depend on labels, the risk depends on W only through this moment.
 
     Args:
         task: the regression.
@@ -121,8 +121,8 @@ def _size_pairs(
 
     A pair solves $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$, where s is the normal
     distribution function at `normal`. The second equation holds if $x\,e^{-x/d}$ has equal values
-    at $a^2$ and $b^2$. The probabilities of a and b make the mean square of the pair d. For uniform
-    s the pairs have the law of $\chi_d$.
+    at $a^2$ and $b^2$. With the returned probabilities of a and b, the mean square of the pair is
+    d. If s is uniform, the pairs have the law of $\chi_d$.
     """
     from scipy.special import gammainc, lambertw, ndtr  # noqa: PLC0415  # scipy loads slowly
 
@@ -150,16 +150,17 @@ def tail_node_sets(
 
     Let A and u be the blocks of U with $U(x_q,0)=(Ax_q,ux_q)$. Write $x_q=R^\top z$ with
     $R^\top R=\Sigma_q$, and $z=E\hat t+z_\perp$, where the columns of $E$ are an orthonormal basis
-    of the image of $Ru^\top$. Let $t_2=ux_q=uR^\top E\hat t$ and $p=C(Ax_q+W^\top t_2)$, so that
-    $\sigma^2=|p|^2+s^2|t_2|^2$. Given $\hat t$, p is normal: with $M=CAR^\top$,
+    of the image of $Ru^\top$ and $z_\perp$ is orthogonal to them. Let $t_2=ux_q=uR^\top E\hat t$
+    and $p=C(Ax_q+W^\top t_2)$ with $C^\top C=\Sigma$, so that $\sigma^2=|p|^2+s^2|t_2|^2$. Given
+    $\hat t$, p is normal: with $M=CAR^\top$,
 
     $$p\sim N(ME\hat t,\ K),\qquad K=M(I-EE^\top)M^\top+|t_2|^2\tau^2CC^\top .$$
 
-    The points come from a mixture of the normal laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, and the first
-    coordinate of $\hat t$, along which labels are largest, is stretched. Half of the points have
-    $\beta=0$, so that no mass exceeds twice that of $\hat t$. With the largest $\beta$, points
-    reach $\sigma^2=2\log L$. The masses depend only on $|p|^2$ and $\hat t$. The other components
-    of $(x_q,W)$ are shifted by their conditional mean given p.
+    The points p come from a mixture of the normal laws $e^{\beta|p|^2/2}N(p;ME\hat t,K)/Z_\beta$
+    for several $\beta$. The first coordinate of $\hat t$, along which $t_2$ is largest, is
+    stretched. Half of the points have $\beta=0$, so no mass exceeds twice the mass of $\hat t$.
+    With the largest $\beta$, points reach $\sigma^2=2\log L$. The masses depend only on $|p|^2$ and
+    $\hat t$. The other components of $(x_q,W)$ move with their conditional mean given p.
 
     Args:
         task: the regression.
@@ -209,7 +210,7 @@ def tail_node_sets(
 def _label_axes(
     along: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return $E$, [d, r], and $uR^\top E$, [m, r], from $Ru^\top$ of rank r; largest first."""
+    r"""Return $E$, [d, r], and $uR^\top E$, [m, r], for `along` = $Ru^\top$; largest first."""
     axes, sizes, _ = np.linalg.svd(along, full_matrices=False)
     axes = axes[:, sizes > _SMALLEST * sizes[0]]
     reads = along.T @ axes
@@ -220,12 +221,12 @@ def _label_axes(
 def _label_levels(
     count: int, shifts: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return values of $\hat t$, [r, count], with stretched first coordinate, and their masses."""
+    r"""Return values of $\hat t$, [r, count], with the first coordinate stretched, and masses."""
     from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
     if rank == 0:
         return np.zeros((0, 1)), np.ones(1)
-    # The first coordinate is evenly spaced; the others are additive sequences by roots of primes.
+    # The first coordinate is evenly spaced. Steps of the others are roots of primes, modulo 1.
     number = np.arange(count)
     steps = np.sqrt(np.array(_PRIMES)[np.arange(rank - 1) % len(_PRIMES)])
     levels = np.stack(
@@ -241,10 +242,11 @@ def _label_levels(
 
 @dataclasses.dataclass(frozen=True)
 class _Tilts:
-    r"""Tilted laws $e^{\beta|p|^2/2}N(p;\mu,K)/Z_\beta$ for several $(\mu,K)$, called laws.
+    r"""Tilted laws $e^{\beta|p|^2/2}N(p;\mu,K)/Z_\beta$ for several pairs $(\mu,K)$, called laws.
 
     Each law has one component per value of $\beta$. An affine map moves a draw $p_0$ from
-    $N(\mu,K)$ to a draw p from the tilted law, and $K^+(p-p_0)$ is affine in $p_0-\mu$.
+    $N(\mu,K)$ to a draw p from the tilted law. So $K^+(p-p_0)$, with the pseudo-inverse $K^+$, is
+    affine in $p_0-\mu$.
 
     Attributes:
         beta: the parameters $\beta$, [laws, components].
@@ -284,7 +286,7 @@ class _Tilts:
 
 
 def _tilts(covariance: NDArray[np.float64], mean: NDArray[np.float64], length: float) -> _Tilts:
-    """Return the tilted laws; the first component has beta = 0."""
+    """Return the tilted laws of these means and covariances; the first component has beta = 0."""
     k, axes = np.linalg.eigh(covariance)
     k = np.maximum(k, 0.0)
     longest = np.maximum(k[:, -1], _SMALLEST)
@@ -294,7 +296,7 @@ def _tilts(covariance: NDArray[np.float64], mean: NDArray[np.float64], length: f
     kept = 1.0 - beta[:, :, None] * k[:, None]
     inside = np.einsum("lij,li->lj", axes, mean)[:, None]
     log_norm = 0.5 * (-np.log(kept) + beta[:, :, None] * inside**2 / kept).sum(axis=-1)
-    # (kept^(-1/2) - 1) / k, also where k vanishes
+    # This is (kept^(-1/2) - 1) / k in a form that is also valid for k = 0.
     turn = beta[:, :, None] / (kept + np.sqrt(kept))
     turned = np.einsum("lai,lci,lbi->lcab", axes, turn, axes)
     shift = np.einsum("lai,lci->lca", axes, beta[:, :, None] * inside / kept)

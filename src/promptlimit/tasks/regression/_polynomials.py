@@ -17,7 +17,7 @@ from promptlimit.tasks.regression._task import LinearRegression
 
 
 class _Law(NamedTuple):
-    r"""S, H, $\tau^2$ and $s^2$, as an argument of compiled programs."""
+    r"""S, H, $\tau^2$ and $s^2$, as one argument of compiled programs."""
 
     S: Array
     H: Array
@@ -159,8 +159,8 @@ def linear_risk(
 
     At infinite length it is also the risk of softmax heads. For $q=(x_q,0)$ the prediction is
     $Rq+\sum_hV_h\hat\Gamma U_hq$, with the second moment $\hat\Gamma$ of the tokens of a prompt and
-    the last m rows R of the residual. With $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$ its mean over
-    prompts is $c=Rq+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
+    the last m rows R of the residual. Let $t_h=U_hq$ and $c_{hg}=V_h\Gamma_Wt_g$. The mean of the
+    prediction over prompts is $c=Rq+\sum_hc_{hh}$, and by Isserlis' theorem (derived here)
 
     $$2R_L=m\,s^2+E|c-y|^2+\frac1L\sum_{h,g}E\big[c_{hg}\cdot c_{gh}
     +\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g\big].$$
@@ -203,10 +203,10 @@ def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
 def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
     r"""Return $\sum_{hg}E\,\mathrm{tr}V_h\Gamma_WV_g^\top\;t_h^\top\Gamma_Wt_g$.
 
-    The first factor is $\alpha_{hg}+\mathrm{tr}NK_{hg}$ plus the product of W with
-    $(B_h^\top V_{1g}+B_g^\top V_{1h})S$, and the second, averaged over $x_q$, is
-    $\beta_{hg}+\mathrm{tr}NX_{hg}$ plus the product of W with $(u_hHA_g^\top+u_gHA_h^\top)S$. Here
-    $\alpha_{hg}=\mathrm{tr}V_{1h}SV_{1g}^\top$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
+    The first factor is $\alpha_{hg}+\mathrm{tr}NK_{hg}$ plus the inner product of W and
+    $(B_h^\top V_{1g}+B_g^\top V_{1h})S$. The second factor, averaged over $x_q$, is
+    $\beta_{hg}+\mathrm{tr}NX_{hg}$ plus the inner product of W and $(u_hHA_g^\top+u_gHA_h^\top)S$.
+    Here $\alpha_{hg}=\mathrm{tr}V_{1h}SV_{1g}^\top$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
     $K_{hg}=B_g^\top B_h$ and $X_{hg}=u_gHu_h^\top$.
     """
     (S, H, prior, _), (A, u, V1, B), n1 = law, blocks, law.n1
@@ -248,7 +248,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
 ) -> QueryAverages:
     r"""Return the means over W at each query x.
 
-    In the blocks A, u, $V_1$ and B of `averages`, with $q=CAx$, $t=ux$ and $D=CV_1^\top$,
+    With the blocks A, u, $V_1$ and B of `averages`, $q=CAx$, $t=ux$ and $D=CV_1^\top$,
 
     $$E_W|c|^2=|D^\top q+n_1Bt|^2+\tau^4\mathrm{tr}S^2\big(|Bt|^2+|B|^2|t|^2\big)
     +\tau^2\big(|B|^2|C^\top q|^2+2\langle Bt,D^\top CC^\top q\rangle+|t|^2|C^\top D|^2\big),$$
@@ -284,7 +284,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
 
 
 def _product(matrix: Array, columns: Array) -> Array:
-    """Return a product with a small matrix as a sum, which compilers fuse with what follows."""
+    """Return a product with a small matrix as a sum, which compilers fuse with later operations."""
     return jnp.sum(matrix[:, :, None] * columns[None], axis=1)
 
 
@@ -296,8 +296,8 @@ def _label_averages(
     Given w, $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$ and $n=w^\top Sw+s^2$, where a and B are
     those of `form` and b is the last entry of V. Likewise $\sigma^2=x_q^\top Gx_q$ with
     $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$. The means over $x_q$ are
-    $k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$ and $k^\top Hw\,\mathrm{tr}GH+2\,k^\top HGHw$. For the
-    means over w, $E\,n\,ww^\top=\tau^2(n_1I+2\tau^2S)$, called W in the code, and
+    $k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$ and $k^\top Hw\,\mathrm{tr}GH+2\,k^\top HGHw$. In this
+    function W denotes $E\,n\,ww^\top=\tau^2(n_1I+2\tau^2S)$. The means over w use W and
     $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
     (S, H, prior, noise), n1, n2 = law, law.n1, law.n2

@@ -3,8 +3,9 @@ r"""The risk of one softmax head on Gaussian regression, computed to a given tol
 The symbols are those of `_softmax_risk`. In general the risk is a mean over points $(W,x_q)$, and
 points are added until the error is below the tolerance. Two cases are faster. For one covariate a
 product rule in two variables is sufficient. For an isotropic regression and a block head
-$U=\mathrm{diag}(aI,0)$, $V=(0,bI)$, the risk is one integral without tables. A new length then
-takes a third of the time, with an error 100 times smaller (`benchmarks/special_paths.py`).
+$U=\mathrm{diag}(aI,0)$, $V=(0,bI)$, the risk is one integral without tables. At a new length this
+integral takes a third of the time of a mean over points, and its error is 100 times smaller
+(`benchmarks/special_paths.py`).
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ TABLE_RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
 """The largest sharpness of each available range of tables."""
 
 _LOST, _MISSED = 1e-7, 0.01
-"""Fractions of the risk from sharpness beyond the tables: negligible, and too large to report."""
+"""Fractions of the risk beyond the tables: the first is negligible, the second an error."""
 
 _UNRELIABLE = 0.1
 """The relative error above which `AccuracyError` is raised."""
@@ -63,17 +64,17 @@ _ROUNDING = 1e-12
 
 _STEP, _HALVINGS = 0.25, 3
 _TAIL, _NEGLIGIBLE = 42.0, 1e-17
-"""Step, end and smallest weight of the trapezoidal rule for isotropic heads."""
+"""First step, number of steps, end and smallest weight of the rule for isotropic heads."""
 
 _GRID_STEPS, _GRID_REACH, _CLOSE = (0.5, 0.25, 0.125, 0.0625), 8.5, 1e-9
-"""Steps, end and relative change of the product rule for one covariate."""
+"""Steps, end and largest relative change of the product rule for one covariate."""
 
 _SEED, _MOST_QUERIES = 20_251_118, 2**17
-"""The seed of queries drawn from a law that is not Gaussian, and the largest number in a set."""
+"""Seed and largest number of the queries in a set, if their law is not Gaussian."""
 
 
 def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
-    """Return the risk to a relative tolerance, or from `points` points per replicate.
+    """Return the risk to a relative tolerance, or over `points` points per replicate.
 
     Call the function inside `jax.enable_x64(True)`.
     """
@@ -114,7 +115,7 @@ def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
     """Return a risk that is at least the noise floor, or raise an error if it is inaccurate.
 
     The noise floor, half the sum of the noise variances of the labels, is a lower bound of all
-    risks. A value below it by at most four errors is replaced by it.
+    risks. If the value is below the floor by at most four errors, the floor replaces it.
     """
     value, error, _ = found
     floor = 0.5 * task.label_dim * task.noise_variance
@@ -132,8 +133,8 @@ def require_accuracy(found: Estimate, task: AbstractRegression) -> Estimate:
 def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], list[SoftmaxRisk]]:
     """Return the risk over independent point sets, and changed risks over the first set.
 
-    The changed risks measure the error of the tables. One has tables changed by their errors. If
-    points exceed the range of the tables, another has statistics at their limit there.
+    The changed risks measure the error of the tables. The first has tables changed by their errors.
+    If points exceed the range of the tables, the second has the statistics 1, their limit, there.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
     risk, perturbed_risk, rows = _tabulated(head, sets)
@@ -152,8 +153,8 @@ def _tabulated(
 ) -> tuple[SoftmaxRisk, SoftmaxRisk, NDArray[np.float64]]:
     """Return the risk, the risk with tables changed by their errors, and the means over each set.
 
-    The range of the tables is increased until the risk from sharpness beyond it is negligible. Both
-    risks use the points of the first set.
+    The range of the tables is increased until sharpness beyond it contributes a negligible part of
+    the risk. Both risks use the points of the first set.
     """
     end = first_range(head.task, head.key_query)
     while True:
@@ -218,7 +219,7 @@ def _mean_risk(
 
 
 def _lost(rows: np.ndarray) -> float:
-    """Return the size of the change of the risk with limit statistics beyond the tables."""
+    """Return how much the risk would change if statistics beyond the tables were at their limit."""
     return 0.5 * abs(float(rows[:, PointMeans._fields.index("beyond")].mean()))
 
 
@@ -239,10 +240,10 @@ def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value: Array, rows: Arr
 def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
     r"""Return the risk of an isotropic block head by one integral over $|x_q|^2$.
 
-    This requires $\Sigma=\lambda I$, $\Sigma_q=\lambda_qI$, a head of `isotropic_block` and
-    $\sigma\le40$. Otherwise, or if the tolerance is not reached, the result is None. The law of
+    This requires $\Sigma=\lambda I$, $\Sigma_q=\lambda_qI$, a head that `isotropic_block` accepts
+    and $\sigma\le40$. Otherwise, or if the tolerance is not reached, the result is None. The law of
     $|x_q|^2$ is $\lambda_q\chi^2_d$. The error of the trapezoidal rule in $\log\chi^2$ decreases
-    geometrically in the number of nodes.
+    geometrically with the number of nodes.
     """
     block = isotropic_block(head)
     if block is None:
@@ -301,11 +302,11 @@ def _mean_squares(
 def one_covariate_risk(head: Regressor) -> Estimate | None:
     r"""Return the risk for one covariate, or None if there are several or $\sigma>40$.
 
-    Let the column u be the block of U with labels $t_2=ux_q$ of the tilt, $e=u/|u|$ and
-    $\omega=e^\top W$. The sharpness depends only on $x_q$ and $\omega$. The component of W
-    orthogonal to e is independent of both. The mean square is a quadratic form in this component,
-    so its mean has a closed form. The error of the trapezoidal rule in $x_q$ and $\omega$ decreases
-    geometrically in the number of nodes.
+    The column u is the block of U that determines the label part $t_2=ux_q$ of the tilt. Let
+    $e=u/|u|$ and $\omega=e^\top W$. The sharpness depends only on $x_q$ and $\omega$. The component
+    of W orthogonal to e is independent of $x_q$ and $\omega$. The mean squared error is a quadratic
+    form in this component, so its mean over the component has a closed form. The error of the
+    trapezoidal rule in $x_q$ and $\omega$ decreases geometrically with the number of nodes.
     """
     if head.task.covariance.size > 1:
         return None
@@ -320,13 +321,13 @@ def one_covariate_risk(head: Regressor) -> Estimate | None:
             break
     if found is None:
         return None
-    # The relative error is squared from one step to the next.
+    # Each refinement squares the relative error.
     error = change * min(1.0, change / found.value)
     return found._replace(error=error + found.error)
 
 
 def _one_covariate_rule(head: Regressor, step: float) -> Estimate | None:
-    """Return the risk by a rule, with the error of the tables; None beyond the tables."""
+    """Return the risk by the rule with this step, and the error of the tables; None beyond them."""
     task = head.task
     S, prior, noise = float(task.covariance[0, 0]), task.prior_variance, task.noise_variance
     key_query, value = np.asarray(head.key_query), np.asarray(head.value)
@@ -366,9 +367,9 @@ def _one_covariate_rule(head: Regressor, step: float) -> Estimate | None:
 def query_law_risk(head: Regressor, effort: Effort) -> Estimate:
     r"""Return the risk for queries of any law, for a head whose scores do not depend on labels.
 
-    The sharpness then does not depend on W, and means over W given the query have closed forms. The
-    mean over listed queries is a finite sum. From other laws, queries are drawn until the standard
-    error is below the tolerance.
+    The sharpness of such a head does not depend on W, and means over W given the query have closed
+    forms. The mean over listed queries is a finite sum. Queries of other laws are drawn until the
+    standard error is below the tolerance.
     """
     law = unwrap(head.task.query_covariates)
     parts = law.gaussian_parts()
@@ -398,7 +399,7 @@ def _at_queries(
 ) -> tuple[float, float]:
     """Return the mean risk over queries, [d, n], with weights [n], and the error of the tables.
 
-    Polynomials in the query are averaged over its law, not over the given queries.
+    Polynomials in the query are averaged over the law of the query, not over the given queries.
     """
     task, root = head.task, covariance_factor(head.task.covariance)
     dim = root.shape[0]

@@ -53,7 +53,7 @@ from promptlimit.tasks.regression._task import LinearRegression, other_queries, 
 
 
 class LinearRisk(eqx.Module):
-    r"""The risk $R_L(U, v)$ of a linear head, or of a softmax head at $L=\infty$: a polynomial.
+    r"""The risk $R_L(U, v)$ of a linear head, or a softmax head at $L=\infty$, as a polynomial.
 
     Attributes:
         task: the regression.
@@ -66,7 +66,7 @@ class LinearRisk(eqx.Module):
     def __call__(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, "*m tokens"]
     ) -> Float[Array, ""]:
-        r"""Return $R_L$ at $U$ and the last row of $V$, or m rows for labels in $\mathbb R^m$."""
+        r"""Return $R_L$ at $U$ and the last row v of $V$; m rows for labels in $\mathbb R^m$."""
         value = jnp.atleast_2d(value_row)
         return linear_risk(self.task, self.length, key_query[None], value[None])
 
@@ -82,19 +82,20 @@ def risk_function(
 ) -> SoftmaxRisk | LinearRisk:
     r"""Return $R_L$ as a function of $U$ and the last row v of V, for `jit` and `grad`.
 
-    For labels in $\mathbb R^m$, v is the last m rows, [m, tokens].
+    For labels in $\mathbb R^m$, v contains the last m rows, [m, tokens].
 
     The risk of linear attention, and of softmax attention at $L=\infty$, is an exact polynomial.
-    The risk of softmax attention at finite length is an average over fixed points $(w, x_q)$,
-    symmetric under $w\to-w$; its cost does not depend on L. It is NaN if the sharpness at a point
-    exceeds `max_sharpness`: check `.sharpness(U)` and pass a larger range, up to 40.
+    The risk of softmax attention at finite length is an average over fixed points $(w, x_q)$, which
+    are symmetric under $w\to-w$. Its cost does not depend on L. The risk is NaN if the sharpness at
+    a point exceeds `max_sharpness`: check `.sharpness(U)` and pass a larger `max_sharpness`, at
+    most 40.
 
     Args:
         task: the regression.
         length: $L$, a whole number from 1 to 1e30, or `math.inf`.
         kernel: "softmax" or "linear".
         points: the number of points, a power of two.
-        replicate: the index of an independent point set; differences between sets show the error.
+        replicate: the index of a point set. Risks over several sets differ by about their error.
         max_sharpness: the largest sharpness in the tables of weight statistics. Computing the
             tables takes seconds, once per length.
 
@@ -158,7 +159,7 @@ class RegressionObjective(AbstractObjective):
 def heads_risk(
     task: LinearRegression, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the risk of linear heads and a residual; at infinite length, of any heads."""
+    """Return the risk of linear heads and a residual, or of any heads at infinite length."""
     heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     key_query = jnp.stack([head.key_query for head in heads])
     value = jnp.stack([head.value[-task.label_dim :] for head in heads])
@@ -226,8 +227,8 @@ def scores_use_labels(problem: RiskProblem) -> str | None:
 def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     """Return the risks as functions of the attention; one pass tabulates all lengths.
 
-    The lines of `SoftmaxRisk` have slope zero. Beyond the widest tables, statistics keep their last
-    values, because few points exceed them.
+    The lines of `SoftmaxRisk` have slope zero. Few points exceed the range of the widest tables,
+    and there the statistics keep their last values.
     """
     task, softmax = problem.task, _is_softmax(problem)
 
@@ -249,7 +250,7 @@ def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 
 
 def _regressors(problem: RiskProblem) -> list[Regressor | None]:
-    """Return the head at each length, with one pass for the tables; None at infinite lengths."""
+    """Return the head at each length, None at infinite lengths; one pass tabulates all lengths."""
     head, finite = unwrap(problem.head), problem.finite
     regressor = Regressor(
         problem.task,

@@ -1,10 +1,10 @@
 r"""The exact risk of one softmax head on Gaussian regression, as a function of its parameters.
 
-Symbols: $W$ are the hidden weights (for one label the row $w^\top$) and $x_q$ the covariates of the
-query. Its labels are $y=Wx_q\in\mathbb R^m$ without noise, and $y_q$ with noise of variance $s^2$.
-Given $W$, tokens are $N(0,\Gamma_W)$. The head has the tilt $t=U(x_q,0)$, the squared sharpness
-$\sigma^2=t^\top\Gamma_Wt$, and the last m rows $V$ of its value matrix. Its prediction over an
-infinite prompt is $c=V\Gamma_Wt$. Over prompts of L tokens,
+Symbols: $W$ are the hidden weights (for one label the row $w^\top$) and $x_q$ are the covariates of
+the query. The labels of the query are $y=Wx_q\in\mathbb R^m$ without noise, and $y_q$ with noise of
+variance $s^2$. Given $W$, tokens are $N(0,\Gamma_W)$. The head has the tilt $t=U(x_q,0)$ and the
+squared sharpness $\sigma^2=t^\top\Gamma_Wt$, and $V$ denotes the last m rows of its value matrix.
+The prediction of the head over an infinite prompt is $c=V\Gamma_Wt$. Over prompts of L tokens,
 
 $$E[|\text{prediction}-y_q|^2\mid W,x_q]=|c-y|^2+m\,s^2+f\,P(\sigma^2)+|c|^2\varrho(\sigma^2),\qquad
 f=\mathrm{tr}V\Gamma_WV^\top-2c\cdot(c-y),$$
@@ -66,20 +66,21 @@ def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
 
 
 def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
-    """Return the statistics without length and errors, so that all lengths share one program."""
+    """Return the statistics without their length and errors, so that lengths share a program."""
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
 def with_arrays(tree: TreeT) -> TreeT:
-    """Return a tree with arrays in place of floats, so that all values share one program."""
+    """Return a tree with arrays in place of floats, so that all their values share one program."""
     return jax.tree.map(lambda leaf: to_device(leaf) if isinstance(leaf, float) else leaf, tree)
 
 
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
     r"""Return the statistics plus bounds of their errors.
 
-    Values of $P$ change by `error` and slopes by `slope_error`, both relative to $P$. The change of
-    $\varrho=P-6E\,S_3+6E\,S_2^2$ is 13 times as large, because $E\,S_3\le P$ and $E\,S_2^2\le P$.
+    The values of $P$ change by `error` and its slopes by `slope_error`, both relative to $P$. The
+    change of $\varrho=P-6E\,S_3+6E\,S_2^2$ is 13 times as large, because $E\,S_3\le P$ and
+    $E\,S_2^2\le P$.
     """
     participation, excess = statistics.tables
     size = np.abs(participation[..., :1, :])
@@ -93,7 +94,7 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 class PointMeans(NamedTuple):
     r"""Weighted means over points, from which `SoftmaxRisk.combined` computes the risk.
 
-    $c^2$ stands for $|c|^2$. A bar denotes the mean over W given the query, in closed form. $P_0$
+    Here $c^2$ denotes $|c|^2$. A bar denotes the mean over W given the query, in closed form. $P_0$
     and $\varrho_0$ are $P$ and $\varrho$ at $\bar\sigma^2$, so they depend only on the query.
 
     Attributes:
@@ -105,8 +106,8 @@ class PointMeans(NamedTuple):
         factor_sharpness: the mean of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
         square_sharpness: the mean of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
         finite: the mean of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
-        beyond: the mean of $f(1-P)+c^2(1-\varrho)$ at points whose sharpness exceeds the range of
-            the tables, and of 0 at the others.
+        beyond: the mean of a function that is $f(1-P)+c^2(1-\varrho)$ at points whose sharpness
+            exceeds the range of the tables, and 0 at the other points.
     """
 
     participation: Float[Array, "*sets"]
@@ -146,8 +147,8 @@ class SoftmaxRisk(eqx.Module):
     polynomials in the parameters with closed forms.
 
     `risk_function` uses the slopes of `_slopes`. `risk` multiplies both slopes by the factor for
-    which independent point sets differ least. For block heads, $U=\mathrm{diag}(A,0)$ and
-    $V=(0,b)$, over short prompts this reduces the error eightfold. Objectives and flows use slope
+    which independent point sets differ least. This factor reduces the error eightfold for block
+    heads, $U=\mathrm{diag}(A,0)$ and $V=(0,b)$, over short prompts. Objectives and flows use slope
     zero, because with few points and other slopes the risk decreases without bound at large
     parameters. For labels in $\mathbb R^m$, $m>1$, all lines have slope zero.
 
@@ -155,9 +156,9 @@ class SoftmaxRisk(eqx.Module):
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         nodes: the points $(W, x_q)$.
-        slope_share: the factor on the slopes of the lines. None means slope zero without the
-            closed-form means over W given the query, which take 1.9 times as long and do not reduce
-            the error for the few points of a flow.
+        slope_share: the factor on the slopes of the lines. None means slope zero and no closed-form
+            means over W given the query. With these means a call takes 1.9 times as long, and for
+            the few points of a flow they do not reduce the error.
         clipped: whether the statistics keep their last value beyond the range of the tables; if
             False, they are NaN there.
         saturated: whether a clipped risk is corrected to statistics of 1, their limit, beyond the
@@ -187,8 +188,8 @@ class SoftmaxRisk(eqx.Module):
         r"""Return $R_L$ at $U$ and the last row of the value matrix.
 
         For labels in $\mathbb R^m$, pass the last m rows as an array of shape [m, tokens]. Unless
-        `clipped` is set, the result is NaN if the sharpness at a point exceeds the tables. Call the
-        method inside `jax.enable_x64(True)`. It supports `jax.jit` and `jax.grad`.
+        `clipped` is set, the result is NaN if the sharpness at a point exceeds the range of the
+        tables. Call the method inside `jax.enable_x64(True)`. It supports `jax.jit` and `jax.grad`.
         """
         value = jnp.atleast_2d(value_row)
         if self.slope_share is not None:
@@ -259,7 +260,7 @@ class SoftmaxRisk(eqx.Module):
         r"""Return the risk, with closed forms in place of the means of $f\,\ell_P+c^2\ell_\varrho$.
 
         Each line is $\ell=h+\kappa\sigma^2$ with the height h fitted to `all_means`, the means over
-        the points of all sets; `means` are those over each set. The risk is linear in
+        the points of all sets. `means` are the means over each set. The risk is linear in
         `slope_share`.
         """
         exact = averages(self.task, key_query, value)
@@ -321,7 +322,8 @@ class _AtPoints(NamedTuple):
 class Scores(NamedTuple):
     r"""$Ct_1$, $p=C(t_1+W^\top t_2)$, $t_2$ and $\sigma^2=|p|^2+s^2|t_2|^2$ at each point.
 
-    Here $(t_1,t_2)=U(x_q,0)$ is the tilt and $C^\top C=\Sigma$.
+    Here $(t_1,t_2)=U(x_q,0)$ is the tilt, and C is the matrix of `covariance_factor`, with
+    $C^\top C=\Sigma$.
     """
 
     scored: Array
@@ -335,7 +337,7 @@ def scores(
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
 ) -> Scores:
-    """Return the scores of the head with U = `key_query` at the points."""
+    """Return the `Scores` of the head with U = `key_query` at the points."""
     root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
     dim = query.shape[0]
     q, t2 = root @ key_query[:dim, :dim] @ query, key_query[dim:, :dim] @ query
@@ -349,8 +351,8 @@ def _slopes(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     r"""Return the mean slopes of $P$ and $\varrho$ for $\sigma^2$ from 0 to $3E\,\sigma^2$.
 
-    The argument `sharpness` is $E\,\sigma^2$. Two Gauss nodes are used, so the result is smooth
-    where $E\,\sigma^2=0$.
+    The argument `sharpness` is $E\,\sigma^2$. The means are over two Gauss nodes, so the result is
+    smooth where $E\,\sigma^2=0$.
     """
     nodes = to_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)

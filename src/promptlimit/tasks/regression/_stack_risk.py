@@ -8,7 +8,7 @@ entry. The risk R satisfies
 
 $$2R=s^2+E\,(k-w)^\top\Sigma_q(k-w),$$
 
-a mean over w and, if L is finite, over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$.
+where the mean is over w and, if L is finite, over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$.
 
 The mean has a closed form if every layer has the residual $\mathrm{diag}(\rho I,\rho')$ and heads
 $U=\mathrm{diag}(uI,0)$, $V=\mathrm{diag}(\alpha I,b)$. All matrices are then functions of the
@@ -19,8 +19,8 @@ $g=t=1$ and $f=0$, each layer updates these factors by
 $$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
 t\gets(\rho'+bu\,\lambda g^2)t ,$$
 
-with $\alpha u$ and $bu$ summed over heads. The relative error is $p=1-f$. The layers perform
-gradient descent if they do not change the covariates, and GD++ if they do.
+with $\alpha u$ and $bu$ summed over heads. The relative error of the prediction is $p=1-f$. The
+layers perform gradient descent if they do not change the covariates, and GD++ if they do.
 """
 
 import math
@@ -95,7 +95,7 @@ class StackObjective(AbstractObjective):
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
-    """Return why the attention depends on more than second moments, or None."""
+    """Return why the rule for functions of second moments does not apply, or None."""
     # Other rules apply to one layer on LinearRegression.
     if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
         return OutOfScope("the attention is not a stack")
@@ -128,9 +128,9 @@ def _stack_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 def stack_objectives(problem: RiskProblem, length: float, points: int) -> Objectives:
     r"""Return the risk at one length as a function of the stack.
 
-    For a fixed covariance and an infinite prompt it is the mean of a polynomial in w of degree at
-    most $2(3^K-1)$. If the dimension is small, $3^K$ Gauss-Hermite nodes per axis compute it
-    exactly.
+    For a fixed covariance and an infinite prompt, the risk is the mean of a polynomial in w of
+    degree at most $2(3^K-1)$. If the dimension is small, $3^K$ Gauss-Hermite nodes per axis compute
+    this mean exactly.
     """
     task, depth = problem.task, len(_layers(problem))
     fixed = task.rotation_dim == 0 and math.isinf(length)
@@ -184,8 +184,9 @@ def _objective(
     r"""Return the objective at these points and their mirror images.
 
     Tokens are $z=M(g,\epsilon)$ with standard normals $(g,\epsilon)$. If N is the second moment of
-    these over a prompt, that of z is $MNM^\top$. The mirror image of a point has the weights $-w$
-    and the second moment of tokens with the opposite label. Terms odd in w therefore vanish.
+    $(g,\epsilon)$ over the tokens of a prompt, the second moment of z is $MNM^\top$. The mirror
+    image of a point has the weights $-w$ and the second moment of tokens with the opposite label.
+    Terms that are odd in w therefore vanish.
 
     By default masses are equal, and the second moments N (`shapes`) are the identity. The normals
     `rotations` determine the rotation of each prompt.
@@ -219,7 +220,7 @@ def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObj
 def _limit_objective(
     task: AbstractGaussianRegression, points: int, replicate: int
 ) -> StackObjective:
-    """Return the limit risk over weights w whose second moment is exactly that of their law."""
+    """Return the limit risk over points w whose second moment is exactly that of the law of w."""
     dim = task.token_dim - 1
     normals = sobol_normals(dim + task.rotation_dim, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
@@ -230,7 +231,7 @@ def _limit_objective(
 def _finite_objective(
     task: AbstractGaussianRegression, length: float, points: int, replicate: int
 ) -> StackObjective:
-    """Return the risk over L tokens, whose second moments are drawn by their Bartlett factors."""
+    """Return the risk over L tokens, with second moments drawn by their Bartlett factors."""
     dim = task.token_dim - 1
     factor, normals = bartlett_factors(
         dim + 1, length, points // 2, replicate, extra=dim + task.rotation_dim
@@ -276,8 +277,8 @@ def commuting_risk(
     r"""Return the risk in closed form; None if layers do not commute or the degree is too high.
 
     For infinite prompts, $2R=s^2+\tau^2\sum_i(\Sigma_q)_{ii}p(\lambda_i)^2$ in a basis of
-    eigenvectors of $\Sigma$ with eigenvalues $\lambda_i$. At finite L, $\Sigma=\lambda I$ is
-    required, and the risk follows from the mean `Spectrum.mean` over a Wishart spectrum.
+    eigenvectors of $\Sigma$ with eigenvalues $\lambda_i$. At finite L the closed form requires
+    $\Sigma=\lambda I$, and the risk follows from the mean `Spectrum.mean` over a Wishart spectrum.
     """
     layers = scalar_layers(attention)
     if layers is None:

@@ -1,4 +1,4 @@
-"""In-context linear regression tasks, which differ in the law of the covariates."""
+"""In-context linear regression tasks for several laws of the covariates."""
 
 import abc
 import math
@@ -32,7 +32,7 @@ class AbstractRegression(AbstractTask):
     $\epsilon$ is standard normal. The query is $(x_q, 0)$. The last coordinate of the output is the
     prediction, and the loss is half its squared difference from the noisy label $y_q$. Labels in
     $\mathbb R^m$ are $y=Wx+s\,\epsilon$ with independent entries $N(0,\tau^2)$ of W, and the last m
-    coordinates of the output predict them.
+    coordinates of the output are the predictions.
     """
 
     noise_variance: eqx.AbstractVar[float]
@@ -88,7 +88,8 @@ class AbstractGaussianRegression(AbstractRegression):
 class LinearRegression(AbstractGaussianRegression):
     r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$.
 
-    Risks of one head are exact at every length. The parameters are stored in double precision.
+    If queries are Gaussian, the risks of one head are exact at every length. The parameters are
+    stored in double precision.
 
     Args:
         covariance: the covariance $\Sigma$ of x, shape `[d, d]`, positive semi-definite.
@@ -97,10 +98,10 @@ class LinearRegression(AbstractGaussianRegression):
         query_covariance: the covariance $\Sigma_q$ of the covariates $x_q$ of the query; $\Sigma$
             when None.
         query_covariates: the law of $x_q$ if it is not $N(0,\Sigma_q)$. The attribute
-            `query_covariance` is then its second moment $E\,x_qx_q^\top$. Risks of linear attention
+            `query_covariance` is then the second moment $E\,x_qx_q^\top$. Risks of linear attention
             and of infinite prompts depend on the law only through this moment.
-        label_dim: the dimension $m$ of labels $y=Wx+s\,\epsilon$. Each entry of W has the prior
-            variance, and each label the noise variance.
+        label_dim: the dimension $m$ of labels $y=Wx+s\,\epsilon$. Each entry of W has the variance
+            `prior_variance`, and the noise of each label has the variance `noise_variance`.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -180,11 +181,11 @@ class RotatedRegression(AbstractGaussianRegression):
     r"""In-context linear regression with a random covariance $\Sigma=O\Lambda O^\top$.
 
     Each prompt has a new uniform rotation O, so the parameters of an attention cannot contain
-    $\Sigma^{-1}$. Over an infinite prompt one layer therefore does not solve the regression, and
-    more layers reduce the risk.
+    $\Sigma^{-1}$. If the positive eigenvalues differ, one layer therefore does not solve the
+    regression even over an infinite prompt, and more layers reduce the risk.
 
     Args:
-        spectrum: the eigenvalues $\Lambda$ of the covariance, at least one of them positive.
+        spectrum: the eigenvalues $\Lambda$ of the covariance, not negative and not all zero.
         noise_variance: $s^2$, the variance of the label noise.
         prior_variance: $\tau^2$, the variance of each entry of $w$.
 
@@ -224,7 +225,7 @@ class RotatedRegression(AbstractGaussianRegression):
 
     @property
     def label_dim(self) -> int:  # ty: ignore[incompatible-property-override]
-        """1."""
+        """The number of labels per token, 1."""
         return 1
 
     @property
@@ -235,7 +236,7 @@ class RotatedRegression(AbstractGaussianRegression):
     def covariances(
         self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "points d d"], Float[np.ndarray, "points d d"]]:
-        r"""Return $\Sigma=\Sigma_q=O\Lambda O^\top$ twice, for rotations given by the normals."""
+        r"""Return $\Sigma=O\Lambda O^\top$ twice, for rotations O computed from the normals."""
         rotations = haar_rotations(normals, self.spectrum.size)
         rotated = (rotations * self.spectrum) @ rotations.mT
         return rotated, rotated
@@ -250,8 +251,8 @@ class RotatedRegression(AbstractGaussianRegression):
 class CovariateRegression(AbstractRegression):
     r"""In-context linear regression with covariates from any measure.
 
-    Unless covariates are Gaussian, softmax and linear attention have different limits. Risks are
-    exact for softmax heads whose scores do not depend on labels, and simulated for other
+    Unless the covariates are Gaussian, softmax and linear attention have different limits. Risks
+    are exact for softmax heads whose scores do not depend on labels, and simulated for other
     attentions.
 
     Args:
@@ -302,7 +303,7 @@ class CovariateRegression(AbstractRegression):
 
     @property
     def label_dim(self) -> int:  # ty: ignore[incompatible-property-override]
-        """1."""
+        """The number of labels per token, 1."""
         return 1
 
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Product, Product]:  # noqa: ARG002
@@ -337,7 +338,7 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def _second_moment(law: AbstractMeasure, dim: int) -> np.ndarray:
-    r"""Return the second moment $E\,x_qx_q^\top$ of the law of $x_q$."""
+    r"""Return the second moment $E\,x_qx_q^\top$ of the law of $x_q$, or raise an error."""
     if law.dim != dim:
         raise ArgumentError(
             "query_covariates",
@@ -351,7 +352,7 @@ def _second_moment(law: AbstractMeasure, dim: int) -> np.ndarray:
 
 
 def _require_second_moment(given: ArrayLike, moment: np.ndarray) -> None:
-    """Raise an error if the given covariance differs from the second moment of the query law."""
+    """Raise an error if `given` differs from the second moment of the law of queries."""
     matrix = _covariance("query_covariance", given)
     if matrix.shape != moment.shape or not np.allclose(matrix, moment, rtol=1e-9, atol=1e-12):
         raise ArgumentError(

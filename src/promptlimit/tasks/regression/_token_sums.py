@@ -1,12 +1,14 @@
-r"""Sums over the tokens of training prompts, which depend only on (key, length, step).
+r"""Sums over the tokens of training prompts. The prompts depend only on (key, length, step).
 
 A member is one training run; members differ in the length L of their prompts. A token is a vector
 $g$ of standard normals with the score $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$.
-The prediction of a head is $T=\sum_lp_lt_l$ (softmax, with weights $p_l$) or
-$T=\frac1L\sum_ls_lt_l$ (linear), and
+The prediction of a softmax head with weights $p_l$ is $T=\sum_lp_lt_l$, and that of a linear head
+is $T=\frac1L\sum_ls_lt_l$. Their derivatives are
 
     softmax:  dT/db = sum p g          dT/da = sum p (t - T) g
-    linear:   dT/db = sum s g / L      dT/da = sum t g / L,          T = <b, dT/db> in both.
+    linear:   dT/db = sum s g / L      dT/da = sum t g / L,
+
+and T = <b, dT/db> for both kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +31,7 @@ class PromptStream(NamedTuple):
     """The random prompts of several members.
 
     Attributes:
-        lengths: the number of tokens of each member.
+        lengths: the number of tokens per prompt, for each member.
         batch: the number of prompts per step.
         dim: the dimension of a token.
         keys: the first and the second word of the random key of each member, [members] each.
@@ -49,7 +51,7 @@ class PromptStream(NamedTuple):
 def prompt_stream(
     dim: int, lengths: tuple[int, ...], batch: int, keys: Sequence[PRNGKeyArray]
 ) -> PromptStream:
-    """Return the prompts of members with these lengths; the key of each depends on its length."""
+    """Return the prompts of members with these lengths; each length is folded into its key."""
     largest = (dim + 2) * batch * max(lengths)
     if largest >= 2**32:
         raise ArgumentError(
@@ -83,7 +85,8 @@ TokenSums: TypeAlias = Callable[
     ],
     PredictionSlopes,
 ]
-"""A function of the prompts, the kernel of each head, the step, $a$ and $b$."""
+"""A function of the prompts, the kernel of each head, the step, $a$ and $b$ that returns the
+derivatives of the predictions."""
 
 
 def token_sums(
@@ -93,7 +96,7 @@ def token_sums(
     score: Float[Array, "1 heads batch dim"],
     value: Float[Array, "1 heads batch dim"],
 ) -> PredictionSlopes:
-    """Return the sums over the tokens of one member, drawn in blocks of prompts."""
+    """Return the sums over the tokens of one member, whose prompts are drawn in blocks."""
     (length,), batch = prompts.lengths, prompts.batch
     block = largest_block(batch, length)
     rows = jnp.stack([score[0], value[0]]).transpose(2, 0, 1, 3)  # [batch, 2, heads, dim]
@@ -113,7 +116,7 @@ def largest_block(batch: int, length: int) -> int:
 
 
 def in_blocks(function: Callable[[Array, Array], Array], rows: Array, block: int) -> Array:
-    """Return the results of a function of the first index of a block and its rows, per block."""
+    """Return `function(index of the first row, rows)` for blocks of rows, concatenated."""
     batch = rows.shape[0]
     if block == batch:
         return function(jnp.uint32(0), rows)
@@ -133,7 +136,7 @@ def coordinates(
 ) -> Float[Array, "count dim length"]:
     """Return the normals of `count` prompts from `first` on, one row per coordinate.
 
-    They are drawn as one long row, which vectorises at every length.
+    The normals are drawn as one long row, which vectorises at every length.
     """
     (length,), pairs, batch = prompts.lengths, prompts.pairs, prompts.batch
     shape = (pairs, count * length)
@@ -151,7 +154,7 @@ def _block_sums(
     kernels: tuple[str, ...],
     rows: Float[Array, "block 2 heads dim"],
 ) -> Float[Array, "block 2 heads dim"]:
-    """Return the sums by value and by score, by two matrix products over the tokens."""
+    """Return the derivatives by value and by score, from two matrix products over the tokens."""
     block, _, length = normals.shape
     heads = len(kernels)
     flat = rows.reshape(block, -1, rows.shape[-1])

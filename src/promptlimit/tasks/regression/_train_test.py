@@ -1,8 +1,8 @@
 r"""Risks of heads trained over prompts of one length and tested over prompts of other lengths.
 
-On an isotropic regression, $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, the softmax heads are
-$U=\mathrm{diag}(aI,0)$, $v=(0,b)$, with v the last row of the value matrix. The risk is a quadratic
-polynomial in b whose coefficients are means over $|x_q|^2$, so training is a minimisation over a.
+On an isotropic regression, $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, the softmax heads have
+$U=\mathrm{diag}(aI,0)$ and the last row $v=(0,b)$ of the value matrix. The risk is quadratic in b
+with coefficients that are means over $|x_q|^2$, so training is a minimisation over a.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 @dataclasses.dataclass(frozen=True)
 class IsotropicRisk:
-    r"""The exact risk of softmax attention with $U=\mathrm{diag}(aI,0)$, $v=(0,b)$, in $(a,b)$.
+    r"""The exact risk of softmax attention with $U=\mathrm{diag}(aI,0)$ and $v=(0,b)$.
 
     With $r=|x_q|^2=\lambda_q\chi^2_d$, $y=\tau^2E\,r$, $n=\tau^2\lambda d+s^2$ and $k=ab\lambda$,
 
@@ -105,7 +105,7 @@ class IsotropicRisk:
     def _coefficients(
         self, a: float, every: int = 1
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        r"""Return the coefficients of $b^2$ and of $-2b$ in $2R$, and their derivatives in a."""
+        r"""Return the coefficients of $b^2$ and $-2b$ in $2R$, and their derivatives in a."""
         task, dim = self.task, self.task.token_dim - 1
         chi2 = self.squares[::every] / (a * self._scale) ** 2
         logarithm = dim / 2 * np.log(chi2 / 2) - chi2 / 2 - math.lgamma(dim / 2)
@@ -114,7 +114,7 @@ class IsotropicRisk:
         radius = task.query_covariance[0, 0] * chi2
         rows = np.stack([P, radius * P, radius * excess])
         means = rows @ mass
-        # d log(mass) / d log a = chi2 - d, and the radius at a node changes by -2 radius.
+        # At a node, d log(mass) / d log a = chi2 - d and d radius / d log a = -2 radius.
         slopes = (rows @ (mass * (chi2 - dim)) - np.array([0.0, 2.0, 2.0]) * means) / a
         prior, scale = task.prior_variance, float(task.covariance[0, 0])
         values = prior * float(np.trace(task.covariance)) + task.noise_variance
@@ -138,7 +138,7 @@ class IsotropicRisk:
 
 
 def isotropic_risks(task: LinearRegression, lengths: Sequence[float]) -> list[IsotropicRisk]:
-    """Return the risks at several lengths; one pass computes the weight statistics of all."""
+    """Return the risks at several lengths; one pass computes the statistics of all lengths."""
     dim = task.token_dim - 1
     low, high = 2 * _SCALES[[0, -1]]
     low, high = low - 2 * _TAIL / dim, high + math.log(dim + 4 * _TAIL + 16 * math.sqrt(dim))
@@ -151,13 +151,13 @@ def isotropic_risks(task: LinearRegression, lengths: Sequence[float]) -> list[Is
 
 
 class TrainTestRisk(Result):
-    r"""Risks of heads trained over prompts of some lengths and tested over prompts of others.
+    r"""Risks of heads trained over prompts of some lengths and tested over other prompts.
 
     Attributes:
         train_lengths: $L$, the length at which each head has the smallest risk, [n].
         test_lengths: $L'$, the lengths at which the risks are computed, [m].
         value: the risk, half the mean squared error, [n, m].
-        error: the measured error of `value`, in the units of `value`, [n, m].
+        error: the measured error of `value`, [n, m].
         kind: "exact".
         kernel: "softmax" or "linear".
         key_query: $U$ of each head, [n, d + 1, d + 1].
@@ -183,7 +183,7 @@ class TrainTestRisk(Result):
         """Return the head trained at one of the lengths, in jax's current precision.
 
         Args:
-            place: the index of its length in `train_lengths`.
+            place: the index of the length in `train_lengths`.
         """
         head = SoftmaxAttention if self.kernel == "softmax" else LinearAttention
         return head(self.key_query[place], self.value_matrix[place])
@@ -199,9 +199,9 @@ def train_test_risk(
 ) -> TrainTestRisk:
     r"""Return the risk of heads trained at some lengths and tested at others, without simulation.
 
-    A trained head has the smallest risk among the block heads, whose matrix is
-    $U=\mathrm{diag}(A,0)$ and whose last row of V is $v=(0,b)$. For linear attention it is the
-    optimum of `linear_optimum`. For softmax attention $A=aI$, and $(a,b)$ minimises the exact risk.
+    A trained head has the smallest risk among the block heads, for which $U=\mathrm{diag}(A,0)$ and
+    the last row of V is $v=(0,b)$. For linear attention the trained head is that of
+    `linear_optimum`. For softmax attention $A=aI$, and $(a,b)$ minimises the exact risk.
 
     Args:
         task: the regression; for softmax attention its covariances must be multiples of the
