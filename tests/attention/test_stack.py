@@ -52,6 +52,37 @@ def plain_stack(layers, tokens, query, *, weights=None, causal=False) -> np.ndar
     return query
 
 
+def nested() -> dict[str, pl.AbstractAttention]:
+    """Return sums whose parts have residuals, directly and through a stack of one layer."""
+    rng = np.random.default_rng(5)
+    U, V, C, D = 0.4 * rng.normal(size=(4, 2, 2))
+    head, inner = pl.SoftmaxAttention(U, V), pl.Layer(pl.SoftmaxAttention(U.T, V), C)
+    return {
+        "sum": pl.MultiHead([head, inner]),
+        "sum with an output matrix": pl.MultiHead([inner, inner, head], output=D[:1]),
+        "layer": pl.Layer([inner, head], D),
+        "stack": pl.Layer([pl.Stack([inner])]),
+    }
+
+
+@pytest.mark.parametrize("name", list(nested()))
+def test_sums_of_layers_keep_the_residuals_of_their_parts(x64, name):
+    attention, query = nested()[name], np.array([0.7, -1.2])
+    tokens = np.random.default_rng(6).normal(size=(3, 2))
+    heads, residual = attention.as_heads(), attention.residual_matrix()
+    assert heads is not None
+    assert residual is not None
+    prompt = pl.Empirical(tokens)
+    total = residual @ query + sum(head(prompt, query) for head in heads)
+    np.testing.assert_allclose(total, attention(prompt, query), rtol=1e-12)
+    assert attention.single_head() is None
+    # All prompts of two tokens from a law on three points, by enumeration.
+    pairs = [(a, b) for a in tokens for b in tokens]
+    mean = np.mean([attention(pl.Empirical(np.array(pair)), query) for pair in pairs], axis=0)
+    found = pl.prompt_moments(attention, prompt, query, 2, kind="exact")
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-9)
+
+
 def plain_limit(layers, mean, cov, query) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return output, mean and covariance after all layers, over Gaussian tokens."""
     for layer in layers:

@@ -113,9 +113,9 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
 
 def test_a_position_requires_a_causal_mask() -> None:
     head = pl.heads.Head(*np.random.default_rng(0).normal(size=(3, 12, 2)))
-    with pytest.raises(ValueError, match="^`position` must be None for a head without a causal"):
+    with pytest.raises(ValueError, match=r"^`position` must be None for a head without a causal"):
         head.gaussian(position=3)
-    with pytest.raises(ValueError, match="^`position` must be from 0 to 11, got 12"):
+    with pytest.raises(ValueError, match=r"^`position` must be from 0 to 11, got 12"):
         pl.heads.Head(head.queries, head.keys, head.values, causal=True).gaussian(position=12)
 
 

@@ -61,7 +61,7 @@ def test_digits_stand_alone_before_pairs_are_merged(model: pl.heads.Model, tmp_p
     assert other.tokenizer is None
     with pytest.raises(ValueError, match="whose GGUF file has a tokenizer that is not supported"):
         pl.heads.windows_of(other, "ab")
-    with pytest.raises(ValueError, match="^`at_most` must be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"^`at_most` must be a whole number of at least 1, got 0"):
         pl.heads.windows_of(joined, "ab " * 40, window=8, at_most=0)
 
 

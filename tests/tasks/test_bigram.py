@@ -136,6 +136,10 @@ def test_the_gap_to_infinite_prompts_is_the_distance_from_the_transitions() -> N
             r"a length is not between 2 and 1e\+06",
         ),
         (
+            lambda task: pl.risk(task.head(), task, 1, key=jax.random.key(0)),
+            "`lengths` must be at least 2, got 1: L symbols form L - 1 tokens",
+        ),
+        (
             lambda task: InContextBigram(2, transitions=[[1.0]]),
             r"`transitions` must have shape \[2, 2\]",
         ),

@@ -202,7 +202,7 @@ def test_coinciding_components_are_one_gaussian():
 
 FAR = {
     1e3: "`attention` must have scores of standard deviation at most 40, got ",
-    1e50: "`task` must have means near enough for the attention scores of finite prompts, got one "
+    1e50: "`task` must have means near enough for the quadrature over finite prompts, got one "
     "1e+50 standard deviations from 0. Infinite prompts support any means.",
 }
 

@@ -13,7 +13,7 @@ from promptlimit._inputs import float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._multi_head import AbstractHeadSum
 from promptlimit.errors import ArgumentError
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
 class Layer(AbstractHeadSum):
@@ -63,17 +63,22 @@ class Layer(AbstractHeadSum):
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $Cz+\sum_hT_h[\mu](z)$."""
-        return self.residual_matrix() @ query + super().attend(prompt, query)
+        return self._own_residual() @ query + super().attend(prompt, query)
 
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
         r"""Return $C$ plus the heads' matrices, and the heads' shifts; None if a head has none."""
         limit = super().affine_limit(prompt)
-        return None if limit is None else (self.residual_matrix() + limit[0], limit[1])
+        return None if limit is None else (self._own_residual() + limit[0], limit[1])
 
+    @full_precision
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"]:
-        r"""Return $C$."""
+        r"""Return $C$ plus the residuals of all $T_h$."""
+        inner = super().residual_matrix()
+        return self._own_residual() if inner is None else self._own_residual() + inner
+
+    def _own_residual(self) -> Float[Array, "output_dim query_dim"]:
         if self.residual is not None:
             return self.residual
         arrays = jax.tree.leaves(eqx.filter(self.heads, eqx.is_inexact_array))

@@ -78,6 +78,12 @@ class AbstractHeadSum(AbstractAttention):
             return None
         return tuple(head for part in known for head in part)
 
+    def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
+        """Return the sum of the residuals of all attentions $T_h$; None if no $T_h$ has one."""
+        residuals = [part.residual_matrix() for part in self.heads]
+        known = [residual for residual in residuals if residual is not None]
+        return jnp.sum(jnp.stack(known), axis=0) if known else None
+
     def matrices(self) -> list[str]:
         """Return the names of the heads' matrices, such as "heads[0].value", then of its own."""
         pairs = ((i, name) for i, head in enumerate(self.heads) for name in head.matrices())
@@ -145,6 +151,12 @@ class MultiHead(AbstractHeadSum):
         if heads is None or self.output is None:
             return heads
         return tuple(head.with_value(self.output @ head.value) for head in heads)
+
+    @full_precision
+    def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
+        r"""Return $O$ times the sum of the residuals of all $T_h$; None if no $T_h$ has one."""
+        residual = super().residual_matrix()
+        return residual if residual is None or self.output is None else self.output @ residual
 
     @full_precision
     def gradient_structure(self, wrt: str) -> GradientStructure | None:

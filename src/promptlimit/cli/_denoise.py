@@ -23,7 +23,9 @@ def denoise(
     ] = "3,0; 0,3",
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="W,W,...", help="Weights of the components (equal)."),
+        typer.Option(
+            "--weights", metavar="W,W,...", help="Weights of the components; equal by default."
+        ),
     ] = None,
     within_variance: Annotated[
         float,

@@ -35,7 +35,7 @@ def flow(
             "--time",
             metavar="T",
             parser=above_zero("--time"),
-            help="Final time; SGD reaches the time 2 x steps x rate.",
+            help="Final time; SGD at a rate reaches the time 2 x steps x rate.",
         ),
     ] = 600.0,
     rtol: Annotated[

@@ -79,14 +79,15 @@ def heads(
     ] = None,
     windows: Annotated[
         int | None,
-        whole_option("--windows", "Prompts per text, at most (24; 1 with --causal)."),
+        whole_option("--windows", "Prompts per text, at most (default 24, or 1 with --causal)."),
     ] = None,
     clusters: Annotated[int, whole_option("--clusters", "Gaussians in the mixture.")] = 4,
     sinks: Annotated[
         int | None,
         whole_option(
             "--sinks",
-            "Tokens kept exactly, in addition to one Gaussian (8; the first 4 with --causal).",
+            "Tokens kept exactly, in addition to one Gaussian "
+            "(default 8, or the first 4 with --causal).",
             least=0,
         ),
     ] = None,

@@ -23,7 +23,10 @@ def length(
     ] = None,
     absolute: Annotated[
         bool,
-        typer.Option("--absolute", help="The tolerance is a distance, not a share of the limit."),
+        typer.Option(
+            "--absolute",
+            help="The tolerance is a distance, not a fraction of the size of the limit.",
+        ),
     ] = False,
     wrt: Wrt = None,
     *,

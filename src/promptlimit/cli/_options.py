@@ -135,7 +135,9 @@ Noise = Annotated[
         help="Noise variance of the labels.",
     ),
 ]
-Dim = Annotated[int, whole_option("--dim", "Dimension of the covariates, unless a matrix determines it.")]
+Dim = Annotated[
+    int, whole_option("--dim", "Dimension of the covariates, unless a matrix determines it.")
+]
 
 
 class Problem(NamedTuple):
@@ -149,7 +151,7 @@ class Problem(NamedTuple):
     law: Prompt = None
     dim: Annotated[
         int | None,
-        whole_option("--dim", "Standard case: tokens and queries N(0, I_d), U = τI (1)."),
+        whole_option("--dim", "Standard case: tokens and queries N(0, I_d), U = τI (default 1)."),
     ] = None
     sharpness: Annotated[
         float | None,
@@ -157,7 +159,7 @@ class Problem(NamedTuple):
             "--sharpness",
             metavar="TAU",
             parser=above_zero("--sharpness"),
-            help="Standard case: τ (0.5).",
+            help="Standard case: τ (default 0.5).",
         ),
     ] = None
 

@@ -41,7 +41,8 @@ def reproduce(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Do less, in a minute or two; claims on training stay undecided."
+            "--quick",
+            help="Use smaller settings (a minute or two); claims on training stay undecided.",
         ),
     ] = False,
     protocol: Annotated[

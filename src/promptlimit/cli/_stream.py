@@ -43,7 +43,7 @@ def stream(
             "--length",
             metavar="L",
             parser=any_number("--length"),
-            help="Number of tokens to draw from the law (1e6).",
+            help="Number of tokens to draw from the law (default 1e6).",
         ),
     ] = None,
     lengths: Lengths = None,
@@ -52,10 +52,11 @@ def stream(
         whole_option("--queries", "Queries to draw, if they have a law.", most=10**6),
     ] = 16,
     linear: Annotated[
-        bool, typer.Option("--linear", help="Add linear attention in the same pass, to the JSON.")
+        bool, typer.Option("--linear", help="Also compute linear attention; included in the JSON.")
     ] = False,
     covariance: Annotated[
-        bool, typer.Option("--covariance", help="Add tilted covariances, to the JSON.")
+        bool,
+        typer.Option("--covariance", help="Also compute tilted covariances; included in the JSON."),
     ] = False,
     every: Annotated[
         float,

@@ -39,7 +39,7 @@ def temperature(
             "--to",
             metavar="L",
             parser=partial(length_in, option="--to"),
-            help="The length of the prediction.",
+            help="The length at which the rules are compared.",
         ),
     ] = "131072",
     margin: Annotated[

@@ -79,7 +79,7 @@ class OutputLaw(Result):
         rows = [column.reshape(-1, column.shape[-1]) for column in columns]
         means = [
             mean_under_tail(
-                function, slope, c, tail, mean=float(mean[0]), spread=math.sqrt(max(variance[0], 0.0))
+                function, slope, c, tail, mean=mean[0], spread=math.sqrt(max(variance[0], 0.0))
             )
             for c, tail, mean, variance in zip(*rows, strict=True)
         ]

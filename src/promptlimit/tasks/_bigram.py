@@ -216,6 +216,10 @@ class InContextBigram(AbstractTask):
         self, length: int, *, keys: Key[Array, " 3"]
     ) -> tuple[Empirical, Float[Array, " pair"]]:
         """Return the pairs of neighbours in a chain of L symbols, and the token $(e_q,P_q)$."""
+        if length < 2:
+            raise ArgumentError(
+                "lengths", f"must be at least 2, got {length}: L symbols form L - 1 tokens."
+            )
         transitions = self._rows(keys[0])
         first = jax.random.randint(keys[1], (), 0, self.symbols)
 

@@ -94,7 +94,7 @@ def risk(
 
 
 @computes(RISK_GRADIENT)
-@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
+@numpy_only("Call it outside, or differentiate `tasks.risk_function` of a linear regression.")
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -174,7 +174,7 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
 
 
 @computes(BAYES_EXCESS)
-@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
+@numpy_only("Call it outside the compiled function and pass its result.")
 def bayes_excess(
     attention: AbstractAttention,
     task: AbstractTask,

@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from scipy.stats import norm
 
-from promptlimit._arrays import Array, as_float64, with_numpy_defaults
-from promptlimit._inputs import in_double, in_precision, require_key, require_samples, to_device
-from promptlimit.errors import ArgumentError, LawMismatchError, NotAnalyticError, OutsideDomainError
+from promptlimit._arrays import Array, as_float64, require_whole, with_numpy_defaults
+from promptlimit._inputs import in_double, in_precision, require_key, to_device
+from promptlimit.errors import LawMismatchError, NotAnalyticError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, has_transform, require_measure
 from promptlimit.results import LawCheck, LawReport
 from promptlimit.weights._ray import Ray
@@ -111,11 +111,7 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     """
     require_measure("law", law)
     require_key(key)
-    require_samples(samples)
-    if samples is None or samples < _FEWEST:
-        raise ArgumentError(
-            "samples", f"must be a whole number of at least {_FEWEST}, got {samples}."
-        )
+    require_whole("samples", samples, _FEWEST)
     single = () if jax.config.read("jax_enable_x64") else (np.float32,)
     lenient = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), lenient[0], lenient[1]:
@@ -426,7 +422,8 @@ def _derivatives(subject: _Subject) -> Iterator[_Finding]:
 def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterator[_Finding]:
     """Yield comparisons of a mean and covariance with finite differences along a direction."""
     found = float(direction.tilt @ mean), float(direction.tilt @ cov @ direction.tilt)
-    methods, length = ("`tilted_mean`", "`tilted_cov`"), np.linalg.norm(direction.tilt)
+    methods = ("`tilted_mean`", "`tilted_cov`") if at else ("`mean`", "`cov`")
+    length = np.linalg.norm(direction.tilt)
     units = (length, length**2)
     for method, here, there, unit in zip(
         methods, found, direction.derivatives(at), units, strict=True
@@ -484,7 +481,7 @@ def _lost_digits(
             share = abs(found - expected) / (rounding * size**power + allowed)
             message = (
                 f"`{method}` is {found / length**power:.6g} in {dtype} at {at:g} standard "
-                f"deviations along {direction.name}, where `mean` and `cov` give "
+                f"deviations along {direction.name}, where the tilted moments at 0 give "
                 f"{expected / length**power:.6g}. The derivatives of `log_laplace` lose digits "
                 "near zero; replace its formula by a power series there"
             )

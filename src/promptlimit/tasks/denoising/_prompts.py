@@ -184,7 +184,7 @@ def _too_far(task: AbstractDenoising) -> ValueError:
     far = np.hypot.reduce(task.means / math.sqrt(task.query_variance), axis=1).max()
     return ArgumentError(
         "task",
-        "must have means near enough for the attention scores of finite prompts, got one "
+        "must have means near enough for the quadrature over finite prompts, got one "
         f"{far:.3g} standard deviations from 0. Infinite prompts support any means.",
     )
 
