@@ -16,7 +16,7 @@ from jaxtyping import Array, Key, PRNGKeyArray
 from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
 
-_COUNTS_ALONE = "jax_threefry_partitionable"
+_PARTITIONABLE = "jax_threefry_partitionable"
 """A setting of jax, on since 0.5. With it, the n-th key of a split is the hash of (0, n)."""
 
 
@@ -58,7 +58,7 @@ def _is_plain(key: PRNGKeyArray) -> bool:
     """Return whether jax does not trace the key and `threefry` reproduces its splits."""
     if is_traced(key) or jax.random.key_impl(key) != "threefry2x32":
         return False
-    return bool(getattr(jax.config, _COUNTS_ALONE, True))
+    return bool(getattr(jax.config, _PARTITIONABLE, True))
 
 
 def _below(key: tuple[Any, Any], numbers: np.ndarray) -> tuple[Any, Any]:

@@ -148,7 +148,7 @@ class SharpnessLaw:
         mean, variance = self._tilted(theta.ravel())
         means = [mean_of_product(product, mean, variance) for product in products]
         summed = weight * np.stack(means).reshape(len(products), *theta.shape)
-        _refuse_cancellation(summed)
+        _require_little_cancellation(summed)
         return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
@@ -228,7 +228,7 @@ def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Comp
     return theta, scale * (cosh / _SLOPE - 1j * sinh)
 
 
-def _refuse_cancellation(summed: Complex) -> None:
+def _require_little_cancellation(summed: Complex) -> None:
     total = np.abs(np.sum(summed.real, axis=-1))
     condition = np.sum(np.abs(summed), axis=-1) / np.maximum(total, np.finfo(np.float64).tiny)
     worst = float(np.max(np.where(total > 0.0, condition, 0.0), initial=0.0))

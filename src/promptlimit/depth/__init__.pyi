@@ -7,7 +7,7 @@ from ._fluctuations import fluctuation_cov as fluctuation_cov
 from ._fluctuations import too_many_terms as too_many_terms
 from ._gaussian_stack import GaussianStack as GaussianStack
 from ._gaussian_stack import LayerMatrices as LayerMatrices
-from ._gaussian_stack import unread_layer as unread_layer
+from ._gaussian_stack import unsupported_layer as unsupported_layer
 from ._influence import Influence as Influence
 from ._influence import influence as influence
 from ._linear_stack import MOST_NODES as MOST_NODES

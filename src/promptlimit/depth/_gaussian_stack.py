@@ -66,7 +66,7 @@ class GaussianStack:
 
     @staticmethod
     def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
-        """Return a stack over tokens N(mean, cov); `unread_layer(layers)` must be None."""
+        """Return a stack over tokens N(mean, cov); `unsupported_layer(layers)` must be None."""
         with jax.enable_x64(True):
             return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
 
@@ -184,7 +184,7 @@ class GaussianStack:
         return None
 
 
-def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
+def unsupported_layer(layers: Sequence[AbstractAttention]) -> str | None:
     """Return why the layers do not form a `GaussianStack`; None if they do."""
     for number, layer in enumerate(layers):
         heads = layer.as_heads()

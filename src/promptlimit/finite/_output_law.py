@@ -63,11 +63,11 @@ class AbstractScalarLaws(abc.ABC):
         return 0
 
 
-ReadLaws = Callable[[int], AbstractScalarLaws]
+LawsOfCoordinate = Callable[[int], AbstractScalarLaws]
 """A function that returns the laws of the coordinate with a given index."""
 
 
-OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity(
+OUTPUT_LAW: "Quantity[Problem, LawsOfCoordinate]" = Quantity(
     "output_law",
     returns="a function of the coordinate that returns a `finite.AbstractScalarLaws`",
 )
@@ -285,7 +285,7 @@ def _obstacle(problem: Problem) -> str | None:
     )
 
 
-def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> ReadLaws:
+def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> LawsOfCoordinate:
     head, parts = unwrap(problem.head), unwrap(problem.parts)
 
     def read(coordinate: int) -> AbstractScalarLaws:
@@ -304,13 +304,13 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
     return read
 
 
-def _limit(problem: Problem, _effort: Effort) -> ReadLaws:
+def _limit(problem: Problem, _effort: Effort) -> LawsOfCoordinate:
     limit = problem.limit()
     count = problem.lengths.size
     return lambda i: _SimulatedLaws.of([limit[i : i + 1 or None]] * count, float(limit[i]))
 
 
-def _estimate(problem: Problem, effort: Effort) -> ReadLaws:
+def _estimate(problem: Problem, effort: Effort) -> LawsOfCoordinate:
     limit = problem.limit()
     outputs = [limit[None]] * problem.lengths.size
     for place, (_, deviation, *_) in simulated_lengths(problem, effort, output_errors, limit, None):

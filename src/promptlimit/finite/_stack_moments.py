@@ -42,7 +42,7 @@ from promptlimit.depth import (
     leading_order_ratio,
     semi_exact_bias,
     too_many_terms,
-    unread_layer,
+    unsupported_layer,
 )
 from promptlimit.errors import AccuracyError, KindUnavailableError, SlowExpansionWarning
 from promptlimit.finite._head_moments import MomentRows, leading_error
@@ -435,7 +435,7 @@ def expansion_obstacle(problem: Problem) -> str | None:
         (problem.including_query, "the query is a token"),
     )
     if obstacle is None:
-        obstacle = unread_layer(layers)
+        obstacle = unsupported_layer(layers)
     if obstacle is None:
         stack = gaussian_stack(problem)
         obstacle = stack.sharp_layer() or too_many_terms(stack)

@@ -7,7 +7,7 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, as_float64, increasing_lengths
 from promptlimit.attention import AbstractAttention, Stack
-from promptlimit.depth import GaussianStack, unread_layer
+from promptlimit.depth import GaussianStack, unsupported_layer
 from promptlimit.finite._problem import checked_problem
 from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, prompt_moments
 from promptlimit.measures import AbstractMeasure, Gaussian
@@ -85,7 +85,7 @@ def _squared_tau(
     """
     if not (isinstance(attention, Stack) and isinstance(measure, Gaussian)):
         return None
-    if unread_layer(attention.layers) is not None:
+    if unsupported_layer(attention.layers) is not None:
         return None
     moments = as_float64(measure.location), as_float64(measure.covariance)
     layers = GaussianStack.of(attention.layers, *moments)

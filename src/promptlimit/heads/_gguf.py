@@ -41,7 +41,7 @@ _IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_TURNED = ("self_attn.q_proj", "self_attn.k_proj")
+_ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 _CONTROL, _USERS = 3, 4
 _WITH_DIGITS = {"gpt-2": False, "smollm": True}
 """For each supported pre-tokenizer, whether every digit is a separate token."""
@@ -66,7 +66,7 @@ class GgufModel(AbstractModelSource):
         dimension d, so the rows are reordered.
         """
         array = super().read(name, shape)
-        if not any(part in name for part in _TURNED):
+        if not any(part in name for part in _ROTATED):
             return array
         half = self.config["head_dim"] // 2
         return array.reshape(-1, half, 2, shape[-1]).swapaxes(1, 2).reshape(shape)

@@ -131,9 +131,9 @@ def _risks(problem: RiskProblem, _effort: Effort) -> list[Estimate]:
         value, error = _error(beta, beta * math.sqrt(signal), length, square=True)
         value, error = b**2 * value, b**2 * error
         if b != 1.0:
-            missed, doubt = _error(beta, beta * math.sqrt(signal), length, square=False)
+            missed, uncertainty = _error(beta, beta * math.sqrt(signal), length, square=False)
             value += (b - 1.0) ** 2 - 2.0 * b * (b - 1.0) * missed
-            error += abs(2.0 * b * (b - 1.0)) * doubt
+            error += abs(2.0 * b * (b - 1.0)) * uncertainty
         risks.append(Estimate(0.5 * value, 0.5 * error, 0))
     return risks
 

@@ -36,7 +36,7 @@ class Case(NamedTuple):
     theta: np.ndarray | None = None
 
 
-class Followed(NamedTuple):
+class FlowConstants(NamedTuple):
     r"""A flow over the infinite prompt, and the constants of its convergence.
 
     Attributes:
@@ -90,7 +90,7 @@ def _flow(place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return times, flow.value - 0.5 * case.task.noise_variance, flow.gradient_norms**2
 
 
-def followed(setting: Setting) -> list[Followed]:
+def followed(setting: Setting) -> list[FlowConstants]:
     """Return the flow of each case with the constants of `flow_rate`."""
     found = []
     for place, case in enumerate(cases(setting)):
@@ -99,7 +99,9 @@ def followed(setting: Setting) -> list[Followed]:
         smallest = float(np.linalg.eigvalsh(case.task.covariance).min())
         fixed = 2 * case.task.prior_variance * constants.limit_scale**2 * smallest**3
         found.append(
-            Followed(times, excess, squares / excess, constants.rate, constants.pl_constant, fixed)
+            FlowConstants(
+                times, excess, squares / excess, constants.rate, constants.pl_constant, fixed
+            )
         )
     return found
 

@@ -147,7 +147,7 @@ def draw_training_distances(data: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-_BETWEEN = np.unique(np.geomspace(10, 1000, 33).round())
+_RIDGE_LENGTHS = np.unique(np.geomspace(10, 1000, 33).round())
 _POINTS = 256
 """The number of points for the Bayes risk; the figure does not show its error of a thousandth."""
 
@@ -171,7 +171,7 @@ def training_ends(setting: Setting, laws: Sequence[str]) -> Arrays:
     more than 1.1 times the least excess.
     """
     arrays: Arrays = {}
-    between = _BETWEEN[::4] if setting.quick else _BETWEEN
+    between = _RIDGE_LENGTHS[::4] if setting.quick else _RIDGE_LENGTHS
     for law in laws:
         at_end, along, trained = ends(setting, law), curves(setting, law), descent(setting, law)
         arrays |= by_law(

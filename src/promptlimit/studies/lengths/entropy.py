@@ -243,8 +243,8 @@ def prediction(setting: Setting) -> Iterator[Check]:
     """
     rng = np.random.default_rng(setting.seed + 2)
     count, lists = (256, 40) if setting.quick else (512, 100)
-    held = _held(rng.normal(size=(lists, count)), 1.0, _LENGTHS, "value")
-    naive = _held(rng.normal(size=(lists, count)), 2.0, _DOWN, "naive")
+    held = _covered(rng.normal(size=(lists, count)), 1.0, _LENGTHS, "value")
+    naive = _covered(rng.normal(size=(lists, count)), 2.0, _DOWN, "naive")
     missed = share_at_least(
         r"measured entropy plus $\ln(L/N)$, $\sigma = 2$, $L = 8$: lists of "
         f"$N = {count}$ scores whose prediction is within two standard errors",
@@ -260,7 +260,7 @@ def prediction(setting: Setting) -> Iterator[Check]:
     yield rejected(missed)
 
 
-def _held(
+def _covered(
     lists: np.ndarray, sigma: float, lengths: np.ndarray, name: Literal["value", "naive"]
 ) -> list[bool]:
     """Return whether each list with S₂ < 0.1 predicts every length within two standard errors.

@@ -153,7 +153,7 @@ def _ends(name: StartName, batch: int, steps: int, starts: int, seed: int) -> np
     return descend(start(name, starts, rng), batch, np.array([steps]), rng)[0]
 
 
-def _stuck(words: str, excesses: np.ndarray) -> Check:
+def _stuck_share(words: str, excesses: np.ndarray) -> Check:
     """Return a check that nine tenths of the starts end with at least 0.1 `zero_excess`."""
     return share_at_least(
         f"{words}: starts with an excess above a tenth of that of the score 0",
@@ -175,7 +175,7 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
     many = _ends("gaussian", 128, 3000, 16, setting.seed)
     exact = descend(even_start(), None, np.array([1000.0]), np.random.default_rng(0))[0, 0]
     far = 0.1 * zero_excess()
-    yield _stuck("batch 1, 10,000 steps", one)
+    yield _stuck_share("batch 1, 10,000 steps", one)
     yield share_at_least(
         "batch 1: pairs in which the Gaussian start has at least 1.5 times the excess of "
         "the structured start",
@@ -193,7 +193,7 @@ def gaussian_starts(setting: Setting) -> Iterator[Check]:
         many < far,
         0.9,
     )
-    yield rejected(_stuck("batch 128, 3,000 steps", many))
+    yield rejected(_stuck_share("batch 128, 3,000 steps", many))
     yield control_at_most(
         "excess after 1,000 steps of the exact gradient from a deterministic start with entries "
         "distributed like standard normal numbers",

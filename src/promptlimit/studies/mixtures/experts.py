@@ -201,7 +201,7 @@ def any_alignment(setting: Setting) -> Iterator[Check]:
     )
 
 
-_TURNED = np.diag(np.ones(_DIM), 1) - np.diag(np.ones(_DIM), -1)
+_ANTISYMMETRIC = np.diag(np.ones(_DIM), 1) - np.diag(np.ones(_DIM), -1)
 """An antisymmetric U: with its transpose in place of U, w and s have the opposite sign."""
 
 
@@ -226,12 +226,12 @@ def _distance(task: Discrimination, head: SoftmaxAttention, x: np.ndarray) -> fl
     return abs(task.coordinates(head).score(x) - attention)
 
 
-def _misread() -> float:
+def _error_without_transpose() -> float:
     """Return |formula - attention|, for the wrong formula with the blocks of U itself."""
     task = Discrimination(np.eye(2, _DIM), [0.6, 0.4], np.eye(_DIM))
     V, x = np.ones((_DIM + 1, _DIM + 1)), np.ones(_DIM)
-    attention = float(SoftmaxAttention(_TURNED, V)(task.prompt, np.append(x, 0.0))[-1])
-    return abs(task.coordinates(SoftmaxAttention(_TURNED.T, V)).score(x) - attention)
+    attention = float(SoftmaxAttention(_ANTISYMMETRIC, V)(task.prompt, np.append(x, 0.0))[-1])
+    return abs(task.coordinates(SoftmaxAttention(_ANTISYMMETRIC.T, V)).score(x) - attention)
 
 
 @STUDY.claim(3, reference="Equations 6, 7 and 12")
@@ -255,7 +255,7 @@ def score_coordinates(setting: Setting) -> Iterator[Check]:
     yield control_at_least(
         "largest difference between the formula, with the blocks of $U$ itself, and "
         "attention over the law, for an antisymmetric $U$",
-        _misread(),
+        _error_without_transpose(),
         0.1,
         basis="the slope has the opposite sign; stated margin",
     )

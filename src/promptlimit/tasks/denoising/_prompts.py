@@ -49,7 +49,7 @@ _REACH = 6.5
 _LIGHT = 1e-4
 """Weight of a query below which the cross moments of two heads are computed roughly."""
 
-_SELDOM = 1e-6
+_OMITTED_WEIGHT = 1e-6
 """Weight of a query below which the cross moments, which take most of the time, are omitted."""
 
 _SAME = 1e-12  # relative difference up to which matrices are considered equal
@@ -94,15 +94,15 @@ class QueryRule(NamedTuple):
         points: the queries, [n, d].
         weights: the weights of the queries, with sum one, [n].
         half: the half to which each query belongs, 0 or 1, [n].
-        doubt: the factor that multiplies the difference between the halves to estimate the error of
-            the whole rule. It is smaller for a lattice, which is much more accurate than its
-            halves.
+        error_factor: the factor that multiplies the difference between the halves to estimate the
+            error of the whole rule. It is smaller for a lattice, which is much more accurate than
+            its halves.
     """
 
     points: Array
     weights: Array
     half: NDArray[np.int64]
-    doubt: float = 0.25
+    error_factor: float = 0.25
 
 
 def query_rule(
@@ -139,7 +139,7 @@ def query_rule(
     halves = [query_points(task, count, replicate=half) for half in (0, 1)]
     points, weights = (np.concatenate([part[i] for part in halves]) for i in (0, 1))
     half = np.repeat([0, 1], [len(part.points) for part in halves])
-    return QueryRule(points, weights / 2, half, doubt=1.0)
+    return QueryRule(points, weights / 2, half, error_factor=1.0)
 
 
 def _is_scalar_across(matrix: Array, among: Array) -> bool:
@@ -262,7 +262,7 @@ def prompt_excess(
     lost = np.zeros(lengths.size)
     covs = np.stack([task.token_variance * np.eye(task.token_dim)] * task.weights.size)
     tokens = GaussianParts(task.weights, task.means, covs)
-    seen = rule.weights > _SELDOM
+    seen = rule.weights > _OMITTED_WEIGHT
     for i, j in zip(*np.triu_indices(len(moments), 1), strict=True):
         values = heads.values[i], heads.values[j]
         if np.abs(values[0].T @ values[1]).max() <= _SAME * np.abs(values).max() ** 2:
@@ -288,7 +288,7 @@ def prompt_excess(
         (rule.weights * (rule.half == part)) @ terms / rule.weights[rule.half == part].sum()
         for part in (0, 1)
     ]
-    return whole, rule.doubt * np.abs(halves[0] - halves[1]) + lost
+    return whole, rule.error_factor * np.abs(halves[0] - halves[1]) + lost
 
 
 def _cross_moments(
