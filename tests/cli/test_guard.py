@@ -195,6 +195,10 @@ def test_no_digit_is_cut_however_narrow_the_terminal(monkeypatch: pytest.MonkeyP
             ("--out", "f"),
             "the same command resumes from f",
         ),
+        (
+            ("--out", "f.json"),
+            "nothing was written; with --out DIR the same command would resume",
+        ),
         ((), "nothing was written; with --out DIR the same command would resume"),
     ],
 )

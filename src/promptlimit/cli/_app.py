@@ -46,6 +46,7 @@ from promptlimit.cli._console import (
     print_error,
     print_note,
 )
+from promptlimit.cli._emit import is_result_file
 from promptlimit.errors import AccuracyError, ArgumentError
 
 Command = Callable[..., None]
@@ -280,7 +281,7 @@ def _warnings_as_notes(flags: dict[str, str]) -> Generator[None]:
 def _interrupted_hint(resumes: bool, out: object) -> str:
     if not resumes:
         return "nothing was written"
-    if out is None:
+    if out is None or is_result_file(Path(str(out))):
         return "nothing was written; with --out DIR the same command would resume"
     return f"the same command resumes from {out}"
 
