@@ -98,7 +98,7 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
 
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
-    """Return every path from the query, with N (`carry`) from its first head to the output."""
+    """Return every path from the query, with `stack.carry` from its first head to the output."""
     require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)

@@ -243,8 +243,8 @@ class SetMoments(NamedTuple):
         r"""The standard error of the risk on a single set; 0 if there is only one set.
 
         Divide by $\sqrt n$ for the mean over n sets. If the risk on some set is NaN, because the
-        sharpness exceeds the tables of weight statistics, the error is the absolute value of the
-        risk on the first set.
+        standard deviation of its scores exceeds the tables of weight statistics, the error is the
+        absolute value of the risk on the first set.
         """
         count = self.risks.shape[0]
         if count == 1:

@@ -19,7 +19,8 @@ from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import AbstractTask
 
 SHARPNESS_RANGES = (16.0, 40.0)
-"""The largest sharpness in the usual tables of weight statistics, and in the widest tables."""
+"""The largest standard deviation of scores in the usual tables of weight statistics, and in the
+widest tables."""
 
 
 class Estimate(NamedTuple):

@@ -24,8 +24,8 @@ _NOISE = 0.1
 r"""$\epsilon$ in `upper_tails`, divided by the slope $\beta_k$."""
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
-r"""The rounding error of a probability, the sizes at which the sums of `_one_sided_sum` end upwards
-and downwards, and the largest frequency."""
+r"""The rounding error of a probability; the sizes of terms at which `_one_sided_sum` stops towards
+large and towards small frequencies; and the largest frequency."""
 
 
 @dataclasses.dataclass(frozen=True)
