@@ -306,6 +306,20 @@ def test_work_waits_for_the_parts_it_needs_and_stays_with_the_accelerator(
     assert two_threads == [2]
 
 
+def test_parts_run_in_the_order_of_their_stages_on_one_core(
+    folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[str] = []
+    parts = [
+        Part(name, lambda _, name=name: began.append(name), stage=stage)
+        for name, stage in (("last", 2), ("first", 0), ("second", 1))
+    ]
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: 1)
+    monkeypatch.setattr(Study, "list_parts", lambda *_: parts)
+    reproduced([LATE], folder, whole=True)
+    assert began == ["first", "second", "last"]
+
+
 def _lose_a_worker() -> None:
     with worker_pool(2) as pool:
         future = pool.submit(time.sleep, 60.0)

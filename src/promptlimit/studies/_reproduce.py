@@ -73,7 +73,7 @@ def reproduce(
         work(study, part)
         for study, _ in chosen
         if whole and study in waiting_for_parts
-        for part in study.list_parts(setting)
+        for part in sorted(study.list_parts(setting), key=lambda part: part.stage)
     ]
     order = [*parts, *wanted]
     durations = {piece.label: _DURATIONS[piece.kind] for piece in order}
