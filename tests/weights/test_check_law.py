@@ -137,15 +137,16 @@ class Infinite(Normal):
 
 
 class Logistic(Normal):
-    r"""Logistic tokens, $-\log\operatorname{sinc}t$, with a power series for |t| below `near`."""
+    r"""Logistic tokens, $-\log(\sin(\pi t)/(\pi t))$; a power series for |t| below `near`."""
 
-    near: float = 0.0
+    near: float = 1e-9
 
     def log_laplace(self, tilt):
         t = tilt[0]
         is_near = jnp.abs(t) < self.near
         series = sum(float(zeta(2 * k)) / k * t ** (2 * k) for k in range(1, 13))
-        far = -jnp.log(jnp.sinc(jnp.where(is_near, 0.5, t)))
+        far = jnp.where(is_near, 0.5, t)
+        far = -jnp.log(jnp.sin(jnp.pi * far) / (jnp.pi * far))
         inside = jnp.abs(jnp.real(t)) < 1
         return jnp.where(inside, jnp.where(is_near, series, far), jnp.nan)
 
@@ -193,15 +194,19 @@ WRONG = {
     "digits near zero": (
         Logistic(),
         "digits near zero",
-        rf"`tilted_cov` is 3\.\d+ in float64 at -?1e-0[678] {ALONG}, where the tilted moments "
-        r"at 0 give 3\.28987\. The derivatives of `log_laplace` lose digits near zero",
+        rf"`tilted_\w+` is .* in float64 at -?1e-0[678] {ALONG}, where the tilted moments "
+        r"at 0 give .*\. The derivatives of `log_laplace` lose digits near zero",
     ),
     "digits near zero in single precision": (
         Logistic(near=1e-5),
         "digits near zero",
         rf"`tilted_cov` is .* in float32 at -?0\.001 {ALONG}",
     ),
-    "not differentiable at zero": (Quotient(), "digits near zero", "`mean` and `cov` give nan"),
+    "not differentiable at zero": (
+        Quotient(),
+        "digits near zero",
+        "the tilted moments at 0 give nan",
+    ),
     "end of the domain": (
         Bounded(),
         "domain",
