@@ -328,7 +328,7 @@ def _generic_distances(seed: int, samples: int, lengths: Sequence[float]) -> np.
     return np.array(distances)
 
 
-@STUDY.claim(27, reference="Section 5, for labels in $\\mathbb{R}^m$")
+@STUDY.claim(27, reference="Section 5, for labels with several dimensions")
 def labels_of_several_dimensions(setting: Setting) -> Iterator[Check]:
     r"""For labels $y = Wx + \text{noise}$ in $\mathbb{R}^m$, the risk is $m$ times the risk for
     $m = 1$, at every length: for softmax and linear attention with $U = \mathrm{diag}(aI, 0)$ and
