@@ -169,6 +169,16 @@ def test_all_that_is_damaged_is_named_at_once(path: Path) -> None:
     assert len(refusal(path).splitlines()) == 3
 
 
+def test_advice_repeats_the_options_of_the_item(path: Path) -> None:
+    file = path / STUDY / "claims" / "claim-of-number-4.json"
+    change(file, setting={"seed": 5, "quick": False, "protocol": "full"}, verdict="holds well")
+    assert refusal(path).endswith(f"claim-of-number-4 --protocol full --seed 5 --out {path} again.")
+    file.write_text("[]")
+    assert refusal(path).endswith(f"claim-of-number-4 --quick --seed 3 --out {path} again.")
+    (path / "provenance.json").write_text("{}")
+    assert refusal(path).endswith(f"claim-of-number-4 --out {path} again.")
+
+
 def test_two_claims_of_one_number_are_refused(path: Path) -> None:
     file = path / STUDY / "claims" / "claim-of-number-4.json"
     change(file, name="claim-of-number-5")

@@ -658,6 +658,21 @@ def test_the_constant_of_a_gradient_multiplies_gaps_and_moments(x64, wrt, kind):
     np.testing.assert_allclose(found, 4.0 * plain, rtol=1e-12)
 
 
+class Negative(pl.SoftmaxAttention):
+    """A head with gradients of a negative squared size."""
+
+    def gradient_structure(self, wrt):
+        structure = super().gradient_structure(wrt)
+        assert structure is not None
+        return dataclasses.replace(structure, constant=-1.0)
+
+
+def test_a_negative_constant_of_a_gradient_is_refused(x64):
+    law = pl.Gaussian([0.0], [[1.0]])
+    with pytest.raises(ValueError, match=r"constant is at least 0, got -1\.0 for `value`"):
+        pl.gradient_gap(Negative(jax.numpy.eye(1), jax.numpy.eye(1)), law, law, [3], wrt="value")
+
+
 def test_an_estimate_is_relative_to_the_limit_over_gaussian_queries(x64):
     """Tokens uniform on [-1, 1] tilted by z have the mean coth z - 1/z."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)

@@ -191,7 +191,7 @@ def test_causal_atlases_that_cannot_be_made(model: pl.heads.Model) -> None:
         ({"recent": 0}, "`recent` must be a whole number of at least 1, got 0."),
         ({"sinks": -1}, "`sinks` must be a whole number of at least 0, got -1."),
         ({"every": True}, "`every` must be a whole number of at least 1, got True."),
-        ({"windows": 0}, "`windows` must be at least 1, got 0."),
+        ({"windows": 0}, "`windows` must be a whole number of at least 1, got 0."),
         ({"window": 32, "recent": 6},
          "`window` must exceed 36 tokens for sinks=4 and recent=6, got 32. "
          "Pass a longer window or a smaller `recent`."),

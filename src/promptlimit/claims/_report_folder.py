@@ -450,29 +450,33 @@ def _run_again(folder: Path, *names: str) -> str:
         address = text_of(json_object(folder / "study.json"), "address") or folder.name
     except ValueError:
         address = folder.name
-    options = _options_of(folder.parent / "provenance.json")
+    files = [folder / kind / f"{name}.json" for name in names for kind in ("claims", "figures")]
+    options = _options_of([*files, folder.parent / "provenance.json"])
     command = shlex.join(
         ["promptlimit", "reproduce", address, *names, *options, "--out", str(folder.parent)]
     )
     return f"Run {command} again."
 
 
-def _options_of(provenance: Path) -> list[str]:
-    """Return the options, other than default values, of the command that wrote a provenance."""
-    try:
-        setting = json_object(provenance).get("setting")
-    except ValueError:
-        return []
-    options: list[str] = []
-    if isinstance(setting, Mapping):
-        if setting.get("quick") is True:
-            options.append("--quick")
-        if setting.get("protocol") == "full":
-            options.extend(["--protocol", "full"])
-        seed = setting.get("seed")
-        if isinstance(seed, int) and seed:
-            options.extend(["--seed", str(seed)])
+def _options_of(files: Sequence[Path]) -> list[str]:
+    """Return the options in the setting of the first file that has one, without default values."""
+    setting = next(filter(None, map(_setting_in, files)), {})
+    options = ["--quick"] if setting.get("quick") is True else []
+    if setting.get("protocol") == "full":
+        options += ["--protocol", "full"]
+    seed = setting.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and seed:
+        options += ["--seed", str(seed)]
     return options
+
+
+def _setting_in(file: Path) -> Mapping[str, Any]:
+    """Return the setting in a JSON file; empty if the file cannot be read or has none."""
+    try:
+        setting = json_object(file).get("setting")
+    except ValueError:
+        return {}
+    return setting if isinstance(setting, Mapping) else {}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -269,7 +269,14 @@ class Problem:
             for matrix in (gradient.left, gradient.factor)
         )
         head = gradient.head
-        value = math.sqrt(float(gradient.constant)) * as_float64(head.value)
+        constant = float(gradient.constant)
+        if not constant >= 0.0:
+            raise ArgumentError(
+                "attention",
+                "must have gradients whose constant is at least 0, "
+                f"got {constant} for `{self.wrt}`.",
+            )
+        value = math.sqrt(constant) * as_float64(head.value)
         return HeadProblem(head.kernel, as_float64(head.key_query), value, left, factor)
 
     @property

@@ -120,8 +120,8 @@ def prompts_of(
         usual: the largest default of `window`.
         readings: the number of times that the caller reads the heads of each prompt.
     """
-    if isinstance(windows, bool) or (windows is not None and windows < 1):
-        raise ArgumentError("windows", f"must be at least 1, got {windows}.")
+    if windows is not None:
+        require_whole("windows", windows, 1)
     if isinstance(model, Model):
         if text_or_ids is None:
             raise ArgumentError("text_or_ids", "must be given for a model to read, got None.")
