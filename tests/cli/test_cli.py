@@ -197,7 +197,7 @@ def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None
     )
     assert (done.returncode, done.stderr) == (0, b"")
     letter = "τ" if encoding == "utf-8" else "tau"
-    assert f"Standard case: {letter} (0.5)." in done.stdout.decode(encoding)
+    assert f"Standard case: {letter} (default 0.5)." in done.stdout.decode(encoding)
 
 
 def test_doctor_finds_everything_well(here: Here) -> None:
