@@ -75,8 +75,8 @@ class Layer(AbstractHeadSum):
     @full_precision
     def residual_matrix(self) -> Float[Array, "output_dim query_dim"]:
         r"""Return $C$ plus the residuals of all $T_h$."""
-        inner = super().residual_matrix()
-        return self._own_residual() if inner is None else self._own_residual() + inner
+        own, inner = self._own_residual(), super().residual_matrix()
+        return own if inner is None else own + inner
 
     def _own_residual(self) -> Float[Array, "output_dim query_dim"]:
         if self.residual is not None:

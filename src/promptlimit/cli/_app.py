@@ -46,7 +46,7 @@ from promptlimit.cli._console import (
     print_error,
     print_note,
 )
-from promptlimit.cli._emit import Output, is_result_file
+from promptlimit.cli._emit import Output
 from promptlimit.errors import AccuracyError, ArgumentError
 
 Command = Callable[..., None]
@@ -138,15 +138,6 @@ def _wrapped(command: Command, *, resumes: bool) -> Command:
             for name in group._fields
         ]
 
-    may_be_file = Output in groups.values()
-
-    def hint(out: object) -> str:
-        if not resumes:
-            return "nothing was written"
-        if out is None or (may_be_file and is_result_file(Path(str(out)))):
-            return "nothing was written; with --out DIR the same command would resume"
-        return f"the same command resumes from {out}"
-
     @functools.wraps(command)
     def wrapped(ctx: Any, **options: object) -> None:
         out, flags = options.get("out"), _flags(ctx)
@@ -154,7 +145,9 @@ def _wrapped(command: Command, *, resumes: bool) -> Command:
             name: group(**{field: options.pop(field) for field in group._fields})
             for name, group in groups.items()
         }
-        with exiting_on_interrupt(hint(out)), _warnings_as_notes(flags):
+        output = tuples.get("output")
+        folder = output.folder if isinstance(output, Output) else out
+        with exiting_on_interrupt(_interrupted_hint(resumes, folder)), _warnings_as_notes(flags):
             try:
                 command(**options, **tuples)
             except ArgumentError as problem:
@@ -285,6 +278,14 @@ def _warnings_as_notes(flags: dict[str, str]) -> Generator[None]:
             warnings.simplefilter("ignore", kind)
         warnings.showwarning = show  # ty: ignore[invalid-assignment]  # documented as replaceable
         yield
+
+
+def _interrupted_hint(resumes: bool, folder: object) -> str:
+    if not resumes:
+        return "nothing was written"
+    if folder is None:
+        return "nothing was written; with --out DIR the same command would resume"
+    return f"the same command resumes from {folder}"
 
 
 def _transliterate_output() -> None:

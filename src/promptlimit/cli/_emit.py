@@ -33,7 +33,7 @@ def _path_in(text: str | Path) -> Path:
     if text == "":
         raise UsageError("--out must name a file or a folder, got ''")
     path = Path(text)
-    if is_result_file(path):
+    if _is_file(path):
         return file_in(path)
     if path.is_file() or (path.suffix and not path.exists()):
         raise UsageError(
@@ -44,7 +44,7 @@ def _path_in(text: str | Path) -> Path:
     return path
 
 
-def is_result_file(path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     """Return whether the path of --out denotes one file rather than a folder."""
     return path.suffix.lower() in _FILES and not path.is_dir()
 
@@ -68,7 +68,7 @@ class Output(NamedTuple):
     @property
     def folder(self) -> Path | None:
         """The folder given as --out; None if --out is a file or not given."""
-        return None if self.out is None or is_result_file(self.out) else self.out
+        return None if self.out is None or _is_file(self.out) else self.out
 
 
 def emit(
@@ -129,7 +129,7 @@ def _write(result: "Result | Sequence[Result]", path: Path, name: str) -> None:
     """Write one file; or a folder with JSON, CSV and, if the result has one, a figure."""
     from promptlimit.storage import write_bytes
 
-    if is_result_file(path):
+    if _is_file(path):
         write_bytes(path, _content(result, path.suffix.lower()))
         return
     for ending in (".json", ".csv"):
