@@ -81,12 +81,10 @@ class PairTable(eqx.Module):
 
     Attributes:
         coefficients: the coefficients of the products of Chebyshev polynomials in `_powers`.
-        degree: the largest total degree of a product.
         max_sharpness: the largest sharpness of the fit. It replaces larger values.
     """
 
     coefficients: Float[np.ndarray, "2 terms"]
-    degree: int = eqx.field(static=True)
     max_sharpness: float = eqx.field(static=True)
 
     def __call__(
@@ -102,8 +100,8 @@ class PairTable(eqx.Module):
         crossed = crossed * jnp.sqrt(shrunk[0] * shrunk[1])
         x, z = (2.0 * jnp.log1p(one) / math.log1p(end) - 1.0 for one in (first, second))
         y = crossed / jnp.sqrt((1.0 + first) * (1.0 + second))
-        rows = [_chebyshev(one, self.degree) for one in (x, y, z)]
-        terms = [row[power] for row, power in zip(rows, _powers(self.degree), strict=True)]
+        rows = [_chebyshev(one, _DEGREE) for one in (x, y, z)]
+        terms = [row[power] for row, power in zip(rows, _powers(_DEGREE), strict=True)]
         logs = to_device(self.coefficients) @ (terms[0] * terms[1] * terms[2])
         overlap, product = jnp.exp(logs)
         return overlap, product
@@ -145,14 +143,22 @@ def pair_tables(length: float, max_sharpness: float) -> tuple[PairTable, PairTab
     x, z = (2.0 * np.log1p(one**2) / math.log1p(max_sharpness**2) - 1.0 for one in (a, b))
     y = correlation * a * b / np.sqrt((1.0 + a**2) * (1.0 + b**2))
     fine, coarse = (
-        PairTable(_fitted((x, y, z), np.array(logs), degree), degree, max_sharpness)
+        PairTable(_fitted((x, y, z), np.array(logs), degree), max_sharpness)
         for degree in (_DEGREE, _DEGREE - 2)
     )
     return fine, coarse
 
 
 def _fitted(places: tuple[Array, Array, Array], values: Array, degree: int) -> Array:
-    """Return the coefficients of a least-squares fit of total degree at most `degree`."""
+    """Return the coefficients of a least-squares fit of total degree at most `degree`.
+
+    Those of higher degrees are zero, so that one compiled program evaluates both tables.
+    """
     x, y, z = (chebyshev.chebvander(place, degree) for place in places)
-    i, j, k = _powers(degree)
-    return np.linalg.lstsq(x[:, i] * y[:, j] * z[:, k], values, rcond=1e-14)[0].T
+    powers = _powers(_DEGREE)
+    kept = powers.sum(axis=0) <= degree
+    i, j, k = powers[:, kept]
+    coefficients = np.zeros((values.shape[1], kept.size))
+    products = x[:, i] * y[:, j] * z[:, k]
+    coefficients[:, kept] = np.linalg.lstsq(products, values, rcond=1e-14)[0].T
+    return coefficients
