@@ -13,7 +13,7 @@ wide fit. The result contains only the narrow fit, whose evaluation needs no exp
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import equinox as eqx
@@ -237,36 +237,86 @@ def _keep(request: _Request, table: Table) -> None:
 def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> Table:
     """Return a table within the tolerances, or raise AccuracyError."""
     end = 0.5 * math.log1p(max_sharpness**2)
-    wide = _until_accurate(_WIDE, end, lambda n: _wide_fit(statistics, lengths, end, n))
-    table = _until_accurate(_NARROW, end, lambda n: _narrow_fit(statistics, wide, end, n))
-    error, slope_error = wide.error + table.error, wide.slope_error + table.slope_error
+    wide = _wide_fit(statistics, lengths, end)
+    narrow = _narrow_fit(statistics, wide, end)
+    error, slope_error = wide.error.max() + narrow.error.max(), wide.slope_error.max()
+    slope_error += narrow.slope_error.max()
     if not (error <= TOLERANCE and slope_error <= SLOPE_TOLERANCE):
         raise AccuracyError(
             f"An interpolant must reach a relative error of {TOLERANCE:g}, got {error:.1e} up to "
             f"sharpness {max_sharpness:g}. Use `weight_statistics` for these lengths.",
             argument="max_sharpness",
         )
-    return Table(table.coefficients, table.width, error, slope_error)
+    return Table(narrow.coefficients, float(narrow.width[0]), float(error), float(slope_error))
 
 
-def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit with pieces of at most this width, halved up to five times until accurate."""
-    pieces = max(1, int(np.ceil(end / width)))
-    table = fit(pieces)
-    for _ in range(_HALVINGS):
-        if table.error <= TOLERANCE / 2 and table.slope_error <= SLOPE_TOLERANCE / 2:
+@dataclasses.dataclass(frozen=True)
+class _Fit:
+    """Polynomials on consecutive pieces, and an estimate of the error of each piece.
+
+    Attributes:
+        left: the left end of each piece in x, [pieces].
+        width: its width, [pieces].
+        coefficients: as in `Table`.
+        error: the error of the value, [pieces].
+        slope_error: the error of the derivative with respect to x, [pieces].
+    """
+
+    left: NDArray[np.float64]
+    width: NDArray[np.float64]
+    coefficients: NDArray[np.float64]
+    error: NDArray[np.float64]
+    slope_error: NDArray[np.float64]
+
+    @property
+    def is_accurate(self) -> NDArray[np.bool_]:
+        """Whether each piece is within half of the tolerances."""
+        return (self.error <= TOLERANCE / 2) & (self.slope_error <= SLOPE_TOLERANCE / 2)
+
+    def pieces(self, kept: NDArray[np.bool_] | NDArray[np.int64]) -> "_Fit":
+        """Return some of the pieces."""
+        columns = (self.left, self.width, self.coefficients, self.error, self.slope_error)
+        return _Fit(*(column[..., kept] for column in columns))
+
+    @staticmethod
+    def joined(fits: "Sequence[_Fit]") -> "_Fit":
+        """Return the pieces of several fits from left to right."""
+        names = [field.name for field in dataclasses.fields(_Fit)]
+        columns = (np.concatenate([getattr(fit, name) for fit in fits], -1) for name in names)
+        whole = _Fit(*columns)
+        return whole.pieces(np.argsort(whole.left))
+
+
+def _equal_pieces(end: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the left ends and the widths of equal pieces of the interval from 0 to `end`."""
+    return np.arange(count) * (end / count), np.full(count, end / count)
+
+
+def _wide_fit(statistics: tuple[str, ...], lengths: tuple[float, ...], end: float) -> _Fit:
+    """Fit the rows of `_wide_rows`; each piece is halved up to five times until it is accurate."""
+    left, width = _equal_pieces(end, max(1, math.ceil(end / _WIDE)))
+    fits = []
+    for halving in range(_HALVINGS + 1):
+        fit = _fit_exact(statistics, lengths, left, width)
+        done = fit.is_accurate | (halving == _HALVINGS)
+        fits.append(fit.pieces(done))
+        if done.all():
             break
-        pieces *= 2
-        table = fit(pieces)
-    return table
+        width = np.repeat(width[~done] / 2, 2)
+        left = np.repeat(left[~done], 2)
+        left[1::2] += width[1::2]
+    return _Fit.joined(fits)
 
 
-def _wide_fit(
-    statistics: tuple[str, ...], lengths: tuple[float, ...], end: float, pieces: int
-) -> Table:
-    """Fit the rows of `_wide_rows`, sampled from `some_statistics`."""
-    x = _sample_points(_WIDE_DEGREE, end / pieces, pieces)
-    sharpness = np.sqrt(np.expm1(2 * np.minimum(x, end)))
+def _fit_exact(
+    statistics: tuple[str, ...],
+    lengths: tuple[float, ...],
+    left: NDArray[np.float64],
+    width: NDArray[np.float64],
+) -> _Fit:
+    """Fit the rows of `_wide_rows` on some pieces, sampled from `some_statistics`."""
+    x = _sample_points(_WIDE_DEGREE, left, width)
+    sharpness = np.sqrt(np.expm1(2 * x))
     rows = _wide_rows(statistics)
     names = {*statistics, *rows} - {_RATIO}
     points = np.minimum(sharpness, MAX_SHARPNESS)[:, :, None]
@@ -274,17 +324,31 @@ def _wide_fit(
     samples = np.stack([_wide_row(name, exact, np.array(lengths)) for name in rows])
     # A statistic that is zero at some length has the logarithm -inf, which is not interpolated.
     unbounded = np.logical_not(np.isfinite(samples)).any(axis=(1, 2), keepdims=True)
-    table = _fitted(np.where(unbounded, 0.0, samples), _WIDE_DEGREE, end / pieces, relative=False)
-    table.coefficients[:, :, 0] += np.where(unbounded, -np.inf, 0.0)[:, 0, 0, :, None]
-    return table
+    samples = np.where(unbounded, 0.0, samples)
+    fit = _fitted(samples, _WIDE_DEGREE, left, width, relative=False)
+    fit.coefficients[:, :, 0] += np.where(unbounded, -np.inf, 0.0)[:, 0, 0, :, None]
+    return fit
 
 
-def _narrow_fit(statistics: tuple[str, ...], wide: Table, end: float, pieces: int) -> Table:
-    """Fit the statistics themselves, sampled from the wide fit."""
-    x = _sample_points(DEGREE, end / pieces, pieces)
-    place = x / wide.width
-    piece = np.minimum(place.astype(np.int64), wide.coefficients.shape[-1] - 1)
-    local = 2 * (place - piece) - 1
+def _narrow_fit(statistics: tuple[str, ...], wide: _Fit, end: float) -> _Fit:
+    """Fit the statistics themselves on equal pieces, halved up to five times until accurate."""
+    count = max(1, math.ceil(end / _NARROW))
+    for _ in range(_HALVINGS + 1):
+        left, width = _equal_pieces(end, count)
+        x = _sample_points(DEGREE, left, width)
+        fit = _fitted(_from_wide(statistics, wide, x), DEGREE, left, width, relative=True)
+        if fit.is_accurate.all():
+            break
+        count *= 2
+    return fit
+
+
+def _from_wide(
+    statistics: tuple[str, ...], wide: _Fit, x: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the statistics by the wide fit, [statistics, pieces, nodes, lengths]."""
+    piece = np.searchsorted(wide.left, x, side="right") - 1
+    local = 2 * (x - wide.left[piece]) / wide.width[piece] - 1
     value = np.zeros((*wide.coefficients.shape[:2], *x.shape))
     for power in range(_WIDE_DEGREE, -1, -1):
         value = value * local + wide.coefficients[:, :, power][:, :, piece]
@@ -295,18 +359,26 @@ def _narrow_fit(statistics: tuple[str, ...], wide: Table, end: float, pieces: in
             samples.append(rows[_RATIO] * np.exp(rows["cubic_participation"]))
         else:
             samples.append(np.exp(rows[name]))
-    stacked = np.moveaxis(np.stack(samples), 1, -1)
-    return _fitted(stacked, DEGREE, end / pieces, relative=True)
+    return np.moveaxis(np.stack(samples), 1, -1)
 
 
-def _sample_points(degree: int, width: float, pieces: int) -> NDArray[np.float64]:
+def _sample_points(
+    degree: int, left: NDArray[np.float64], width: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the Chebyshev nodes x of each piece, two more than a fit needs, [pieces, nodes]."""
     nodes = degree + 1 + _EXTRA_NODES
     local = np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
-    return (np.arange(pieces)[:, None] + 0.5 + 0.5 * local) * width
+    return left[:, None] + (0.5 + 0.5 * local) * width[:, None]
 
 
-def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative: bool) -> Table:
+def _fitted(
+    samples: NDArray[np.float64],
+    degree: int,
+    left: NDArray[np.float64],
+    width: NDArray[np.float64],
+    *,
+    relative: bool,
+) -> _Fit:
     r"""Return a fit to samples, [rows, pieces, nodes, lengths].
 
     Its error is estimated by the dropped Chebyshev terms $cT_n$, which change the value by at most
@@ -328,8 +400,8 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
     for n in range(degree + 1):
         to_powers[: n + 1, n] = np.polynomial.chebyshev.cheb2poly([0.0] * n + [1.0])
     coefficients = np.einsum("kc,rlcp->rlkp", to_powers, chebyshev[:, :, : degree + 1])
-    errors = float(dropped.sum(axis=2).max()), float(grown.sum(axis=2).max())
-    return Table(np.ascontiguousarray(coefficients), width, *errors)
+    errors = (terms.sum(axis=2).max(axis=(0, 1)) for terms in (dropped, grown))
+    return _Fit(left, width, np.ascontiguousarray(coefficients), *errors)
 
 
 def _wide_rows(statistics: tuple[str, ...]) -> tuple[str, ...]:
