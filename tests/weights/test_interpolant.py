@@ -195,3 +195,21 @@ def test_tables_made_together_are_those_made_alone() -> None:
     assert all(
         a is interpolation_table(names, (one,), 2.0) for a, one in zip(known, lengths, strict=True)
     )
+
+
+def test_long_prompts_need_short_pieces_only_where_single_tokens_begin_to_dominate() -> None:
+    """E S_2^2 is L^-2 e^(2 s) for small s = sigma^2, then L^-3 e^(6 s): equal at s = log(L)/4."""
+    length, end = 1e12, 0.5 * math.log1p(16.0**2)
+    wide = _interpolant._wide_fit(("participation_square",), (length,), end)
+    assert wide.is_accurate.all()
+    turn = 0.5 * math.log1p(0.25 * math.log(length))
+    short = wide.width < wide.width.max()
+    assert 0 < short.sum() < 0.4 * short.size
+    assert np.abs(wide.left[short] - turn).max() < 2.0 * wide.width.max()
+    np.testing.assert_allclose(wide.left[1:], (wide.left + wide.width)[:-1], rtol=1e-12)
+    assert wide.left[-1] + wide.width[-1] == pytest.approx(end, rel=1e-12)
+    name = "participation_square"
+    found = weight_interpolant(length, max_sharpness=16.0, statistics=(name,))
+    near = 0.25 * math.log(length) * np.linspace(0.5, 1.5, 11)
+    expected = weight_statistics(np.sqrt(near), length).participation_square
+    np.testing.assert_allclose(found(jnp.asarray(near))[name], expected, rtol=1e-10)
