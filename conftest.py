@@ -1,4 +1,4 @@
-"""Every test runs with annotations checked, strict promotion and warnings as errors."""
+"""Tests run with annotations checked, strict promotion and warnings as errors."""
 
 import os
 from collections.abc import Iterator
@@ -15,9 +15,13 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))  # with a li
 import hypothesis  # jax reads the variables when it is imported
 import jaxtyping
 
+# The kernels of all quadratures, which a test may call a million times: to check a call would take
+# longer than the call. What is imported before the hook is not checked.
+import promptlimit.weights._brackets  # noqa: F401
+
 jaxtyping.install_import_hook("promptlimit", "annotations.checked")  # tests/annotations.py
 
-import jax  # noqa: E402  # the hook must be installed before anything imports promptlimit
+import jax  # noqa: E402  # the hook must be installed before the rest of promptlimit is imported
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
