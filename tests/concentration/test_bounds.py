@@ -250,3 +250,18 @@ def test_an_average_over_queries_takes_one_norm():
     message = "`key_query_norm` must be one number, got shape (2,)."
     with pytest.raises(ValueError, match=re.escape(message)):
         output_bound(10, dim=1, sub_gaussian=1.0, key_query_norm=[1.0, 2.0], value_norm=1.0)
+
+
+def test_the_bound_over_other_queries_is_the_output_bound_of_their_sub_gaussian_constant(x64):
+    """Points uniform on a sphere of radius r in q dimensions have the constant r / sqrt(q)."""
+    scores, value = np.array([[0.9, 0.1, -0.3], [0.2, 0.4, 0.5]]), np.array([[1.0, -2.0]])
+    deviations = np.array([0.7, 1.3])
+    queries = pl.UniformSphere(3, 0.8)
+    tokens = pl.Gaussian([1.0, -1.0], np.diag(deviations**2))
+    found = pl.output_gap(
+        pl.SoftmaxAttention(scores, value), tokens, queries, LENGTHS, kind="bound"
+    )
+    norm = 0.8 / math.sqrt(3) * np.linalg.norm(deviations[:, None] * scores, 2)
+    width = float(np.linalg.norm(value * deviations))
+    sizes = {"dim": 2, "sub_gaussian": 1.0, "key_query_norm": norm, "value_norm": width}
+    assert_allclose(found.value, output_bound(LENGTHS, **sizes), rtol=1e-12)

@@ -263,6 +263,18 @@ def test_linear_attention_is_averaged_in_closed_form_over_any_queries(x64):
         np.testing.assert_allclose(gap.value, expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("length", [1e10, 1e30])
+def test_the_scale_of_a_gap_has_the_exponents_of_large_deviations(length):
+    """In the last two regimes the powers of the sharpness are not known, only that of L."""
+    shares = np.array([0.0, 0.1, 0.4, 0.5, 0.7, 1.0, 1.5, 1.9, 2.5, 4.0])
+    sharpness, lengths = np.sqrt(shares * np.log(length)), np.array([length])
+    exact = some_statistics(("participation",), sharpness[:, None], lengths)["participation"]
+    found = _exact_gaps.log_scale(sharpness, lengths) - np.log1p(sharpness**2)[:, None]
+    apart = (found - np.log(exact))[:, 0]
+    assert (np.abs(apart[shares <= 0.5]) < 0.15).all()
+    assert ((apart > 0.0) & (apart < 3.5))[shares > 0.5].all()
+
+
 def test_a_mixture_of_queries_is_a_mixture_of_gaps(x64):
     narrow, shifted = normal(2), pl.Gaussian([1.0, 0.0], 0.5 * np.eye(2))
     atom = pl.Empirical([[0.5, 2.0]])

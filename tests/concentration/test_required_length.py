@@ -57,6 +57,15 @@ def test_linear_attention_needs_a_length_in_closed_form(x64):
     assert found.describe("bound") == "not available"
 
 
+def test_an_answer_just_below_the_largest_length_is_a_number(x64):
+    """The relative square gap of linear attention is 2 / L here."""
+    linear = pl.LinearAttention([[1.0]], [[1.0]])
+    found = pl.required_length(linear, NORMAL, NORMAL, math.sqrt(2 / 3e29))
+    assert found.exact == pytest.approx(3e29, rel=1e-10)
+    found = pl.required_length(linear, NORMAL, NORMAL, math.sqrt(2 / 1.1e30))
+    assert found.exact == math.inf
+
+
 def test_beyond_the_largest_length_the_answer_is_a_flag_and_not_a_number(x64):
     sharp = pl.SoftmaxAttention([[2.0]], [[1.0]])
     found = pl.required_length(sharp, NORMAL, NORMAL, 1e-6)

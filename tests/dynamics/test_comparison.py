@@ -7,6 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
+from promptlimit.dynamics import _comparison
 from promptlimit.dynamics._comparison import _ball_gaps
 from promptlimit.tasks import AbstractObjective
 
@@ -28,6 +29,34 @@ def test_gaps_on_a_ball_read_key_query_and_value_row_off_a_vector():
     assert_allclose(risk, 2.5 * row**2, rtol=1e-12)
     assert_allclose(gradient, 5.0 * row, rtol=1e-12)
     assert_allclose(curvature, 2.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("draws", "radii"), [(1, [1.0]), (4, [1.0, 0.4, 1.0, 1.0])])
+def test_half_of_the_points_of_a_ball_are_on_its_surface(monkeypatch, draws, radii):
+    """The finite risk is 3 |v|^2 and the limit 0, so the gaps depend on the largest |v|."""
+    risks = {7.0: _Squares(3.0), np.inf: _Squares(0.0)}
+    monkeypatch.setattr(
+        _comparison,
+        "exact_objectives",
+        lambda problem, points: lambda reach: risks[problem.lengths.item()] if points else None,
+    )
+    seen: list[np.ndarray] = []
+    monkeypatch.setattr(
+        _comparison,
+        "_ball_gaps",
+        lambda *pair_and_points: seen.append(pair_and_points[2]) or _ball_gaps(*pair_and_points),
+    )
+    key = jax.random.key(5)
+    with jax.enable_x64(True):
+        drawn = np.asarray(jax.random.normal(key, (draws, 6)))
+    points = 0.9 * np.array(radii)[:, None] * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    row = np.linalg.norm(points[:, 4:], axis=1).max()
+    task = pl.LinearRegression([[0.8]])
+    found = pl.dynamics.ball_gap(task, 7, 0.9, key=key, draws=draws)  # the default `points`
+    assert_allclose(seen[0], points, rtol=1e-12)
+    assert found.risk == pytest.approx(3.0 * row**2, rel=1e-12)
+    assert found.gradient == pytest.approx(6.0 * row, rel=1e-12)
+    assert (found.radius, found.lipschitz) == (0.9, pytest.approx(2.0))
 
 
 REGRESSION = pl.LinearRegression(np.eye(2))

@@ -273,6 +273,20 @@ def test_another_optimiser_takes_over() -> None:
     assert (found.value[..., -1] < found.value[..., 0]).all()
 
 
+def test_watchers_see_the_risk_of_the_first_start_seed_and_length() -> None:
+    plan = pl.TrainingPlan(steps=4, learning_rate=0.05, batch=8, record=[0, 4])
+    starts = [start("linear", 1), lambda key: start("linear", 1)(jax.random.fold_in(key, 1))]
+    task, seen = pl.LinearRegression([[1.3]], noise_variance=0.1), {}
+    given: dict[str, Any] = {"key": KEY, "seeds": 2, "packed": True}
+    found = pl.sgd(
+        starts, task, [6, 3], plan, **given, watch=lambda at: seen.update({at: at.risk()})
+    )
+    assert [(at.done, at.total, at.lengths) for at in seen] == [(0, 4, (6, 3)), (4, 4, (6, 3))]
+    np.testing.assert_allclose(list(seen.values()), found.value[0, 0, 0], rtol=1e-5)
+    risks = found.value[..., 1].ravel()
+    assert np.unique(risks.round(4)).size == risks.size  # of all starts, seeds and lengths
+
+
 def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
     def large(key):
         head = pl.dynamics.uniform_factors(3, key=key, kernel="linear")

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy import stats
 
 import promptlimit as pl
 from promptlimit.errors import UnreliableErrorWarning
@@ -102,8 +103,19 @@ def test_gradients_are_estimated_too():
         HEAD, LAW, QUERY, [8, math.inf], wrt="key_query", kind="estimate", key=KEY, samples=2000
     )
     assert abs(found.value[0] - exact.value) < 4 * found.error[0]
+    assert found.error[0] < 0.1 * exact.value
     assert found.samples.tolist() == [2000, 0]
     assert found.value[1] == 0.0
+
+
+def test_estimated_gaps_of_gradients_grow_with_the_square_of_the_values():
+    """The gradient in U is linear in V, prompt by prompt."""
+    options: dict = {"wrt": "key_query", "kind": "estimate", "key": KEY, "samples": 64}
+    tripled = HEAD.with_value(3.0 * HEAD.value)
+    one, three = (
+        pl.gradient_moments(head, LAW, QUERY, 8, **options).value for head in (HEAD, tripled)
+    )
+    assert three == pytest.approx(9.0 * one, rel=1e-6)
 
 
 def test_several_heads_are_estimated():
@@ -146,3 +158,21 @@ def test_the_error_of_eight_gaussian_values_is_known_to_one_half(count):
     else:
         with pytest.warns(UnreliableErrorWarning, match="^A few of the 7 squared errors dominate"):
             warn_when_unreliable(squares, effort)
+
+
+@pytest.mark.parametrize("ones", [3, 4])
+def test_an_error_bar_is_trusted_if_the_kurtosis_is_at_most_a_quarter_of_the_count(ones):
+    """A share p of values 11 among values 10 has the kurtosis 1 / (p (1 - p)) - 3.
+
+    It is 31.4 for p = 3 / 100, and 23.0 for p = 4 / 100; the largest accepted one is 26.
+    """
+    squares = np.where(np.arange(100) < ones, 11.0, 10.0)
+    assert (stats.kurtosis(squares, fisher=False) > 26.0) == (ones == 3)
+    effort = pl.rules.Effort(samples=100)
+    if ones == 4:
+        assert not warn_when_unreliable(squares, effort)
+    else:
+        equal = (10.0 * 97 + 11.0 * 3) ** 2 / (100.0 * 97 + 121.0 * 3)
+        message = rf"^A few of the 100 .*\(their effective number is {equal:.1f}\)"
+        with pytest.warns(UnreliableErrorWarning, match=message):
+            assert warn_when_unreliable(squares, effort)

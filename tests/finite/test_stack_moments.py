@@ -264,6 +264,26 @@ def test_a_stack_of_one_layer_is_exact_as_its_layer_is_and_knows_no_mask() -> No
     assert one.kind == "exact"
 
 
+def test_a_stack_has_no_softmax_weights_so_those_of_known_tokens_are_not_a_number() -> None:
+    given = TWO, mixture(0.5), [1.0], [math.inf, math.inf]
+    moments = pl.prompt_moments(*given, including_query=True)
+    assert moments.kind == "limit"
+    np.testing.assert_array_equal(moments.fixed_weights, [[np.nan], [np.nan]])
+    assert pl.prompt_moments(*given).fixed_weights is None
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_the_leading_order_of_the_bias_of_a_masked_stack_is_not_known(depth: int) -> None:
+    """It contains log(L) / L, because early tokens see few others."""
+    lengths, stack = [1e4, math.inf], line(*[(1, 0.2, 0.6)] * depth)
+    masked, plain = (
+        pl.prompt_moments(stack, NORMAL, [1.0], lengths, kind="asymptotic", causal=causal)
+        for causal in (True, False)
+    )
+    np.testing.assert_array_equal(masked.bias[:, 0], [np.nan, 0.0])
+    assert np.isfinite(plain.bias).all()
+
+
 def test_the_query_may_be_a_token_of_a_stack_without_a_mask() -> None:
     layers, count = ((1, 0.2, 0.6), (1, 0.25, 0.5)), 4000
     moments = pl.prompt_moments(TWO, NORMAL, [1.0], 9, including_query=True, key=KEY, samples=2048)

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from scipy.special import ndtr
 
 import promptlimit as pl
-from promptlimit.lengths import RULES, freezing_length, needle_margin
+from promptlimit.lengths import RULES, _temperature, freezing_length, needle_margin
 
 
 def needle_weight(b, sigma, length, margin) -> np.ndarray:
@@ -51,6 +51,25 @@ def test_cold_weights_are_the_probability_that_the_needle_is_largest():
         colder = [float(needle_weight(b / sigma, sigma, length, margin)) for b in (20.0, 40.0)]
         assert abs(2 * colder[1] - colder[0] - limit) < 5e-3
         assert abs(colder[1] - limit) < abs(colder[0] - limit)
+
+
+def test_the_annealed_temperature_keeps_the_value_of_its_formula():
+    """With Z replaced by its mean, H = ln L - b^2 sigma^2 / 2 and n = L e^(-b^2 sigma^2)."""
+    lengths, sigma = np.array([50.0, 1e4]), 1.7
+    for keep, targets in (("entropy", [3.0, 8.5]), ("effective_tokens", [20.0, 900.0])):
+        kept = pl.inverse_temperature(sigma, lengths, keep=keep, target=targets)
+        half = 0.5 * (kept.annealed * sigma) ** 2
+        found = np.log(lengths) - half if keep == "entropy" else lengths * np.exp(-2.0 * half)
+        assert_allclose(found, targets, rtol=1e-12)
+    kept = pl.inverse_temperature(sigma, lengths, keep="freezing", target=0.4)
+    assert_allclose((kept.annealed * sigma) ** 2 / np.log(lengths), 0.4, rtol=1e-12)
+
+
+@pytest.mark.parametrize("slope", [0.01, 1.0, 50.0])
+def test_the_error_of_a_root_is_that_of_the_search_and_of_the_values(slope):
+    """The search ends at a relative distance of 1e-13, and values have errors of 1e-13."""
+    found = _temperature._root_error(lambda b: slope * math.log(b / 3.0), 3.0)
+    assert found == pytest.approx(1e-13 + 1e-13 / slope, rel=1e-6, abs=0.0)
 
 
 def test_flat_competitors_ask_for_the_logarithm_of_the_length():

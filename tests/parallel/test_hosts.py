@@ -12,7 +12,7 @@ from parallel.processes import LOST, Ended, command, free_port, run, run_and_kil
 from promptlimit.cli import _machines
 from promptlimit.cli._console import CommandError
 from promptlimit.errors import JoinError, PeerLostError, WriterError
-from promptlimit.parallel import _hosts, join
+from promptlimit.parallel import _hosts, _programs, active_devices, join
 
 GAP = ("gap", "--dim", 1, "--lengths", "4,30", "--samples", 600, "--json")
 TRAIN = (
@@ -104,6 +104,22 @@ def test_processes_agree_with_one_alone_stop_with_the_writer_and_report_a_lost_p
         assert ended.out.splitlines()[-2:] == [problem, alone], ended.err
     assert (killed.code, survivor.code) == (-9, 1)
     assert re.search(LOST, survivor.err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("size", "shown"), [(160, "x" * 160), (161, "x" * 157 + "...")])
+def test_a_lost_process_is_reported_with_at_most_160_characters_of_the_reason(
+    size: int, shown: str
+) -> None:
+    message = _hosts.lost("it waited", RuntimeError("x" * size + "\nmore"))
+    assert message.startswith(
+        f"Another process of this run was lost while it waited ({shown}). Run the same command"
+    )
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 5000])
+def test_a_message_of_any_size_arrives_unchanged(size: int) -> None:
+    message = np.random.default_rng(size).bytes(size)
+    assert _programs._from_first(message, active_devices()) == message
 
 
 @pytest.mark.parametrize("problem", [PeerLostError, WriterError, JoinError, ValueError])

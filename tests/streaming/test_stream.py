@@ -282,6 +282,15 @@ def test_nonfinite_tokens_are_named_by_place(bad: float) -> None:
         pl.stream(_head(), tokens, QUERIES)
 
 
+@pytest.mark.parametrize("collect", [np.concatenate, iter], ids=["array", "iterator"])
+def test_a_first_token_that_is_not_finite_is_named_alone(collect: Any) -> None:
+    blocks = [_tokens(5), _tokens(7)]
+    blocks[0][0, 2] = np.nan
+    message = "finite tokens with finite scores, but some of the tokens 0 to 0 are not. Remove"
+    with pytest.raises(ValueError, match=message):
+        pl.stream(_head(), collect(blocks), QUERIES)
+
+
 def _not_finite(place: int, length: int) -> str:
     """Return the expected message for a token, which names its block."""
     first = place // BLOCK * BLOCK

@@ -1,5 +1,7 @@
 """`check_law` accepts every law of the library and refuses laws whose methods disagree."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -379,3 +381,73 @@ def test_bounds_of_moments_are_close_for_normal_scores() -> None:
         fourth, sixth = _check_law._Direction("e", tilt, Ray(law, tilt)).moment_bounds(0.0)
     assert 3.0 <= fourth < 3.1
     assert 15.0 <= sixth < 50.0
+
+
+TWO_POINTS = {"right": 0.1, "left": 0.9, "even": 0.5}
+"""The probabilities of the point 1; the other one is 0."""
+
+
+def two_points(share: float) -> tuple[np.ndarray, np.ndarray, pl.Empirical]:
+    """Return the centred points, their probabilities, and the law of the tokens 0 and 1."""
+    shares = np.array([1.0 - share, share])
+    return np.array([0.0, 1.0]) - share, shares, pl.Empirical([[0.0], [1.0]], shares)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("share", TWO_POINTS.values(), ids=TWO_POINTS)
+def test_bounds_of_moments_of_skewed_scores_are_their_formula(share: float, scale: float) -> None:
+    """The means of cosh are sums over two points."""
+    points, shares, _ = two_points(share)
+    x = points * scale / np.sqrt(share * (1.0 - share))
+    s, variance = np.geomspace(0.1, 4.0, 12), scale**2
+    rest = np.cosh(s[:, None] * x) @ shares - 1.0 - s**2 * variance / 2.0
+    with jax.enable_x64(True):
+        law = two_points(share)[2]
+        tilt = np.array([scale / np.sqrt(share * (1.0 - share))])
+        direction = _check_law._Direction("e", tilt, Ray(law, tilt))
+        fourth, sixth = direction.moment_bounds(float(tilt[0] * share))
+    assert fourth >= shares @ x**4 * (1.0 - 1e-6)
+    assert sixth >= shares @ x**6 * (1.0 - 1e-6)
+    assert fourth == pytest.approx((24.0 * rest / s**4).min(), rel=0.01)  # differences of Lambda
+    formula = (720.0 * rest - 30.0 * s**4 * variance**2) / s**6
+    assert sixth == pytest.approx(formula.min(), rel=0.05)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize(("share", "kept"), [(0.3, True), (1e-3, False)])
+def test_means_are_compared_unless_the_score_is_too_skewed_at_any_scale_of_the_tilt(
+    share: float, kept: bool, scale: float
+) -> None:
+    """The bound E|x|^3 / sd^3 <= 0.06 sqrt(1024) = 1.92 holds for p = 0.3, but not for 0.001."""
+    points, shares, _ = two_points(share)
+    skewness = shares @ np.abs(points) ** 3 / (shares @ points**2) ** 1.5
+    assert (skewness < 1.92) == kept
+    with jax.enable_x64(True):
+        law = two_points(share)[2]
+        subject = _check_law._Subject.of(law, 1024, KEY, (np.float64,))
+        tilt = scale * subject.directions[0].tilt
+        direction = _check_law._Direction("e", tilt, Ray(law, tilt))
+        subject = dataclasses.replace(subject, directions=[direction])
+        found = next(iter(_check_law._moments(subject)))
+    assert isinstance(found, _check_law._SampleMeans)
+    assert found.labels == ["e"] * kept
+
+
+def test_rounding_to_single_precision_is_no_difference_even_next_to_far_larger_tokens() -> None:
+    class Rounded(pl.AbstractMeasure):
+        """Tokens (1000 / 3, x) with a normal x; samples are single-precision numbers."""
+
+        @property
+        def dim(self):
+            return 2
+
+        def log_laplace(self, tilt):
+            return 1000.0 / 3.0 * tilt[0] + 0.5 * tilt[1] ** 2
+
+        def sample(self, length, *, key):
+            x = jax.random.normal(key, (length,), jnp.float32)
+            return jnp.stack([jnp.full(length, 1000.0 / 3.0, jnp.float32), x], axis=1)
+
+    report = pl.check_law(Rounded(), key=KEY, samples=1024)
+    assert report["mean"].comparisons == 2 + 1 + 4  # axes, their sum and random directions
+    assert 0.0 < report["mean"].largest < 1.0

@@ -8,14 +8,18 @@ from numpy.testing import assert_allclose
 from scipy.special import gamma
 
 import promptlimit as pl
-from promptlimit.finite import KnownPart, _softmax_moments
+from promptlimit.finite import KnownPart, TiltedHead, _softmax_moments, heads_moments
 from promptlimit.weights import (
+    SPACINGS,
     Cumulants,
     DependentTokens,
+    GaussianLaw,
     IndependentTokens,
     Ray,
     RayLaw,
     _functional,
+    _interpolant,
+    _lines,
     prompt_integrals,
     rule_error,
     score_law,
@@ -77,6 +81,29 @@ def test_errors_of_coarse_steps_cover_the_true_ones_and_are_not_far_above(monkey
         assert coarse.error.max() < 100.0 * true.max(), name
 
 
+@pytest.mark.parametrize("size", [0.1, 3.0])
+@pytest.mark.parametrize("step", [0.8, 1.0, 1.2])
+def test_errors_of_shared_weights_at_coarse_steps_cover_the_true_ones(monkeypatch, step, size):
+    """A head shares its weights with itself; they do not depend on the size of its values."""
+    head = TiltedHead("softmax", np.array([2.0, -1.0]), size * VALUE)
+    law = pl.Empirical(TOKENS, WEIGHTS)
+
+    def moments():
+        return heads_moments(
+            law,
+            lambda tilt: Atoms(WEIGHTS, TOKENS, tilt),
+            [head],
+            LENGTHS,
+            known=NONE,
+            spacing=SPACINGS["fine"],
+        )
+
+    fine, coarse = moments(), at_step(monkeypatch, step, moments)
+    true = np.abs(coarse.overlaps - fine.overlaps)[0, 0]
+    assert (true <= coarse.overlap_errors[0, 0]).all()
+    assert (coarse.overlap_errors[0, 0] < 100.0 * true.max()).all()
+
+
 def listed_cumulants(law, u, lengths, limit, noise=(0.0, 0.0)):
     """Return the cumulants of independent tokens, with noise of opposite signs at even and odd u.
 
@@ -136,3 +163,72 @@ def test_rounding_errors_of_sharp_scores_on_the_ray_cover_the_true_ones(x64, see
     # A sum of absolute errors is larger than the error of the sum.
     assert (2.0 * true < on_ray.error).all()
     assert (on_ray.error < 100.0 * true).all()
+
+
+@pytest.mark.parametrize("relative", [True, False])
+@pytest.mark.parametrize(
+    ("value", "slope"),
+    [
+        (lambda x: np.exp(3.0 * x), lambda x: 3.0 * np.exp(3.0 * x)),
+        (lambda x: 2.0 + np.cos(4.0 * x), lambda x: -4.0 * np.sin(4.0 * x)),
+        (lambda x: 200.0 / (x + 0.5), lambda x: -200.0 / (x + 0.5) ** 2),
+    ],
+    ids=["exponential", "wave", "pole"],
+)
+def test_errors_of_fits_and_of_their_slopes_are_the_true_ones(value, slope, relative):
+    left, width, local = np.array([0.0, 0.6]), np.array([0.6, 1.4]), np.linspace(-1.0, 1.0, 401)
+    nodes = _interpolant._sample_points(7, left, width)
+    samples = np.stack([value(nodes)[..., None], np.ones((*nodes.shape, 1))])
+    fit = _interpolant._fitted(samples, 7, left, width, relative=relative)
+    for piece in (0, 1):
+        x = left[piece] + (0.5 + 0.5 * local) * width[piece]
+        polynomial = np.polynomial.Polynomial(fit.coefficients[0, 0, :, piece])
+        largest = np.abs(value(nodes[piece])).max()
+        scale = largest if relative else max(1.0, largest / 100.0)
+        error = np.abs(polynomial(local) - value(x)).max() / scale
+        assert fit.error[piece] == pytest.approx(error, rel=0.1)
+        error = np.abs(polynomial.deriv()(local) * 2.0 / width[piece] - slope(x)).max() / scale
+        assert fit.slope_error[piece] == pytest.approx(error, rel=0.1)
+
+
+def test_relative_errors_of_means_on_the_ray_grow_with_the_squared_level(x64, monkeypatch):
+    r"""Let a sum at a node have the relative error e, and let c = u + Lambda'.
+
+    The means of x ln x and of x (ln x)^2 are moved to the centre c: the error of the mean of
+    (s - Lambda') x grows by 1 + |c|, and that of the mean of (s - Lambda')^2 x^2 by 1 + c^2.
+    """
+    law, tilt, e = pl.Rademacher([1.0, 0.7]), np.array([0.3, -0.2]), 1e-6
+    monkeypatch.setattr(_lines, "_rounding_error", lambda line, u, terms, value: e * np.abs(value))
+    u = np.arange(-40.0, 3.0)
+    found, exact = RayLaw(Ray(law, tilt)).partition_means(u), score_law(law, tilt)
+    exact = exact.partition_means(u + exact.offset)
+    level, mean = np.abs(u + found.tilted_mean), np.exp(u + found.log_mean)
+    second = (1.0 + level**2) * e * exact.square / exact.spread
+    first = (1.0 + level) * e * (mean - exact.mass) / -exact.drift
+    assert_allclose(found.rounding[u < -10.0], second[u < -10.0], rtol=1e-6)
+    near = u > -15.0  # further away E[x - x e^-x] cancels
+    assert_allclose(found.rounding[near], np.maximum(first, second)[near], rtol=1e-6)
+
+
+def test_the_error_of_a_second_moment_contains_that_of_its_weights():
+    """Two parts at 1 and -1 with variance 1: a mean 0 of squares minus variances has errors too."""
+    covs = np.stack([np.diag([s, 1.0]) for s in (0.5, 0.8)])
+    law = GaussianLaw(np.array([0.5, 0.5]), np.array([[0.0, 1.0], [0.0, -1.0]]), covs, np.eye(2)[0])
+    lengths, value = np.array([3.0]), np.array([[0.0, 1.0]])
+    limit = law.ends(value)[0]
+    tokens = IndependentTokens(law, lengths, value, limit)
+    low, high = tokens.window()
+    u = np.arange(low, high, _functional.STEP)
+    nodes = tokens.at(u)
+    weights = np.exp(nodes.log_psi) * _functional.STEP
+    terms = nodes.terms(weights)
+    assert isinstance(terms, _functional.TokenTerms)
+    products = law.products(2, u)
+    shares, errors = products.shares(terms.one.sum(axis=0))
+    parts = list(law.readings(value, limit, products))
+    means = np.concatenate([part[1] for part in parts])[:, 0]
+    variances = np.concatenate([part[2] for part in parts])[:, 0, 0]
+    for sign in (1.0, -1.0):  # the largest effect of errors of weights, in either direction
+        moved = (shares + sign * errors) @ (variances + means**2)
+        change = abs(moved - shares @ (variances + means**2))
+        assert 0.0 < change <= terms.rounding * (1.0 + 1e-6)

@@ -20,6 +20,7 @@ from promptlimit.weights import (
     pair_integrals,
     pair_law,
 )
+from promptlimit.weights._pair_sums import _normal_nodes
 
 TILTS = np.array([0.8, -0.3, 0.5]), np.array([-0.2, 0.9, 0.4])
 VALUES = (
@@ -146,6 +147,8 @@ def test_listed_and_known_tokens_agree_with_all_prompts_enumerated():
         overlap += mass * float(weights[0] @ weights[1])
     assert_allclose(found.moment[0], moment, atol=1e-13)
     assert_allclose(found.overlap[0], overlap, rtol=1e-12)
+    own = law.maps[0].T @ found.features[0] @ law.maps[1]  # lists have no spread within a place
+    assert_allclose(own, moment, atol=1e-13)
 
 
 def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or_zero():
@@ -254,3 +257,16 @@ def test_many_lengths_over_listed_tokens_agree_with_each_alone():
     alone = [integrals(parts, PAIR, [length]) for length in lengths]
     assert_allclose(together.moment, [one.moment[0] for one in alone], rtol=1e-9, atol=1e-12)
     assert_allclose(together.overlap, [one.overlap[0] for one in alone], rtol=1e-9)
+
+
+@pytest.mark.parametrize("spacing", SPACINGS.values(), ids=SPACINGS)
+@pytest.mark.parametrize("tilts", [[0.0], [-1.3, 0.4], [2.2, 0.5]])
+def test_nodes_for_a_normal_score_cover_its_tilted_laws_on_both_sides(tilts, spacing):
+    """The mean of exp(a g - a^2 / 2) is one."""
+    nodes, weights = _normal_nodes(tilts, 1.5, spacing)
+    assert nodes[0] <= min(0.0, *tilts) - spacing.deviations < nodes[1]
+    assert nodes[-1] >= max(0.0, *tilts) + spacing.deviations > nodes[-2]
+    assert np.diff(nodes).max() <= spacing.widest * (1.0 + 1e-12)
+    beyond = math.erfc(spacing.deviations / math.sqrt(2.0))
+    for a in (0.0, *tilts):
+        assert abs(weights @ np.exp(a * nodes - 0.5 * a**2) - 1.0) < beyond + 1e-8

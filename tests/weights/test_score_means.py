@@ -14,12 +14,12 @@ SHARPNESS = {
 }
 
 
-def quadrature(sharpness, u):
+def quadrature(sharpness, u, means=MEANS, weights=WEIGHTS):
     """Return every mean by the trapezoidal rule over the scores of each component."""
     g = np.linspace(-12.0, 14.0, 4001)
     normal = np.exp(-0.5 * g * g) * (g[1] - g[0]) / np.sqrt(2.0 * np.pi)
-    scores = (MEANS[:, None] + sharpness[:, None] * g).ravel()
-    shares = (WEIGHTS[:, None] * normal).ravel()
+    scores = (means[:, None] + sharpness[:, None] * g).ravel()
+    shares = (weights[:, None] * normal).ravel()
     log_mean = np.log(shares @ np.exp(scores))
     tilted_mean = shares @ (scores * np.exp(scores - log_mean))
     t = u[:, None] + scores
@@ -69,3 +69,14 @@ def test_means_of_a_mixture_are_quadratures_of_their_definitions(sharpness):
     np.testing.assert_allclose(found.excess[some][large], excess[large], rtol=1e-9)
     slope = mean - expected["mass"] / phi
     np.testing.assert_allclose(found.slope[some][large], slope[large], rtol=1e-9)
+
+
+def test_a_component_without_width_may_be_at_the_mean_of_a_wide_one():
+    weights, means, sharpness = np.array([0.6, 0.4]), np.array([0.7, 0.7]), np.array([1.5, 0.0])
+    law = GaussianLaw(weights, means[:, None], (sharpness**2)[:, None, None], np.ones(1))
+    u = STEP * np.arange(-280.0, 26.0)
+    some = np.arange(160, u.size, 10)
+    found = law.partition_means(u)
+    expected = quadrature(sharpness, u[some] - law.offset, means, weights)
+    for name in ("drift", "square", "spread"):
+        np.testing.assert_allclose(getattr(found, name)[some], expected[name], rtol=1e-8)
