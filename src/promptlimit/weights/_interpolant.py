@@ -289,7 +289,8 @@ class _Fit:
 
 def _equal_pieces(end: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the left ends and the widths of equal pieces of the interval from 0 to `end`."""
-    return np.arange(count) * (end / count), np.full(count, end / count)
+    edges = np.linspace(0.0, end, count + 1)
+    return edges[:-1], np.diff(edges)
 
 
 def _wide_fit(statistics: tuple[str, ...], lengths: tuple[float, ...], end: float) -> _Fit:
