@@ -15,11 +15,16 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))  # with a li
 import hypothesis  # jax reads the variables when it is imported
 import jaxtyping
 
-# The kernels of all quadratures, which a test may call a million times: to check a call would take
-# longer than the call. What is imported before the hook is not checked.
-import promptlimit.weights._brackets  # noqa: F401
+CHECK = "promptlimit", "annotations.checked"  # tests/annotations.py
 
-jaxtyping.install_import_hook("promptlimit", "annotations.checked")  # tests/annotations.py
+with jaxtyping.install_import_hook(*CHECK):
+    import promptlimit._arrays
+
+# The kernels of all quadratures, which a test may call a million times: to check a call would take
+# longer than the call. What is imported without the hook is not checked.
+import promptlimit.weights._brackets  # noqa: E402, F401
+
+jaxtyping.install_import_hook(*CHECK)
 
 import jax  # noqa: E402  # the hook must be installed before the rest of promptlimit is imported
 import pytest  # noqa: E402

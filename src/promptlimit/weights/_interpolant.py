@@ -289,8 +289,8 @@ class _Fit:
 
 def _equal_pieces(end: float, count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the left ends and the widths of equal pieces of the interval from 0 to `end`."""
-    edges = np.linspace(0.0, end, count + 1)
-    return edges[:-1], np.diff(edges)
+    width = end / count
+    return width * np.arange(count, dtype=np.float64), np.full(count, width, np.float64)
 
 
 def _wide_fit(statistics: tuple[str, ...], lengths: tuple[float, ...], end: float) -> _Fit:
