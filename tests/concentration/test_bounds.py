@@ -151,7 +151,9 @@ def tail(x, dim, tau):
     return float(np.exp(np.min(-rates * x / tau**2 - dim / 2 * np.log1p(-2 * rates))))
 
 
-@pytest.mark.parametrize(("dim", "tau", "length"), [(1, 0.5, 100), (3, 1.0, 1e4), (8, 0.3, 1e8)])
+@pytest.mark.parametrize(
+    ("dim", "tau", "length"), [(1, 0.5, 100), (3, 1.0, 1e4), (8, 0.3, 1e8), (64, 0.1, 10)]
+)
 def test_the_output_bound_is_the_mean_bound_integrated_over_the_tail(dim, tau, length):
     """Between the integral, by a finer sum at midpoints, and 2% more."""
     nodes = tau**2 * (60 + 3 * dim + 10 * math.log(length)) * np.linspace(0, 1, 6001) ** 2

@@ -573,6 +573,11 @@ BAD = [
         "Gaussian queries.",
     ),
     (
+        {"sub_gaussian": 0.0},
+        "`sub_gaussian` must be a positive number, got 0.0. It is a scale, like a standard "
+        "deviation.",
+    ),
+    (
         {"sub_gaussian": -1.0},
         "`sub_gaussian` must be a positive number, got -1.0. It is a scale, like a standard "
         "deviation.",

@@ -216,6 +216,14 @@ def test_far_thresholds_are_bounded_where_they_cannot_be_integrated():
             "`thresholds` must be finite numbers that increase, got [1.0, 0.0].",
         ),
         (
+            {"thresholds": [0.0, np.inf]},
+            "`thresholds` must be finite numbers that increase, got [0.0, inf].",
+        ),
+        (
+            {"thresholds": [[0.0, 1.0]]},
+            "`thresholds` must be finite numbers that increase, got [[0.0, 1.0]].",
+        ),
+        (
             {"coordinate": 2},
             "`coordinate` must be a whole number from -2 to 1 (the dimension of the output is 2), "
             "got 2.",

@@ -157,6 +157,8 @@ def test_leading_order_is_reached_for_long_prompts(x64, kernel, inside):
         assert_allclose(getattr(leading, name), getattr(exact, name), rtol=1e-6)
     assert_allclose(leading.bias, exact.bias, rtol=1e-6, atol=1e-6 * np.abs(exact.bias).max())
     assert_allclose(leading.cov, exact.cov, rtol=1e-5, atol=1e-6 * float(exact.mse))
+    if inside:
+        assert_allclose(leading.fixed_weights, exact.fixed_weights, rtol=1e-6)
 
 
 def test_measures_made_of_gaussians_are_taken_apart(x64):

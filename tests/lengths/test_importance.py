@@ -103,6 +103,17 @@ def test_equal_proposal_and_target_are_plain_averages() -> None:
     np.testing.assert_allclose(found.value, [1.5, 0.03])
 
 
+def test_the_error_is_that_of_a_mean_square() -> None:
+    """It grows with the square of the function."""
+    law, target = pl.Gaussian([0.0], [[2.25]]), pl.Gaussian([0.5], STANDARD)
+    one, small = (
+        importance_sampling(law, target, [10, 100], functions=[[size, 0.0]]) for size in (1.0, 1e-3)
+    )
+    np.testing.assert_allclose(small.value, 1e-6 * one.value, rtol=1e-9)
+    np.testing.assert_allclose(small.error, 1e-6 * one.error, rtol=0.1)
+    assert (one.error < 1e-6 * one.value).all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
