@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 import promptlimit as pl
 from promptlimit.storage import RunFolder
@@ -66,6 +67,20 @@ def test_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
     train(tmp_path / "killed", lambda progress: looked.append(progress.done))
     assert looked == []
     assert not list((tmp_path / "killed").glob("*/checkpoint.npz"))
+
+
+def test_checkpoints_are_written_after_every_30_steps_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(
+        RunFolder, "checkpoint", lambda run, arrays: steps.append(int(arrays["step"]))
+    )
+    task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
+    plan = pl.TrainingPlan(steps=70, batch=8, record=[0, 33], points=256)
+    start = pl.dynamics.block_start(task, 0.3)
+    pl.sgd(start, task, 5, plan, key=jax.random.key(3), folder=tmp_path, every=30)
+    assert steps == [30, 60, 70]
 
 
 def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
