@@ -11,6 +11,8 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))  # with a limit, jax locks it
+# When jaxlib before 0.10.1 reads a program from the cache, it logs an error that is none.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hypothesis  # jax reads the variables when it is imported
 import jaxtyping

@@ -21,6 +21,7 @@ _ENVIRONMENT = {
 _CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # with a limit, jax locks the folder to write
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # jaxlib before 0.10.1 logs an error when it reads the cache
 }
 
 
