@@ -211,7 +211,7 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start(
     pl.sgd(other, LAWS["kms"], 9, plan, key=jax.random.key(8))
     assert not calls
     with pytest.raises(ValueError, match="makes all runs equal"):
-        pl.sgd(fixed, LAWS["identity"], 5, **{**settings, "seeds": 2})
+        pl.sgd(fixed, LAWS["identity"], 5, plan, key=KEY, seeds=2)
 
 
 def test_the_number_of_steps_taken_at_once_changes_no_bit() -> None:

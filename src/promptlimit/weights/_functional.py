@@ -299,11 +299,12 @@ class TokenTerms(AbstractTerms):
         total = self.within[rule].copy()
         missing = np.real(self.shares[rule] @ (self.masses - 1.0))
         for n, c in enumerate(centre):
-            apart = self.centred - c
-            total[n] += missing[n] * np.outer(c, c)
-            moved = self.drift - self.token_mass[:, None] * c
-            total[n] += np.real((self.shares[rule, n][:, None] * apart).T @ apart)
-            total[n] -= (self.two[rule, n][:, None] * moved).T @ moved
+            places = np.vstack([self.centred - c, c])
+            shares = np.append(self.shares[rule, n], missing[n])
+            total[n] += np.real((shares[:, None] * places).T @ places)
+            at = np.flatnonzero(self.two[rule, n])
+            moved = self.drift[at] - self.token_mass[at, None] * c
+            total[n] -= weighted_square(moved, self.two[rule, n, at])
         return total
 
 
@@ -538,22 +539,21 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
             moved = total_of(term.about(origin) for term in terms) - mass[..., None] * away[:, None]
             rules = []
             for rule in (0, 1):
-                at = slice(rule, None, 2)
-                rows = zip(weights[:, at], moved[:, at], strict=True)
-                pairs = np.stack([(w[:, None] * m).T @ m for w, m in rows])
-                rules.append(pairs + total_of(term.second(rule, origin + away) for term in terms))
+                rules.append(total_of(term.second(rule, origin + away) for term in terms))
+                for n in range(len(moved)):
+                    rules[rule][n] += weighted_square(moved[n, rule::2], weights[n, rule::2])
             return np.stack(rules)
 
         masses, participations, biases = (by_rules(weights, f) for f in (mass, squares, first))
         bias, participation = biases.mean(axis=0), participations.mean(axis=0)
-        seconds = second(np.zeros_like(bias), np.zeros_like(bias))
         # Measure from the value of a known token with most of the weight, to which T_L is close.
         known = [term for term in terms if isinstance(term, KnownTerms)]
         origin = total_of([np.zeros_like(bias), *(term.dominant() for term in known)])
         attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
         away = by_rules(weights, total_of(term.about(origin) for term in terms)).mean(axis=0)
-        cov = second(origin, away).mean(axis=0)
-        mse = np.trace(seconds.mean(axis=0), axis1=1, axis2=2)
+        seconds = second(origin, away)
+        cov = seconds.mean(axis=0)
+        mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
         share = weights * np.abs(squares)
         tilt = (share * blur).sum(axis=1) / np.maximum(share.sum(axis=1), _UNDERFLOW)
         scale = np.sqrt(np.maximum(mse, 0.0))
@@ -614,6 +614,15 @@ def _step_error(step: float) -> float:
     $v=u+\log\sum_le^{s_l}$.
     """
     return 2.0 * abs(gamma(2.0 + 2j * math.pi / step))
+
+
+def weighted_square(rows: Array, weights: Array) -> Array:
+    r"""Return $\sum_iw_iy_iy_i^\top$ for vectors $y_i$ and weights $w_i\ge0$.
+
+    For a product of a matrix with its own transpose NumPy computes one half of the result.
+    """
+    scaled = np.sqrt(weights)[:, None] * rows
+    return scaled.T @ scaled
 
 
 def rule_error(rules: Array, size: Array) -> Array:
