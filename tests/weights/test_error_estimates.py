@@ -20,6 +20,7 @@ from promptlimit.weights import (
     _functional,
     _interpolant,
     _lines,
+    _weight_statistics,
     prompt_integrals,
     rule_error,
     score_law,
@@ -232,3 +233,13 @@ def test_the_error_of_a_second_moment_contains_that_of_its_weights():
         moved = (shares + sign * errors) @ (variances + means**2)
         change = abs(moved - shares @ (variances + means**2))
         assert 0.0 < change <= terms.rounding * (1.0 + 1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+def test_the_error_of_a_statistic_is_relative_to_it(size):
+    """Two rules that are 2e apart, relative to the statistic, have a mean with the error e^2."""
+    e, one = 1e-3, np.array([size])
+    value = {"mass": np.ones(1), "participation": one, "shrinkage": 1.0 - one}
+    rules = {"participation": np.stack([one * (1.0 + e), one * (1.0 - e)])}
+    found = _weight_statistics._measured_error({"participation": one}, value, rules)
+    assert_allclose(found, [e**2], rtol=1e-9)
