@@ -87,18 +87,6 @@ def test_no_dependency_is_for_some_systems_only() -> None:
     assert not any(";" in requirement for requirement in PROJECT["dependencies"])
 
 
-def test_the_conda_recipe_has_the_version_and_the_requirements_of_the_package() -> None:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
-    recipe = yaml.safe_load((ROOT / "packaging" / "conda" / "recipe.yaml").read_text("utf-8"))
-    context, requirements = recipe["context"], recipe["requirements"]["run"]
-    assert context["version"] == pl.__version__
-    assert f">={context['python_min']}" == PROJECT["requires-python"]
-    needed = [line.replace("matplotlib-base", "matplotlib") for line in requirements]
-    assert needed[0] == "python >=${{ python_min }}"
-    assert [line.replace(" ", "") for line in needed[1:]] == PROJECT["dependencies"]
-    assert recipe["about"]["summary"] == PROJECT["description"]
-
-
 def test_a_run_names_all_that_it_stands_on(tmp_path: Path, installed: dict[str, str]) -> None:
     path = RunFolder(tmp_path, {"what": "test"}).save({"x": np.zeros(1)})
     told = json.loads((path / "environment.json").read_text(encoding="utf-8"))
