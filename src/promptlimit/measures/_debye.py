@@ -71,21 +71,22 @@ def _derivative(polynomial: Polynomial) -> list[float]:
     return [float(degree * c) for degree, c in enumerate(polynomial)][1:]
 
 
-_LOG_DEBYE = _logarithm(_debye_polynomials(_DEBYE_TERMS))[1:]
-_DEBYE_SLOPES = [_slope_from_one(polynomial) for polynomial in _LOG_DEBYE]
-_DEBYE_DERIVATIVES = [_derivative(polynomial) for polynomial in _LOG_DEBYE]
+@cache
+def _log_debye() -> list[Polynomial]:
+    r"""Return the polynomials $D_1, \dots, D_{10}$; to compute them takes 30 milliseconds."""
+    return _logarithm(_debye_polynomials(_DEBYE_TERMS))[1:]
 
 
 @cache
 def debye_slopes(order: float) -> list[float]:
     r"""Return the coefficients in $p$ of $\sum_k\frac{D_k(p) - D_k(1)}{p - 1}\nu^{-k}$."""
-    return _series(_DEBYE_SLOPES, order)
+    return _series([_slope_from_one(polynomial) for polynomial in _log_debye()], order)
 
 
 @cache
 def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
     r"""Return the coefficients in $p$ of $\sum_kD_k'(p)\nu^{-k}$, summed up to k = `terms`."""
-    return _series(_DEBYE_DERIVATIVES[:terms], order)
+    return _series([_derivative(polynomial) for polynomial in _log_debye()[:terms]], order)
 
 
 def _series(polynomials: list[list[float]], order: float) -> list[float]:

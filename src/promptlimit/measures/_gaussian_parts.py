@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg import block_diag
 
 from promptlimit._arrays import Array, as_float64
 
@@ -89,6 +88,8 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
 
     The result is None if the parts of a factor are None, or for over `MOST_PARTS` combinations.
     """
+    from scipy.linalg import block_diag  # noqa: PLC0415  # scipy loads slowly
+
     factors = [part for part in parts if part is not None]
     count = int(np.prod([float(part.weights.size) for part in factors]).clip(max=1e18))
     if len(factors) < len(parts) or count > MOST_PARTS:

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg import block_diag
-from scipy.spatial.distance import pdist
 
 from promptlimit._arrays import Array
 
@@ -73,6 +71,8 @@ def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> Varia
 
 def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
     """Return the block-diagonal proxy of a product; None if a proxy is None."""
+    from scipy.linalg import block_diag  # noqa: PLC0415  # scipy loads slowly
+
     known = [proxy for proxy in proxies if proxy is not None]
     if len(known) < len(proxies):
         return None
@@ -86,6 +86,8 @@ def _half_diameter(points: Array, weights: Array) -> float:
     The upper bound is the radius of a ball that contains the points. It suffices for Hoeffding's
     lemma, which requires a bound on half the width of the points in every direction.
     """
+    from scipy.spatial.distance import pdist  # noqa: PLC0415  # scipy loads slowly
+
     support = points[weights > 0]
     if support.shape[0] == 1:
         return 0.0
