@@ -525,6 +525,20 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     assert "Distances from the output over the whole prompt are root mean squares" in table.stdout
 
 
+@pytest.mark.parametrize("command", ["train", "flow"])
+def test_a_dimension_other_than_that_of_the_covariance_matrix_is_refused(
+    here: Here, command: str
+) -> None:
+    asked = (command, "--lengths", "3", "--covariance", "2,1;1,2")
+    done = here(*asked, "--dim", "3")
+    assert done.returncode == 2
+    assert "error: --dim must be 2, the dimension of --covariance, or omitted, got 3" in done.stderr
+    if command == "train":
+        for dim in ((), ("--dim", "2")):
+            planned = here(*asked, *dim, "--dry-run", "--json")
+            assert planned.returncode == 0, planned.stderr
+
+
 def test_flow_keeps_its_trajectories_and_reads_them_again(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

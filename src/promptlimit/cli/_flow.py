@@ -14,7 +14,7 @@ _TIMES = 63
 
 def flow(
     lengths: Lengths = "10,100,1000",
-    dim: Dim = 5,
+    dim: Dim = None,
     covariance: Covariance = "identity",
     noise_variance: Noise = 0.1,
     kernel: Annotated[

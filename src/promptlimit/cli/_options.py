@@ -136,7 +136,8 @@ Noise = Annotated[
     ),
 ]
 Dim = Annotated[
-    int, whole_option("--dim", "Dimension of the covariates, unless a matrix determines it.")
+    int | None,
+    whole_option("--dim", "Dimension of the covariates (default 5, or that of a matrix)."),
 ]
 
 
@@ -327,21 +328,23 @@ class CovarianceChoice(NamedTuple):
         held = {name: matrix.tolist() for name, matrix in self.matrices.items()}
         return {"covariance": self.text, **({"held": held} if held else {})}
 
-    def regression(self, dim: int, noise: float) -> "LinearRegression":
-        """Return the regression with prior variance 1/dimension; `dim` is not used for matrices."""
+    def regression(self, dim: int | None, noise: float) -> "LinearRegression":
+        """Return the regression with prior variance 1/dimension; without matrices, `dim` is 5."""
         use_double_precision()
         from promptlimit.studies.large_prompt.protocol import protocol_task
         from promptlimit.tasks import LinearRegression
 
         if not self.matrices:
+            dim = 5 if dim is None else dim
             require_room(dim)
             return protocol_task(self.law, dim, self.correlation, noise)
         given: dict[str, Any] = {**self.matrices}
-        return LinearRegression(
-            **given,
-            noise_variance=noise,
-            prior_variance=1.0 / max((1, *self.matrices["covariance"].shape[:1])),
-        )
+        rows = max((1, *self.matrices["covariance"].shape[:1]))
+        if dim not in (None, rows):
+            raise UsageError(
+                f"--dim must be {rows}, the dimension of --covariance, or omitted, got {dim}"
+            )
+        return LinearRegression(**given, noise_variance=noise, prior_variance=1.0 / rows)
 
 
 def covariance_in(text: str) -> CovarianceChoice:

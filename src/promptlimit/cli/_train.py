@@ -90,7 +90,7 @@ def train(
             "--kernels", metavar="NAMES", parser=_kernels_in, help="softmax, linear or both."
         ),
     ] = "softmax,linear",
-    dim: Dim = 5,
+    dim: Dim = None,
     noise_variance: Noise = 0.1,
     batch: Annotated[int, whole_option("--batch", "Prompts per step.")] = 128,
     learning_rate: Annotated[
@@ -161,7 +161,7 @@ def train(
             "seeds": seeds,
             "steps": steps,
             "kernels": kernels,
-            "dim": dim,
+            "dim": task.token_dim - 1,
             "noise": noise_variance,
             "batch": batch,
             "rate": learning_rate,
