@@ -153,10 +153,10 @@ BAD = [
     ),
     (
         {"attention": pl.MultiHead([HALF, HALF])},
-        "`attention` must have a gap that needs no simulation, got MultiHead over Gaussian "
-        "tokens at Gaussian queries: several heads need the joint law of their weights (their "
-        "means add up). Pass a list of queries, at which heads with the same tilt count as one, "
-        "or simulate gap curves with output_gap(..., kind='estimate').",
+        "`attention` must have a gap that can be computed without simulation, got MultiHead over "
+        "Gaussian tokens at Gaussian queries: several heads need the joint law of their weights "
+        "(their means add up). Pass a list of queries, or simulate gap curves with "
+        "output_gap(..., kind='estimate').",
     ),
     (
         {
@@ -164,7 +164,7 @@ BAD = [
             "measure": pl.Rademacher([1.0]),
             "queries": [[1.0], [2.0]],
         },
-        "`attention` must have a gap that needs no simulation, got MultiHead over "
+        "`attention` must have a gap that can be computed without simulation, got MultiHead over "
         "Rademacher tokens at a list of queries: softmax heads next to linear ones need the joint "
         "law of both. Simulate gap curves with output_gap(..., kind='estimate').",
     ),

@@ -133,7 +133,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "affine matrix too narrow": (
         lambda: pl.Affine(pl.Rademacher([1.0, 1.0]), [[1.0]], [0.0]),
-        "`matrix` must have shape (1, 2) (as many columns as `measure` has), got (1, 1).",
+        "`matrix` must have shape (1, 2) (one column per dimension of `measure`), got (1, 1).",
     ),
     "affine shift too long": (
         lambda: pl.Affine(pl.Rademacher([1.0]), [[1.0]], [0.0, 1.0]),

@@ -103,18 +103,18 @@ def required_length(
     if not any(value is not None for value in answers.values()):
         raise ArgumentError(
             "attention",
-            f"must have a gap that needs no simulation, got {problem.subject}: "
-            f"{GAPS.first(problem, 'exact')}. {_way_out(problem)} gap curves with "
-            "output_gap(..., kind='estimate').",
+            f"must have a gap that can be computed without simulation, got {problem.subject}: "
+            f"{GAPS.first(problem, 'exact')}. {_suggestion(problem)}",
         )
     return RequiredLength(tolerance, absolute, wrt, **answers)
 
 
-def _way_out(problem: Problem) -> str:
-    """Return the start of a suggestion: at listed queries, sums of heads may have exact gaps."""
+def _suggestion(problem: Problem) -> str:
+    """Return what to do instead: at listed queries, sums of heads may have exact gaps."""
+    simulate = "imulate gap curves with output_gap(..., kind='estimate')."
     if problem.queries.are_points or problem.wrt is not None:
-        return "Simulate"
-    return "Pass a list of queries, at which heads with the same tilt count as one, or simulate"
+        return f"S{simulate}"
+    return f"Pass a list of queries, or s{simulate}"
 
 
 def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array:

@@ -47,7 +47,9 @@ class Affine(AbstractMeasure):
         rows = matrix.shape[0]
         if rows == 0:
             raise ArgumentError("matrix", "must have at least one row, got none.")
-        require_shape("matrix", matrix, (rows, measure.dim), "as many columns as `measure` has")
+        require_shape(
+            "matrix", matrix, (rows, measure.dim), "one column per dimension of `measure`"
+        )
         require_shape("shift", shift, (rows,), "one entry per row of `matrix`")
         require_finite("matrix", matrix)
         require_finite("shift", shift)
