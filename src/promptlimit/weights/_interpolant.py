@@ -239,12 +239,13 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
     end = 0.5 * math.log1p(max_sharpness**2)
     wide = _wide_fit(statistics, lengths, end)
     narrow = _narrow_fit(statistics, wide, end)
-    error, slope_error = wide.error.max() + narrow.error.max(), wide.slope_error.max()
-    slope_error += narrow.slope_error.max()
+    error = wide.error.max() + narrow.error.max()
+    slope_error = wide.slope_error.max() + narrow.slope_error.max()
     if not (error <= TOLERANCE and slope_error <= SLOPE_TOLERANCE):
         raise AccuracyError(
-            f"An interpolant must reach a relative error of {TOLERANCE:g}, got {error:.1e} up to "
-            f"sharpness {max_sharpness:g}. Use `weight_statistics` for these lengths.",
+            f"An interpolant must reach relative errors of {TOLERANCE:g} in values and of "
+            f"{SLOPE_TOLERANCE:g} in slopes, got {error:.1e} and {slope_error:.1e} up to sharpness "
+            f"{max_sharpness:g}. Use `weight_statistics` for these lengths.",
             argument="max_sharpness",
         )
     return Table(narrow.coefficients, float(narrow.width[0]), float(error), float(slope_error))
@@ -270,7 +271,7 @@ class _Fit:
 
     @property
     def is_accurate(self) -> NDArray[np.bool_]:
-        """Whether each piece is within half of the tolerances."""
+        """Whether each piece is within half the tolerances; the errors of two fits add up."""
         return (self.error <= TOLERANCE / 2) & (self.slope_error <= SLOPE_TOLERANCE / 2)
 
     def pieces(self, kept: NDArray[np.bool_] | NDArray[np.int64]) -> "_Fit":
@@ -332,8 +333,14 @@ def _fit_exact(
 
 
 def _narrow_fit(statistics: tuple[str, ...], wide: _Fit, end: float) -> _Fit:
-    """Fit the statistics themselves on equal pieces, halved up to five times until accurate."""
-    count = max(1, math.ceil(end / _NARROW))
+    """Fit the statistics themselves on equal pieces, halved up to five times until accurate.
+
+    Each piece lies within one piece of the wide fit. At a border of the wide fit, two polynomials
+    meet with a small jump, and the estimated error of the slope of a piece that contains a jump
+    grows when the piece is halved.
+    """
+    count = round(end / wide.width.min())
+    count *= math.ceil(end / count / _NARROW)
     for _ in range(_HALVINGS + 1):
         left, width = _equal_pieces(end, count)
         x = _sample_points(DEGREE, left, width)
