@@ -137,7 +137,9 @@ Noise = Annotated[
 ]
 Dim = Annotated[
     int | None,
-    whole_option("--dim", "Dimension of the covariates (default 5, or that of a matrix)."),
+    whole_option(
+        "--dim", "Dimension of the covariates (default 5, or that of the covariance matrix)."
+    ),
 ]
 
 
@@ -329,7 +331,10 @@ class CovarianceChoice(NamedTuple):
         return {"covariance": self.text, **({"held": held} if held else {})}
 
     def regression(self, dim: int | None, noise: float) -> "LinearRegression":
-        """Return the regression with prior variance 1/dimension; without matrices, `dim` is 5."""
+        """Return the regression with prior variance 1/dimension, where `dim` None stands for 5.
+
+        The dimension of a matrix is that of the covariates. `dim` must then be equal to it or None.
+        """
         use_double_precision()
         from promptlimit.studies.large_prompt.protocol import protocol_task
         from promptlimit.tasks import LinearRegression
@@ -340,11 +345,12 @@ class CovarianceChoice(NamedTuple):
             return protocol_task(self.law, dim, self.correlation, noise)
         given: dict[str, Any] = {**self.matrices}
         rows = max((1, *self.matrices["covariance"].shape[:1]))
+        task = LinearRegression(**given, noise_variance=noise, prior_variance=1.0 / rows)
         if dim not in (None, rows):
             raise UsageError(
                 f"--dim must be {rows}, the dimension of --covariance, or omitted, got {dim}"
             )
-        return LinearRegression(**given, noise_variance=noise, prior_variance=1.0 / rows)
+        return task
 
 
 def covariance_in(text: str) -> CovarianceChoice:
