@@ -159,6 +159,12 @@ BAD = [
         "output_gap(..., kind='estimate').",
     ),
     (
+        {"attention": pl.MultiHead([HALF, pl.LinearAttention([[0.3]], [[1.0]])])},
+        "`attention` must have a gap that can be computed without simulation, got MultiHead over "
+        "Gaussian tokens at Gaussian queries: several heads need the joint law of their weights "
+        "(their means add up). Simulate gap curves with output_gap(..., kind='estimate').",
+    ),
+    (
         {
             "attention": pl.MultiHead([HALF, pl.LinearAttention([[0.3]], [[1.0]])]),
             "measure": pl.Rademacher([1.0]),

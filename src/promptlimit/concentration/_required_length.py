@@ -110,11 +110,12 @@ def required_length(
 
 
 def _suggestion(problem: Problem) -> str:
-    """Return what to do instead: at listed queries, sums of heads may have exact gaps."""
-    simulate = "imulate gap curves with output_gap(..., kind='estimate')."
-    if problem.queries.are_points or problem.wrt is not None:
-        return f"S{simulate}"
-    return f"Pass a list of queries, or s{simulate}"
+    """Return what to do instead: to simulate, or to list queries where that gives exact gaps."""
+    simulate = "simulate gap curves with output_gap(..., kind='estimate')."
+    at_one = problem.at(np.zeros(problem.attention.query_dim))
+    if problem.queries.are_points or "exact" not in GAPS.possible(at_one):
+        return simulate.capitalize()
+    return f"Pass a list of queries, or {simulate}"
 
 
 def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array:
