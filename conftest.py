@@ -11,7 +11,7 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**32))  # with a limit, jax locks it
-# When jaxlib before 0.10.1 reads a program from the cache, it logs an error that is none.
+# When jaxlib before 0.10.1 reads a program from the cache, it logs a spurious error.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import hypothesis  # jax reads the variables when it is imported
@@ -22,8 +22,9 @@ CHECK = "promptlimit", "annotations.checked"  # tests/annotations.py
 with jaxtyping.install_import_hook(*CHECK):
     import promptlimit._arrays
 
-# The kernels of all quadratures, which a test may call a million times: to check a call would take
-# longer than the call. What is imported without the hook is not checked.
+# A test may call the kernels of quadratures a million times, and checking a call takes longer than
+# the call. So `_brackets` is imported without the hook, and with it `_gaussian_score` and
+# `_score_law`, which it imports: their annotations are not checked.
 import promptlimit.weights._brackets  # noqa: E402, F401
 
 jaxtyping.install_import_hook(*CHECK)

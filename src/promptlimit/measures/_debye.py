@@ -73,7 +73,7 @@ def _derivative(polynomial: Polynomial) -> list[float]:
 
 @cache
 def _log_debye() -> list[Polynomial]:
-    r"""Return the polynomials $D_1, \dots, D_{10}$; to compute them takes 30 milliseconds."""
+    r"""Return the polynomials $D_1, \dots, D_{10}$; computing them takes 30 ms."""
     return _logarithm(_debye_polynomials(_DEBYE_TERMS))[1:]
 
 

@@ -64,7 +64,7 @@ def _start_worker(cache: str) -> None:
     """Set the environment before NumPy and jax load, and end this process with its parent."""
     os.environ.update(_ENVIRONMENT)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a user's cache keeps its limits
-        os.environ.update(_CACHE, JAX_COMPILATION_CACHE_DIR=cache)
+        os.environ.update({**_CACHE, **os.environ}, JAX_COMPILATION_CACHE_DIR=cache)
     threading.Thread(target=_end_with_parent, args=(cache,), daemon=True).start()
 
 

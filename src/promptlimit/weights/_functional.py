@@ -619,7 +619,7 @@ def _step_error(step: float) -> float:
 def weighted_square(rows: Array, weights: Array) -> Array:
     r"""Return $\sum_iw_iy_iy_i^\top$ for vectors $y_i$ and weights $w_i\ge0$.
 
-    For a product of a matrix with its own transpose NumPy computes one half of the result.
+    The result is symmetric, and NumPy computes only one triangle of a product $A^\top A$.
     """
     scaled = np.sqrt(weights)[:, None] * rows
     return scaled.T @ scaled

@@ -152,7 +152,7 @@ def pair_tables(length: float, max_sharpness: float) -> tuple[PairTable, PairTab
 def _fitted(places: tuple[Array, Array, Array], values: Array, degree: int) -> Array:
     """Return the coefficients of a least-squares fit of total degree at most `degree`.
 
-    Those of higher degrees are zero, so that one compiled program evaluates both tables.
+    Coefficients of higher degrees are zero, so that one compiled program evaluates both tables.
     """
     x, y, z = (chebyshev.chebvander(place, degree) for place in places)
     powers = _powers(_DEGREE)
