@@ -334,6 +334,9 @@ def test_a_worker_that_was_killed_is_named_with_the_way_out() -> None:
     )
     with pytest.raises(WorkerLostError, match=f"^{re.escape(message)}$"):
         _lose_a_worker()
+    deadline = time.monotonic() + 60.0  # a thread of the pool may still read an exit status
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert multiprocessing.active_children() == []
 
 
