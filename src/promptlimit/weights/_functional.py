@@ -533,25 +533,23 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
         mass, squares, first = (
             total_of(getattr(term, name) for term in terms) for name in ("mass", "squares", "first")
         )
-
-        def second(origin: Array, away: Array) -> Array:
-            """Return the second moment about T + `origin` + `away` by both rules, [2, n, e, e]."""
-            moved = total_of(term.about(origin) for term in terms) - mass[..., None] * away[:, None]
-            rules = []
-            for rule in (0, 1):
-                rules.append(total_of(term.second(rule, origin + away) for term in terms))
-                for n in range(len(moved)):
-                    rules[rule][n] += weighted_square(moved[n, rule::2], weights[n, rule::2])
-            return np.stack(rules)
-
         masses, participations, biases = (by_rules(weights, f) for f in (mass, squares, first))
         bias, participation = biases.mean(axis=0), participations.mean(axis=0)
         # Measure from the value of a known token with most of the weight, to which T_L is close.
         known = [term for term in terms if isinstance(term, KnownTerms)]
         origin = total_of([np.zeros_like(bias), *(term.dominant() for term in known)])
         attention = np.hstack([np.zeros((len(bias), 0)), *(term.attention for term in known)])
-        away = by_rules(weights, total_of(term.about(origin) for term in terms)).mean(axis=0)
-        seconds = second(origin, away)
+        first_about = total_of(term.about(origin) for term in terms)
+        away = by_rules(weights, first_about).mean(axis=0)  # the mean of T_L - T - origin
+        moved = first_about - mass[..., None] * away[:, None]
+        rows = list(zip(moved, weights, strict=True))
+        seconds = np.stack(
+            [
+                total_of(term.second(rule, origin + away) for term in terms)
+                + np.stack([weighted_square(m[rule::2], w[rule::2]) for m, w in rows])
+                for rule in (0, 1)
+            ]
+        )
         cov = seconds.mean(axis=0)
         mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
         share = weights * np.abs(squares)
