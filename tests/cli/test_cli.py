@@ -529,14 +529,18 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
 def test_a_dimension_other_than_that_of_the_covariance_matrix_is_refused(
     here: Here, command: str
 ) -> None:
-    asked = (command, "--lengths", "3", "--covariance", "2,1;1,2")
-    done = here(*asked, "--dim", "3")
+    done = here(command, "--lengths", "3", "--covariance", "2,1;1,2", "--dim", "3")
     assert done.returncode == 2
     assert "error: --dim must be 2, the dimension of --covariance, or omitted, got 3" in done.stderr
-    if command == "train":
-        for dim in ((), ("--dim", "2")):
-            planned = here(*asked, *dim, "--dry-run", "--json")
-            assert planned.returncode == 0, planned.stderr
+
+
+def test_train_records_the_dimension_of_the_covariance_matrix(here: Here, tmp_path: Path) -> None:
+    asked = ("train", "--lengths", "3", "--covariance", "2,1;1,2", "--steps", "2", "--batch", "4")
+    done = here(*asked, "--kernels", "linear", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "training" / "train.json").read_text())["dim"] == 2
+    planned = here(*asked, "--kernels", "linear", "--dim", "2", "--dry-run", "--json")
+    assert json.loads(planned.stdout)["finished"] == [True]
 
 
 def test_flow_keeps_its_trajectories_and_reads_them_again(

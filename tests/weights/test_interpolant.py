@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from promptlimit.errors import AccuracyError
-from promptlimit.weights import _interpolant
+from promptlimit.weights import WeightStatistics, _interpolant
 from promptlimit.weights._interpolant import (
     WeightInterpolant,
     interpolation_table,
@@ -76,11 +76,15 @@ def test_agrees_with_the_engine_at_random_points_with_lengths_the_last_axis(ever
     assert everything.slope_error < 1e-7
     for name in STATISTICS:
         assert found[name].shape == (7, 9, len(LENGTHS))
-        value, right = np.asarray(found[name]).reshape(63, -1), getattr(expected, name)
-        scale = np.abs(right)
-        if name == "spread_participation":
-            scale = np.sqrt(expected.spread_error * expected.participation_square)
-        assert np.all(np.abs(value - right) <= 1e-9 * scale), name
+        require_close(name, np.asarray(found[name]).reshape(63, -1), expected)
+
+
+def require_close(name: str, value: np.ndarray, expected: WeightStatistics) -> None:
+    right = getattr(expected, name)
+    scale = np.abs(right)
+    if name == "spread_participation":
+        scale = np.sqrt(expected.spread_error * expected.participation_square)
+    assert np.all(np.abs(value - right) <= 1e-9 * scale), name
 
 
 @pytest.mark.parametrize(("length", "end"), [(1e14, 16.0), (1e22, 8.0), (1e30, 8.0), (1e30, 40.0)])
@@ -92,11 +96,7 @@ def test_tables_of_the_longest_prompts_agree_with_the_engine(length, end, names)
     found = interpolant(jnp.asarray(sharpness**2))
     expected = weight_statistics(sharpness, length)
     for name in names:
-        right = getattr(expected, name)
-        scale = np.abs(right)
-        if name == "spread_participation":
-            scale = np.sqrt(expected.spread_error * expected.participation_square)
-        assert np.all(np.abs(np.asarray(found[name]) - right) <= 1e-9 * scale), name
+        require_close(name, np.asarray(found[name]), expected)
 
 
 def test_both_ends_are_inside(orders):
