@@ -110,7 +110,7 @@ def required_length(
 
 
 def _suggestion(problem: Problem) -> str:
-    """Return what to do instead: to simulate, or to list queries where that gives exact gaps."""
+    """Return the advice to simulate, or to pass a list of queries if that gives exact gaps."""
     simulate = "simulate gap curves with output_gap(..., kind='estimate')."
     at_one = problem.at(np.zeros(problem.attention.query_dim))
     if problem.queries.are_points or "exact" not in GAPS.possible(at_one):
