@@ -173,7 +173,7 @@ def sobol_sets(dim: int, points: int, *seed: int) -> Iterator[Array]:
             last number are independent.
     """
     # Loading scipy.stats takes longer than the rest of the library.
-    from scipy.stats import qmc  # noqa: PLC0415
+    from scipy.stats import qmc  # noqa: PLC0415  # scipy loads slowly
 
     sequence = qmc.Sobol(dim, rng=np.random.default_rng(seed))
     while True:

@@ -182,8 +182,8 @@ class _Curve(NamedTuple):
     ) -> "_Curve":
         """Return the curve through the tail of a law; repeated thresholds are ignored."""
         # Loading scipy takes longer than the rest of this package.
-        from scipy.interpolate import PchipInterpolator  # noqa: PLC0415
-        from scipy.special import ndtri  # noqa: PLC0415
+        from scipy.interpolate import PchipInterpolator  # noqa: PLC0415  # scipy loads slowly
+        from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
         below = np.maximum.accumulate(np.clip(1.0 - tail, 0.0, 1.0))
         ends = below[0] * (below[0] > _LEFT), below[-1] if 1.0 - below[-1] > _LEFT else 1.0
@@ -207,7 +207,7 @@ class _Curve(NamedTuple):
     def cdf(self, x: np.ndarray) -> np.ndarray:
         if self.score is None:
             return np.where(self.spread > 0.0, np.nan, np.where(x >= self.mean, 1.0, 0.0))
-        from scipy.special import ndtr  # noqa: PLC0415
+        from scipy.special import ndtr  # noqa: PLC0415  # scipy loads slowly
 
         found = ndtr(self.score((x - self.mean) / self.spread))
         return np.where((found < self.low) | (found > self.high), np.nan, found)
@@ -215,7 +215,7 @@ class _Curve(NamedTuple):
     def quantile(self, p: np.ndarray) -> np.ndarray:
         if self.score is None:
             return np.full(p.shape, np.nan if self.spread > 0.0 else self.mean)
-        from scipy.special import ndtri  # noqa: PLC0415
+        from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
         wanted = ndtri(p)
         low, high = np.full(p.shape, -1.0), np.full(p.shape, 1.0)
@@ -246,7 +246,7 @@ def mean_under_tail(
     if spread <= 0.0:
         return float(function(np.array([mean]))[0])
     # Loading scipy takes longer than the rest of this package.
-    from scipy.special import ndtr  # noqa: PLC0415
+    from scipy.special import ndtr  # noqa: PLC0415  # scipy loads slowly
 
     z = (thresholds - mean) / spread
     places = np.arcsinh(z)

@@ -130,7 +130,7 @@ def _coefficients(
 ) -> np.ndarray:
     """Return the coefficients of the splines at several lengths, [lengths, 5, along, across]."""
     # ndimage is slow to import, and only tables need it.
-    from scipy.ndimage import spline_filter1d  # noqa: PLC0415
+    from scipy.ndimage import spline_filter1d  # noqa: PLC0415  # scipy loads slowly
 
     line, half = _line(max_sharpness, _STEP), _line(max_sharpness, _step(separation))
     alike = weights[0] == weights[1]
