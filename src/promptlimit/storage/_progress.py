@@ -50,8 +50,8 @@ def watching(watch: Watcher | bool | None, words: str) -> Generator[Watcher | No
         yield watch
         return
     # rich loads slowly.
-    from rich.console import Console  # noqa: PLC0415  # only where a bar is shown
-    from rich.progress import Progress as Bar  # noqa: PLC0415  # only where a bar is shown
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
 
     console = Console(stderr=True)
     if not (watch and (console.is_terminal or console.is_jupyter)):
