@@ -71,12 +71,14 @@ def test_agrees_with_the_engine_at_random_points_with_lengths_the_last_axis(ever
     rng = np.random.default_rng(3)
     squared = np.concatenate([[0.0, 1e-12, END**2], rng.uniform(0.0, END, 60) ** 2])
     found = eqx.filter_jit(everything)(jnp.asarray(squared.reshape(7, 9)))
+    by_numpy = everything.in_numpy(squared.reshape(7, 9))
     expected = weight_statistics(np.minimum(np.sqrt(squared), END)[:, None], LENGTHS)
     assert everything.error < 1e-9
     assert everything.slope_error < 1e-7
     for name in STATISTICS:
-        assert found[name].shape == (7, 9, len(LENGTHS))
+        assert found[name].shape == by_numpy[name].shape == (7, 9, len(LENGTHS))
         require_close(name, np.asarray(found[name]).reshape(63, -1), expected)
+        require_close(name, by_numpy[name].reshape(63, -1), expected)
 
 
 def require_close(name: str, value: np.ndarray, expected: WeightStatistics) -> None:
@@ -93,10 +95,10 @@ def test_tables_of_the_longest_prompts_agree_with_the_engine(length, end, names)
     """Pieces of the wide fit then have several widths, and its error is near the tolerance."""
     sharpness = np.random.default_rng(5).uniform(0.0, end, 40)
     interpolant = weight_interpolant(length, max_sharpness=end, statistics=names)
-    found = interpolant(jnp.asarray(sharpness**2))
+    found = interpolant.in_numpy(sharpness**2)
     expected = weight_statistics(sharpness, length)
     for name in names:
-        require_close(name, np.asarray(found[name]), expected)
+        require_close(name, found[name], expected)
 
 
 def test_both_ends_are_inside(orders):
@@ -112,6 +114,13 @@ def test_outside_its_range_values_and_derivatives_are_nan(orders):
         for order, each in found.items():
             assert np.isfinite(list(each.values())).all() == inside, (point, order)
             assert np.isnan(list(each.values())).all() != inside, (point, order)
+
+
+def test_numpy_gives_the_same_numbers_and_nan_outside(hundred, orders):
+    found = hundred.in_numpy(np.array([*INSIDE, *OUTSIDE]))
+    for name in hundred.statistics:
+        compiled = [each["value"][name] for each in orders.values()]
+        np.testing.assert_allclose(found[name], compiled, rtol=1e-13)
 
 
 @pytest.mark.parametrize("squared", [0.3, 1.0, 3.3, 9.0, 15.0])

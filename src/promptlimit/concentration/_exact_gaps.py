@@ -12,11 +12,9 @@ over queries requires the joint law of $\sigma$ and the forms. Derived in docs/g
 import dataclasses
 import math
 
-import jax
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, numpy_only
-from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._curves import TASK_EXPONENTS, SupportsTasks, task_problem
 from promptlimit.concentration._sharpness_law import (
@@ -189,11 +187,8 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
         # The sharpness is rounded up, so that different gaps use the same tables.
         largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
-        with jax.enable_x64(True):
-            interpolated = {
-                name: np.asarray(value) for name, value in table(to_device(sharpness**2)).items()
-            }
-        return interpolated, np.full((sharpness.size, lengths.size), table.error)
+        errors = np.full((sharpness.size, lengths.size), table.error)
+        return table.in_numpy(sharpness**2), errors
     _require_reach(names, float(sharpness.max(initial=0.0)))
     statistics = some_statistics(names, sharpness[:, None], lengths)
     return statistics, statistics.pop("relative_error")

@@ -90,6 +90,29 @@ class WeightInterpolant(eqx.Module):
         end, rate = self.max_sharpness**2, 0.5 / self.width
         return _interpolated(tables, squared, end, rate, scalar=self.scalar)
 
+    def in_numpy(self, sharpness_squared: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        r"""Return the same statistics by NumPy, which compiles nothing.
+
+        A compiled program is up to three times faster, but a new shape of $\sigma^2$ costs 0.2 to
+        0.5 seconds of compilation, the time in which NumPy evaluates a million points.
+        """
+        squared = np.asarray(sharpness_squared, np.float64)
+        with np.errstate(invalid="ignore"):
+            inside = (squared >= 0) & (squared <= self.max_sharpness**2)
+        place = np.log1p(np.where(inside, squared, 0.0)) * (0.5 / self.width)
+        piece = np.minimum(place.astype(np.int64), self.tables[0].shape[-1] - 1)
+        local = np.where(inside, 2 * (place - piece) - 1, np.nan)
+        statistics = {}
+        for name, table in zip(self.statistics, self.tables, strict=True):
+            values = np.zeros((len(table), *squared.shape))
+            for row in reversed(range(table.shape[1])):
+                values *= local
+                values += table[:, row].take(piece, axis=1)
+            if name == "mean_score":
+                values *= np.sqrt(np.where(inside, squared, np.nan))
+            statistics[name] = values[0] if self.scalar else np.moveaxis(values, 0, -1)
+        return statistics
+
 
 @partial(jax.jit, static_argnames="scalar")
 def _interpolated(

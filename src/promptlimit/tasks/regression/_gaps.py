@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
-from promptlimit._inputs import to_device
 from promptlimit._quadrature import REPLICATES, normal_gauss, radius_gauss, standard_error
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import (
@@ -62,7 +61,7 @@ _BEYOND = 1e-7  # a contribution beyond the tables below this fraction of the ga
 _REACH, _CLOSE = 12.0, 1e-9  # extent of the product rule, and the relative change at which it ends
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
 """The step in two variables and the number of radii, for each refinement of the product rule."""
-_CHUNK = 2**18  # the number of points processed at a time
+_CHUNK = 2**15  # the number of points processed at a time
 
 
 # ---------------------------------------------------------------- the gap at points
@@ -156,13 +155,10 @@ def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array
     outside = terms.sharpness > end
     for start in range(0, mass.size, _CHUNK):
         part = slice(start, start + _CHUNK)
-        with jax.enable_x64(True):
-            squared = to_device(np.minimum(terms.sharpness[part], end) ** 2)
-            statistics = {name: np.asarray(value) for name, value in table(squared).items()}
-        gaps = sum(
-            (mass[part] * terms.coefficients[name][part])[:, None] * statistics[name]
-            for name in names
-        )
+        squared = np.minimum(terms.sharpness[part], end) ** 2
+        gaps = np.zeros((squared.size, lengths.size))
+        for name, statistic in table.in_numpy(squared).items():
+            gaps += (mass[part] * terms.coefficients[name][part])[:, None] * statistic
         total += gaps.sum(axis=0)
         beyond += np.abs(gaps[outside[part]]).sum(axis=0)
     return total, beyond

@@ -51,6 +51,7 @@ from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._quadrature import require_accuracy
 from promptlimit.tasks.regression._risk import heads_risk
 from promptlimit.tasks.regression._softmax_risk import (
+    largest_sharpness,
     of_any_length,
     risk_statistics,
     scores,
@@ -153,11 +154,8 @@ class HeadsObjective(AbstractObjective):
 
 def _sharpness(task: LinearRegression, nodes: Nodes, attention: AbstractAttention) -> float:
     """Return the largest standard deviation of the scores of any head at any point."""
-    squares = [
-        jnp.max(scores(nodes, task.noise_variance, head.key_query).squared)
-        for head in unwrap(attention.as_heads())
-    ]
-    return math.sqrt(max(float(square) for square in squares))
+    heads = unwrap(attention.as_heads())
+    return max(largest_sharpness(nodes, task, head.key_query) for head in heads)
 
 
 def _not_heads(problem: RiskProblem) -> str | None:

@@ -39,10 +39,10 @@ from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
     Regressor,
     SoftmaxRisk,
+    largest_sharpness,
     of_any_length,
     perturbed,
     risk_statistics,
-    scores,
     tabulate_risks,
     with_arrays,
 )
@@ -141,7 +141,7 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
     found, share = _mean_risk(risk, head, rows)
     lost = _lost(rows)
     _require_tables(lost, found.value, rows)
-    changed = [perturbed_risk] + ([dataclasses.replace(risk, saturated=True)] if lost > 0.0 else [])
+    changed = [perturbed_risk] + ([dataclasses.replace(risk, saturated=1.0)] if lost > 0.0 else [])
     return (
         [dataclasses.replace(risk, nodes=nodes, slope_share=share) for nodes in sets],
         [dataclasses.replace(one, slope_share=share) for one in changed],
@@ -177,8 +177,7 @@ def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
 def first_range(task: LinearRegression, key_query: Array) -> float:
     """Return the range of tables with which `softmax_risk` starts."""
     nodes = next(node_sets(task, _SET, 0))
-    squared = scores(nodes, task.noise_variance, key_query).squared
-    largest = _MARGIN * math.sqrt(float(jnp.max(squared)))
+    largest = _MARGIN * largest_sharpness(nodes, task, key_query)
     return next((end for end in TABLE_RANGES if end >= largest), TABLE_RANGES[-1])
 
 
@@ -357,8 +356,8 @@ def _one_covariate_rule(head: Regressor, step: float) -> Estimate | None:
     f = spread + noise * np.sum(B * B) - 2 * (c2 - cy)
     end = next(one for one in TABLE_RANGES if one >= largest)
     statistics = risk_statistics(head.length, end)
-    at = statistics(to_device(squared.ravel()))
-    P, excess = (np.asarray(at[name]).reshape(p.shape) for name in ("participation", "excess"))
+    at = statistics.in_numpy(squared)
+    P, excess = at["participation"], at["excess"]
     mean = u.size * noise + float(np.sum(mass * (c2 - 2 * cy + y2 + f * P + c2 * excess)))
     tables = statistics.error * float(np.sum(mass * (np.abs(f) + 13 * c2) * P))
     return Estimate(mean / 2, tables / 2, p.size)
@@ -416,8 +415,8 @@ def _at_queries(
             f"got {largest:.3g}. Scale its key-query matrix down.",
         )
     statistics = risk_statistics(head.length, next(end for end in TABLE_RANGES if end >= largest))
-    at = statistics(known.sharpness)
-    P, excess = (np.asarray(at[name]) for name in ("participation", "excess"))
+    at = statistics.in_numpy(np.asarray(known.sharpness))
+    P, excess = at["participation"], at["excess"]
     square = np.asarray(known.square)
     f = float(known.value) - 2 * (square - np.asarray(known.cross))
     mean_f = float(exact.value - 2 * (exact.square - exact.cross))

@@ -44,6 +44,7 @@ from promptlimit.tasks.regression._quadrature import (
 from promptlimit.tasks.regression._softmax_risk import (
     Regressor,
     SoftmaxRisk,
+    largest_sharpness,
     of_any_length,
     risk_statistics,
     tabulate_risks,
@@ -153,7 +154,7 @@ class RegressionObjective(AbstractObjective):
 
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return the largest sharpness at any point."""
-        return float(self.risk.sharpness(as_head(attention).key_query))
+        return largest_sharpness(self.risk.nodes, self.risk.task, as_head(attention).key_query)
 
 
 def heads_risk(

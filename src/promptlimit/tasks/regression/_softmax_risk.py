@@ -14,8 +14,9 @@ is the sum of the k-th powers of the softmax weights. docs/tasks.md derives the 
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -161,8 +162,8 @@ class SoftmaxRisk(eqx.Module):
             the few points of a flow they do not reduce the error.
         clipped: whether the statistics keep their last value beyond the range of the tables; if
             False, they are NaN there.
-        saturated: whether a clipped risk is corrected to statistics of 1, their limit, beyond the
-            range of the tables.
+        saturated: 1 corrects a clipped risk to statistics of 1, their limit, beyond the range of
+            the tables; 0 does not. It is a number, so that both risks share one program.
     """
 
     task: LinearRegression
@@ -170,7 +171,7 @@ class SoftmaxRisk(eqx.Module):
     nodes: Nodes
     slope_share: float | None = 1.0
     clipped: bool = eqx.field(static=True, default=False)
-    saturated: bool = eqx.field(static=True, default=False)
+    saturated: float = 0.0
 
     @property
     def length(self) -> float:
@@ -245,7 +246,7 @@ class SoftmaxRisk(eqx.Module):
             square=of_query(c0),
             factor_sharpness=self._mean(f * squared) + around(f, f0, s0),
             square_sharpness=self._mean(c2 * squared) + around(c2, c0, s0),
-            finite=finite + lost if self.saturated else finite,
+            finite=finite + self.saturated * lost,
             beyond=lost,
         )
 
@@ -326,24 +327,30 @@ class Scores(NamedTuple):
     $C^\top C=\Sigma$.
     """
 
-    scored: Array
-    p: Array
-    label: Array
-    squared: Array
+    scored: Any  # an array of NumPy or of jax
+    p: Any
+    label: Any
+    squared: Any
 
 
 def scores(
     nodes: Nodes,
     noise_variance: float | Float[Array, ""],
-    key_query: Float[Array, "tokens tokens"],
+    key_query: Float[Array | np.ndarray, "tokens tokens"],
 ) -> Scores:
-    """Return the `Scores` of the head with U = `key_query` at the points."""
-    root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
-    dim = query.shape[0]
-    q, t2 = root @ key_query[:dim, :dim] @ query, key_query[dim:, :dim] @ query
-    p = q + jnp.sum(t2[:, None] * weights, axis=0)
-    squared = jnp.sum(p * p, axis=0) + noise_variance * jnp.sum(t2 * t2, axis=0)
+    """Return the `Scores` of the head with U = `key_query` at the points, by NumPy or by jax."""
+    dim = nodes.query.shape[0]
+    q = nodes.root @ key_query[:dim, :dim] @ nodes.query
+    t2 = key_query[dim:, :dim] @ nodes.query
+    p = q + (t2[:, None] * nodes.weights).sum(axis=0)
+    squared = (p * p).sum(axis=0) + noise_variance * (t2 * t2).sum(axis=0)
     return Scores(q, p, t2, squared)
+
+
+def largest_sharpness(nodes: Nodes, task: LinearRegression, key_query: Array) -> float:
+    r"""Return the largest $\sigma$ at any point, by NumPy, which compiles nothing."""
+    squared = scores(nodes, float(task.noise_variance), np.asarray(key_query)).squared
+    return math.sqrt(squared.max())
 
 
 def _slopes(
