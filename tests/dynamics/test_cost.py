@@ -61,3 +61,8 @@ def test_memory_grows_with_two_numbers_per_token_and_coordinate_or_run(asked, st
     assert cost([10], starts, seeds=seeds).megabytes == pytest.approx(
         found[0] - per_token * (2**20 - 2**14), rel=1e-9
     )
+
+
+def test_memory_of_a_small_training_is_that_of_a_process_with_jax(asked):
+    """Such a process holds a few hundred megabytes."""
+    assert 300.0 < cost([10]).megabytes < 700.0

@@ -17,7 +17,7 @@ import numpy as np
 
 import promptlimit as pl
 from parallel.processes import hexadecimal, streamed_numbers
-from promptlimit.parallel import collective_sums
+from promptlimit.parallel import active_devices, collective_sums
 
 
 def _problem() -> tuple[pl.SoftmaxAttention, pl.Rademacher]:
@@ -130,9 +130,12 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
 
 
 def collectives(_: Path) -> dict[str, Any]:
-    """Return the sums over all devices and their correct value."""
+    """Return the sums over all devices, their correct value, and a group of four devices."""
     sums, expected = collective_sums()
-    return {"sums": sums.tolist(), "expected": expected}
+    with pl.use_devices(4):
+        four = active_devices()
+    group = [four.size, four.hosts, four.process, four.writes]
+    return {"sums": sums.tolist(), "expected": expected, "group": group}
 
 
 def main() -> None:

@@ -152,8 +152,13 @@ def test_collective_sums_are_correct_on_the_devices_present() -> None:
     assert found.tolist() == [expected] * len(jax.devices())
 
 
+def test_a_process_with_several_devices_is_one_host_that_writes(results: dict[str, dict]) -> None:
+    assert results["collectives"]["group"] == [4, 1, 0, True]  # size, hosts, process, writes
+
+
 def test_collective_sums_are_correct_on_eight_devices(results: dict[str, dict]) -> None:
-    assert results["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
+    assert results["collectives"]["sums"] == [36.0] * 8  # 1 + 2 + ... + 8
+    assert results["collectives"]["expected"] == 36.0
 
 
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:

@@ -451,3 +451,16 @@ def test_rounding_to_single_precision_is_no_difference_even_next_to_far_larger_t
     report = pl.check_law(Rounded(), key=KEY, samples=1024)
     assert report["mean"].comparisons == 2 + 1 + 4  # axes, their sum and random directions
     assert 0.0 < report["mean"].largest < 1.0
+
+
+def test_rounding_may_change_means_and_covariances_by_a_millionth_of_the_tokens_own_size() -> None:
+    """Tokens of mean 300 and standard deviation 0.1 have size 3000 in standard deviations."""
+    with jax.enable_x64(True):
+        law = pl.Gaussian([300.0], [[0.01]])
+        subject = _check_law._Subject.of(law, 1024, KEY, (np.float64,))
+        found = {one.check: one for one in _check_law._moments(subject)}
+    mean, covariance = found["mean"], found["covariance"]
+    assert isinstance(mean, _check_law._SampleMeans)
+    assert isinstance(covariance, _check_law._SampleMeans)
+    assert mean.floor == pytest.approx(1e-6 * 3000.0, rel=1e-3)
+    assert covariance.floor == pytest.approx(1e-6 * 3000.0**2, rel=1e-3)

@@ -243,3 +243,31 @@ def test_the_error_of_a_statistic_is_relative_to_it(size):
     rules = {"participation": np.stack([one * (1.0 + e), one * (1.0 - e)])}
     found = _weight_statistics._measured_error({"participation": one}, value, rules)
     assert_allclose(found, [e**2], rtol=1e-9)
+
+
+def test_errors_of_second_moments_widen_the_error_of_a_covariance_with_a_mean(x64, monkeypatch):
+    """The rounding error of the covariance is linear in the errors of its second moments."""
+
+    class Noisy(RayLaw):
+        noise = 0.0
+
+        def readings(self, value, limit, products):
+            for *others, errors in super().readings(value, limit, products):
+                yield *others, errors + self.noise
+
+    rounding = []
+
+    def crossed(*arguments):
+        rounding.append(original(*arguments)[1])
+        return original(*arguments)
+
+    original = _softmax_moments._crossed
+    monkeypatch.setattr(_softmax_moments, "_crossed", crossed)
+    law = Noisy(Ray(pl.Rademacher([1.0, 0.7]), np.array([0.3, -0.2])))
+    for noise in (0.0, 1.0, 2.0):
+        monkeypatch.setattr(Noisy, "noise", noise)
+        _softmax_moments.softmax_and_mean_moments(law, np.eye(2), np.eye(2), LENGTHS, NONE)
+    without, once, twice = rounding
+    assert (without >= 0.0).all()
+    assert (once > 1e6 * without).all()
+    assert_allclose(twice - without, 2.0 * (once - without), rtol=1e-9)
