@@ -275,6 +275,14 @@ def test_the_scale_of_a_gap_has_the_exponents_of_large_deviations(length):
     assert ((apart > 0.0) & (apart < 3.5))[shares > 0.5].all()
 
 
+@pytest.mark.parametrize("size", [0.0, 0.5])
+def test_many_listed_queries_have_the_gap_of_few(x64, size):
+    """More than 256 queries use tables; at queries zero all weights are 1/L."""
+    few = [[size, 0.0], [0.0, 0.0]]
+    gaps = [pl.output_gap(head(0.6, 2), normal(2), few * n, [1, 10]).value for n in (1, 150)]
+    np.testing.assert_allclose(gaps[1], gaps[0], rtol=1e-9)
+
+
 def test_a_mixture_of_queries_is_a_mixture_of_gaps(x64):
     narrow, shifted = normal(2), pl.Gaussian([1.0, 0.0], 0.5 * np.eye(2))
     atom = pl.Empirical([[0.5, 2.0]])

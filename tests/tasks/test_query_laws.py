@@ -131,6 +131,18 @@ def test_listed_queries_have_the_risk_of_simulated_prompts(x64):
     assert abs(found.value - total) < 5 * math.sqrt(2 * variance)
 
 
+def test_a_sharpness_that_rounds_to_the_end_of_a_table_is_inside_it(x64):
+    """The squared sharpness is 4 (1 + 2^-52), whose root rounds to 2, the end of a table."""
+    angle, key_query = 0.5276163576973767, np.diag([2.0, 2.0, 0.0])
+    queries = pl.Empirical([[math.cos(angle), math.sin(angle)], [0.1, 0.2]])
+    task, value = regression(np.eye(2), query_covariates=queries), np.array([[0.0, 0.0, 1.0]])
+    values = [
+        pl.risk(pl.SoftmaxAttention(size * key_query, value), task, 10).value
+        for size in (1.0 - 1e-12, 1.0)
+    ]
+    assert_allclose(values[1], values[0], rtol=1e-8)
+
+
 def test_laws_of_queries_that_do_not_fit_are_refused():
     cases = [
         (

@@ -1,6 +1,8 @@
 """Risks as functions of the parameters: derivatives, symmetry, range."""
 
+import dataclasses
 import functools
+import math
 
 import equinox as eqx
 import jax
@@ -12,7 +14,12 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from promptlimit.tasks.regression._points import node_sets, tail_node_sets
 from promptlimit.tasks.regression._quadrature import replicate_risks
-from promptlimit.tasks.regression._softmax_risk import Regressor, SoftmaxRisk, scores
+from promptlimit.tasks.regression._softmax_risk import (
+    Regressor,
+    SoftmaxRisk,
+    largest_sharpness,
+    scores,
+)
 from promptlimit.weights import weight_statistics
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 
@@ -263,3 +270,30 @@ def test_the_error_of_a_gradient_is_its_standard_error_widened_by_students_law(x
     expected = student * slopes.std(axis=0, ddof=1) / 8**0.5 + shared
     assert_allclose(found.error["key_query"], expected, rtol=1e-5, atol=1e-9)
     assert shared[:, :3].max() > 0
+
+
+def test_a_saturated_risk_has_all_weight_on_one_token_beyond_the_tables(softmax):
+    risk, _ = softmax
+    sharp, row = 10.0 * jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
+    clipped, saturated = (
+        float(eqx.filter_jit(dataclasses.replace(risk, clipped=True, saturated=size))(sharp, row))
+        for size in (0.0, 1.0)
+    )
+    weights = np.linalg.solve(risk.nodes.root, risk.nodes.weights[0])
+    rows = [_forms(x, w) for x, w in zip(risk.nodes.query.T, weights.T, strict=True)]
+    squared, c, v2, y = np.array(rows).T
+    squared, c = 100.0 * squared, 10.0 * c  # the score matrix is ten times as large
+    P, excess = _engine(np.array(16.0))
+    lost = (v2 - 2 * c * (c - y)) * (1 - P) + c**2 * (1 - excess)
+    expected = np.mean(risk.nodes.mass * np.where(squared > 16.0, lost, 0.0)) / 2
+    assert 0.1 < np.mean(squared > 16.0) < 0.9
+    assert_allclose(saturated - clipped, expected, rtol=1e-7)
+
+
+def test_the_largest_sharpness_of_huge_parameters_overflows_in_silence(softmax):
+    risk, _ = softmax
+    for size in (1.0, 1e160):
+        key_query = size * jnp.asarray(KEY_QUERY)
+        found = largest_sharpness(risk.nodes, TASK, key_query)
+        assert_allclose(found, risk.sharpness(key_query))
+        assert (found == math.inf) == (size > 1.0)

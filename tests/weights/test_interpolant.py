@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from promptlimit.errors import AccuracyError
+from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.weights import WeightStatistics, _interpolant
 from promptlimit.weights._interpolant import (
     WeightInterpolant,
@@ -95,10 +95,12 @@ def test_tables_of_the_longest_prompts_agree_with_the_engine(length, end, names)
     """Pieces of the wide fit then have several widths, and its error is near the tolerance."""
     sharpness = np.random.default_rng(5).uniform(0.0, end, 40)
     interpolant = weight_interpolant(length, max_sharpness=end, statistics=names)
-    found = interpolant.in_numpy(sharpness**2)
+    by_numpy = interpolant.in_numpy(sharpness**2)
+    compiled = interpolant(jnp.asarray(sharpness**2))
     expected = weight_statistics(sharpness, length)
     for name in names:
-        require_close(name, found[name], expected)
+        require_close(name, by_numpy[name], expected)
+        require_close(name, np.asarray(compiled[name]), expected)
 
 
 def test_both_ends_are_inside(orders):
@@ -121,6 +123,36 @@ def test_numpy_gives_the_same_numbers_and_nan_outside(hundred, orders):
     for name in hundred.statistics:
         compiled = [each["value"][name] for each in orders.values()]
         np.testing.assert_allclose(found[name], compiled, rtol=1e-13)
+
+
+def test_numpy_refuses_masked_points_and_evaluates_tables_on_a_device_in_double(hundred):
+    masked = np.ma.masked_array([1.0, 2.0], [False, True])
+    with pytest.raises(ArgumentError, match="sharpness_squared"):
+        hundred.in_numpy(masked)
+    found = jax.tree.map(jnp.asarray, hundred).in_numpy(np.array([1.0]))
+    for name, value in hundred.in_numpy(np.array([1.0])).items():
+        assert found[name].dtype == np.float64
+        assert found[name] == value
+
+
+def test_numpy_raises_no_floating_point_errors(hundred):
+    with np.errstate(all="raise"):
+        hundred.in_numpy(np.array([0.0, 5e-324, 1e-300, 16.0, 1e300, math.inf, math.nan]))
+
+
+@pytest.mark.parametrize("names", [STATISTICS, ("mean_score", "shrinkage")])
+def test_sums_over_points_are_those_of_the_statistics(names):
+    rng = np.random.default_rng(4)
+    table = weight_interpolant(LENGTHS, max_sharpness=END, statistics=names)
+    squared = np.concatenate([[0.0, END**2], rng.uniform(0.0, END, 500) ** 2])
+    factors = {name: rng.normal(size=squared.size) for name in names}
+    statistics = table.in_numpy(squared)
+    expected = np.sum([factors[name] @ statistics[name] for name in names], axis=0)
+    np.testing.assert_allclose(table.sums(squared, factors), expected, rtol=1e-11)
+    some = {name: factors[name] for name in names[:1]}
+    expected = factors[names[0]] @ statistics[names[0]]
+    np.testing.assert_allclose(table.sums(squared, some), expected, rtol=1e-11)
+    assert np.isnan(table.sums(np.append(squared, END**2 + 1e-9), {names[0]: np.ones(503)})).all()
 
 
 @pytest.mark.parametrize("squared", [0.3, 1.0, 3.3, 9.0, 15.0])

@@ -185,7 +185,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     names = tuple(terms)
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
         # The sharpness is rounded up, so that different gaps use the same tables.
-        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)
+        largest = min(max(1.0, float(np.ceil(sharpness.max()))), MAX_SHARPNESS)
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         errors = np.full((sharpness.size, lengths.size), table.error)
         return table.in_numpy(sharpness**2), errors

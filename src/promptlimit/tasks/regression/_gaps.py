@@ -19,7 +19,7 @@ derivations.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import jax
@@ -51,7 +51,7 @@ from promptlimit.tasks.regression._task import (
     other_queries,
     several_labels,
 )
-from promptlimit.weights import max_sharpness, weight_interpolant
+from promptlimit.weights import WeightInterpolant, max_sharpness, weight_interpolant
 
 Array = NDArray[np.float64]
 
@@ -61,7 +61,6 @@ _BEYOND = 1e-7  # a contribution beyond the tables below this fraction of the ga
 _REACH, _CLOSE = 12.0, 1e-9  # extent of the product rule, and the relative change at which it ends
 _GRIDS = ((0.2, 24), (0.1, 40), (0.05, 60))
 """The step in two variables and the number of radii, for each refinement of the product rule."""
-_CHUNK = 2**15  # the number of points processed at a time
 
 
 # ---------------------------------------------------------------- the gap at points
@@ -143,35 +142,36 @@ class _Head:
         return _Terms(sharpness, {k: size * c for k, c in coefficients.items()}, size * both)
 
 
-def _sums(terms: _Terms, mass: Array, lengths: Array, end: float) -> tuple[Array, Array]:
-    """Return the sum of mass times gap at each length, and its terms beyond the tables, [n] each.
+def _sums(terms: _Terms, mass: Array, table: WeightInterpolant) -> tuple[Array, Array]:
+    """Return the sum of mass times gap at each length, and its terms beyond the table, [n] each.
 
-    At points whose sharpness exceeds `end`, the range of the tables, statistics keep their last
-    value. The second result is the sum of the absolute values of the terms of these points.
+    At points whose sharpness exceeds the range of the table, statistics keep their last value. The
+    second result is the sum of the absolute values of the terms of these points.
     """
-    names = tuple(terms.coefficients)
-    table = weight_interpolant(lengths, max_sharpness=end, statistics=names)
-    total, beyond = np.zeros((2, lengths.size))
+    end = table.max_sharpness
+    factors = {name: mass * factor for name, factor in terms.coefficients.items()}
+    total = table.sums(np.minimum(terms.sharpness, end) ** 2, factors)
     outside = terms.sharpness > end
-    for start in range(0, mass.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        squared = np.minimum(terms.sharpness[part], end) ** 2
-        gaps = np.zeros((squared.size, lengths.size))
-        for name, statistic in table.in_numpy(squared).items():
-            gaps += (mass[part] * terms.coefficients[name][part])[:, None] * statistic
-        total += gaps.sum(axis=0)
-        beyond += np.abs(gaps[outside[part]]).sum(axis=0)
-    return total, beyond
+    beyond = np.stack([factor[outside] for factor in factors.values()])
+    last = table.in_numpy(np.array(end**2))
+    lost = [np.abs(at_end @ beyond).sum() for at_end in np.stack([*last.values()], axis=1)]
+    return total, np.array(lost)
 
 
-def _range(names: tuple[str, ...], measure: Callable[[float], tuple[Array, Array]]) -> float:
-    """Return the smallest range of tables beyond which the contribution to each gap is small."""
-    ranges = [end for end in TABLE_RANGES if end <= max_sharpness(names)]
-    for end in ranges[:-1]:
-        total, beyond = measure(end)
+def _table(names: Iterable[str], lengths: Array, end: float) -> WeightInterpolant:
+    return weight_interpolant(lengths, max_sharpness=end, statistics=tuple(names))
+
+
+def _sufficient_table(terms: _Terms, mass: Array, lengths: Array) -> WeightInterpolant:
+    """Return the table of smallest range beyond which the contribution to each gap is small."""
+    names = tuple(terms.coefficients)
+    *ranges, widest = (end for end in TABLE_RANGES if end <= max_sharpness(names))
+    for end in ranges:
+        table = _table(names, lengths, end)
+        total, beyond = _sums(terms, mass, table)
         if np.all(beyond <= _BEYOND * np.abs(total)):
-            return end
-    return ranges[-1]
+            return table
+    return _table(names, lengths, widest)
 
 
 # ---------------------------------------------------------------- rules
@@ -322,17 +322,14 @@ def _over_points(problem: TaskGapProblem, effort: Effort) -> GapValues:
     ]
     first = [next(stream) for stream in streams]
     terms = [head.terms(nodes) for nodes in first]
-    end = _range(
-        tuple(terms[0].coefficients),
-        lambda end: _sums(terms[0], first[0].mass / _SET, lengths, end),
-    )
-    rows = [_sums(one, n.mass / _SET, lengths, end) for one, n in zip(terms, first, strict=True)]
+    table = _sufficient_table(terms[0], first[0].mass / _SET, lengths)
+    rows = [_sums(one, n.mass / _SET, table) for one, n in zip(terms, first, strict=True)]
     sums = np.array(rows)
     sets, target = 1, 1
     while True:
         for _ in range(target - sets):
             more = [(nodes, head.terms(nodes)) for nodes in map(next, streams)]
-            sums = sums + np.array([_sums(t, n.mass / _SET, lengths, end) for n, t in more])
+            sums = sums + np.array([_sums(t, n.mass / _SET, table) for n, t in more])
         sets = target
         means = sums / sets
         value, lost = means.mean(axis=0)
@@ -371,18 +368,18 @@ def _by_product_rule(problem: TaskGapProblem, _effort: Effort) -> GapValues:
     $\mathrm{tr}(V\Gamma_wV^\top)$ have closed forms.
     """
     head, lengths = _require_head(problem), problem.lengths
-    coarse, mass = _isotropic_terms(head, *_GRIDS[0])
-    end = _range(tuple(coarse.coefficients), lambda end: _sums(coarse, mass, lengths, end))
-    value, beyond = _sums(coarse, mass, lengths, end)
+    coarse = _isotropic_terms(head, *_GRIDS[0])
+    table = _sufficient_table(*coarse, lengths)
+    value, beyond = _sums(*coarse, table)
     change = value
     for grid in _GRIDS[1:]:
         before = value
-        value, beyond = _sums(*_isotropic_terms(head, *grid), lengths, end)
+        value, beyond = _sums(*_isotropic_terms(head, *grid), table)
         change = np.abs(value - before)
         if np.all(change <= _CLOSE * value):
             break
     # The rule converges geometrically: each refinement squares the relative change.
-    error = change * np.minimum(1.0, change / value) + beyond
+    error = change * np.minimum(1.0, change / value) + table.error * value + beyond
     return GapValues(value, error, limit_square=_limit_square(problem))
 
 

@@ -356,7 +356,7 @@ def _one_covariate_rule(head: Regressor, step: float) -> Estimate | None:
     f = spread + noise * np.sum(B * B) - 2 * (c2 - cy)
     end = next(one for one in TABLE_RANGES if one >= largest)
     statistics = risk_statistics(head.length, end)
-    at = statistics.in_numpy(squared)
+    at = statistics.in_numpy(np.minimum(squared, end**2))
     P, excess = at["participation"], at["excess"]
     mean = u.size * noise + float(np.sum(mass * (c2 - 2 * cy + y2 + f * P + c2 * excess)))
     tables = statistics.error * float(np.sum(mass * (np.abs(f) + 13 * c2) * P))
@@ -414,8 +414,9 @@ def _at_queries(
             f"must have scores of standard deviation at most {TABLE_RANGES[-1]:g} at every query, "
             f"got {largest:.3g}. Scale its key-query matrix down.",
         )
-    statistics = risk_statistics(head.length, next(end for end in TABLE_RANGES if end >= largest))
-    at = statistics.in_numpy(np.asarray(known.sharpness))
+    end = next(one for one in TABLE_RANGES if one >= largest)
+    statistics = risk_statistics(head.length, end)
+    at = statistics.in_numpy(np.minimum(known.sharpness, end**2))
     P, excess = at["participation"], at["excess"]
     square = np.asarray(known.square)
     f = float(known.value) - 2 * (square - np.asarray(known.cross))

@@ -162,8 +162,9 @@ class SoftmaxRisk(eqx.Module):
             the few points of a flow they do not reduce the error.
         clipped: whether the statistics keep their last value beyond the range of the tables; if
             False, they are NaN there.
-        saturated: 1 corrects a clipped risk to statistics of 1, their limit, beyond the range of
-            the tables; 0 does not. It is a number, so that both risks share one program.
+        saturated: 1 to set the statistics of a clipped risk to 1, their limit for large $\sigma$,
+            beyond the tables; otherwise 0. It is a number, so that both cases share a compiled
+            program. It has no effect if `slope_share` is None.
     """
 
     task: LinearRegression
@@ -211,7 +212,8 @@ class SoftmaxRisk(eqx.Module):
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
-        return jnp.sqrt(jnp.max(scores(self.nodes, self.task.noise_variance, key_query).squared))
+        found = scores(self.nodes, self.task.noise_variance, to_device(key_query))
+        return jnp.sqrt(jnp.max(found.squared))
 
     def means(
         self, key_query: Float[Array, "tokens tokens"], value: Float[Array, "m tokens"]
@@ -289,7 +291,7 @@ class SoftmaxRisk(eqx.Module):
         $\mathrm{tr}V\Gamma_WV^\top=\sum_i|r_i|^2+s^2|B|^2$.
         """
         noise, weights = self.task.noise_variance, to_device(self.nodes.weights)
-        q, p, t2, squared = scores(self.nodes, noise, key_query)
+        q, p, t2, squared = scores(self.nodes, noise, to_device(key_query))
         V1, B = value[:, : q.shape[0]], value[:, q.shape[0] :]
         r = (V1 @ to_device(self.nodes.root).T)[:, :, None]
         r = r + jnp.sum(B[:, :, None, None] * weights[None], axis=1)
@@ -324,10 +326,10 @@ class Scores(NamedTuple):
     r"""$Ct_1$, $p=C(t_1+W^\top t_2)$, $t_2$ and $\sigma^2=|p|^2+s^2|t_2|^2$ at each point.
 
     Here $(t_1,t_2)=U(x_q,0)$ is the tilt, and C is the matrix of `covariance_factor`, with
-    $C^\top C=\Sigma$.
+    $C^\top C=\Sigma$. All are arrays of NumPy or all are arrays of jax.
     """
 
-    scored: Any  # an array of NumPy or of jax
+    scored: Any
     p: Any
     label: Any
     squared: Any
@@ -338,7 +340,10 @@ def scores(
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array | np.ndarray, "tokens tokens"],
 ) -> Scores:
-    """Return the `Scores` of the head with U = `key_query` at the points, by NumPy or by jax."""
+    """Return the `Scores` of the head with U = `key_query` at the points.
+
+    They are NumPy arrays if all arguments are, otherwise jax arrays.
+    """
     dim = nodes.query.shape[0]
     q = nodes.root @ key_query[:dim, :dim] @ nodes.query
     t2 = key_query[dim:, :dim] @ nodes.query
@@ -348,8 +353,12 @@ def scores(
 
 
 def largest_sharpness(nodes: Nodes, task: LinearRegression, key_query: Array) -> float:
-    r"""Return the largest $\sigma$ at any point, by NumPy, which compiles nothing."""
-    squared = scores(nodes, float(task.noise_variance), np.asarray(key_query)).squared
+    r"""Return the largest $\sigma$ at any point.
+
+    It is computed by NumPy, to avoid compilation. `SoftmaxRisk.sharpness` works inside `jit`.
+    """
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        squared = scores(nodes, float(task.noise_variance), np.asarray(key_query)).squared
     return math.sqrt(squared.max())
 
 
