@@ -130,18 +130,24 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
 
 
 def collectives(_: Path) -> dict[str, Any]:
-    """Return the sums over all devices, their correct value, and a group of four devices."""
+    """Return the sums over all devices and their correct value."""
     sums, expected = collective_sums()
+    return {"sums": sums.tolist(), "expected": expected}
+
+
+def group(_: Path) -> dict[str, Any]:
+    """Return the properties of a group of four devices."""
     with pl.use_devices(4):
         four = active_devices()
-    group = [four.size, four.hosts, four.process, four.writes]
-    return {"sums": sums.tolist(), "expected": expected, "group": group}
+    names = ("size", "hosts", "process", "writes")
+    return {name: getattr(four, name) for name in names}
 
 
 def main() -> None:
     """Print the requested parts."""
     *asked, folder = sys.argv[1:]
-    parts = {part.__name__: part for part in (estimates, slopes, trainings, streams, collectives)}
+    known = (estimates, slopes, trainings, streams, collectives, group)
+    parts = {part.__name__: part for part in known}
     json.dump({name: parts[name](Path(folder)) for name in asked}, sys.stdout)
 
 

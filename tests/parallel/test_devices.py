@@ -34,7 +34,7 @@ def _on_devices(folder: Path, *parts: str) -> dict[str, dict[str, Any]]:
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the results of one process, shared by all tests."""
     folder = tmp_path_factory.mktemp("devices")
-    return _on_devices(folder, "estimates", "trainings", "streams", "collectives")
+    return _on_devices(folder, "estimates", "trainings", "streams", "collectives", "group")
 
 
 def test_estimates_have_the_same_bits_on_1_and_8_devices(results: dict[str, dict]) -> None:
@@ -153,12 +153,11 @@ def test_collective_sums_are_correct_on_the_devices_present() -> None:
 
 
 def test_a_process_with_several_devices_is_one_host_that_writes(results: dict[str, dict]) -> None:
-    assert results["collectives"]["group"] == [4, 1, 0, True]  # size, hosts, process, writes
+    assert results["group"] == {"size": 4, "hosts": 1, "process": 0, "writes": True}
 
 
 def test_collective_sums_are_correct_on_eight_devices(results: dict[str, dict]) -> None:
-    assert results["collectives"]["sums"] == [36.0] * 8  # 1 + 2 + ... + 8
-    assert results["collectives"]["expected"] == 36.0
+    assert results["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
 
 
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:
